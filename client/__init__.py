@@ -1,0 +1,1 @@
+"""`flower-client`: what happens on an edge machine, where the data stay."""

@@ -1,0 +1,43 @@
+"""The `ClientApp`: unpack, work, pack. The same under `flower-client`, a stock `flower-supernode` and in one process."""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, TrainOrder
+
+__all__ = ["app"]
+
+app = ClientApp()
+
+
+@app.query("greet")
+def greet(message: Message, context: Context) -> Message:
+    """Tell the server who this client is."""
+    Greeting.unpack(message.content)
+    return Message(_worker(context).introduce().pack(), reply_to=message)
+
+
+@app.query("notice")
+def notice(message: Message, context: Context) -> Message:
+    """Take note that the server refuses this client, or that the run is over; the live client acts on it."""
+    return Message(Notice.unpack(message.content).pack(), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train on this client's data."""
+    order = TrainOrder.unpack(message.content)
+    return Message(_worker(context).train(order).pack(), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate on this client's validation and test data."""
+    order = EvaluateOrder.unpack(message.content)
+    return Message(_worker(context).evaluate(order).pack(), reply_to=message)
+
+
+def _worker(context: Context) -> Worker:
+    return worker_for(ClientSettings.from_node_config(context.node_config))

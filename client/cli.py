@@ -1,0 +1,141 @@
+"""`flower-client`: join a federation with this machine's data and device."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from hyperbloom import __version__
+from hyperbloom.common.errors import ConfigError, HyperbloomError
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  join with the third sixth of the digits (what flower-server prints):
+    flower-client --server 10.0.0.5:9092 --insecure --client-id client-2 --data digits --partition 2/6
+  join with data of your own: an .npz, a folder of images by class, or a function that returns train, val, test
+    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data scans.npz
+    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data ./scans
+    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data mypackage.data:load
+
+What leaves this machine: the client's name and secret, the sizes of its data sets, the shape of its inputs, weights or
+their change, and counts of right answers. Examples, labels and a personal classifier never do. The personal
+classifier lies in the state folder and survives a restart.
+
+exit codes: 0 the run is over or Ctrl-C, 2 wrong settings or data, 3 refused by the server, 5 no connection possible
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    parser = argparse.ArgumentParser(
+        prog="flower-client",
+        description="Join a personalised federation: train on this machine's own data, on its own device.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's Fleet address")
+    parser.add_argument("--client-id", required=True, metavar="NAME", help="this client's name, the same at each start")
+    security = parser.add_mutually_exclusive_group()
+    security.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
+    security.add_argument(
+        "--root-certificates", type=Path, metavar="FILE", help="CA of the server's certificate (default: the system's)"
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", default="digits", metavar="WHAT", help="name, .npz, folder or package.module:function")
+    data.add_argument("--root", type=Path, metavar="DIR", help="folder with the files of a named data set")
+    data.add_argument("--download", action="store_true", help="fetch a named data set that is missing")
+    data.add_argument("--partition", metavar="I/N", help="this client's share of a data set that N clients split")
+    data.add_argument("--split", default="shares", help="how the N shares are made (default: %(default)s)")
+    data.add_argument("--classes-per-client", type=int, default=2, metavar="K", help="classes, or concepts (default: 2)")
+    data.add_argument("--alpha", type=float, default=0.5, help="concentration of the Dirichlet split (default: 0.5)")
+    data.add_argument("--max-train", type=int, metavar="N", help="use at most N training examples")
+    data.add_argument("--data-seed", type=int, default=0, metavar="SEED", help="seed of the split (default: 0)")
+    machine = parser.add_argument_group("this machine")
+    machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    machine.add_argument("--threads", type=int, metavar="N", help="CPU threads for training (default: all cores)")
+    machine.add_argument("--size", default="M", choices="SML", help="size of model it can run (default: M)")
+    machine.add_argument("--state-dir", type=Path, metavar="DIR", help="identity and personal classifier live here")
+    machine.add_argument("--stay", action="store_true", help="wait for the next run when one is over")
+    machine.add_argument(
+        "--disclose-class-shares",
+        action="store_true",
+        help="tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
+    )
+    machine.add_argument("-v", "--verbose", action="store_true", help="say more, Flower's own log included")
+    machine.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = build_parser().parse_args(arguments)
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "ERROR")
+    logging.basicConfig(
+        format=f"%(asctime)s {args.client_id} %(message)s", datefmt="%H:%M:%S", level=logging.WARNING, stream=sys.stderr
+    )
+    logging.getLogger("hyperbloom").setLevel(logging.DEBUG if args.verbose else logging.INFO)
+    try:
+        _run(args)
+    except HyperbloomError as error:
+        print(f"flower-client: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("flower-client: left the federation", file=sys.stderr)
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    # Late, because importing torch and Flower takes seconds that --help and a wrong flag should not cost.
+    import torch
+
+    from hyperbloom.client.app import app
+    from hyperbloom.client.runtime import Link, exit_with_parent, run_client
+    from hyperbloom.client.settings import ClientSettings
+    from hyperbloom.client.worker import worker_for
+    from hyperbloom.common.data import DataSpec
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    partition, partitions = _partition(args.partition)
+    spec = DataSpec(
+        data=args.data,
+        root=args.root,
+        download=args.download,
+        split=args.split,
+        classes_per_client=args.classes_per_client,
+        alpha=args.alpha,
+        partition=partition,
+        partitions=partitions,
+        max_train=args.max_train,
+        seed=args.data_seed,
+    )
+    settings = ClientSettings(
+        client_id=args.client_id,
+        data=spec,
+        device=args.device,
+        size=args.size,
+        state_dir=args.state_dir,
+        disclose_class_shares=args.disclose_class_shares,
+    )
+    link = Link(args.server, args.insecure, args.root_certificates)
+    config = settings.to_node_config()
+    # The same route as the app takes, so that what is loaded here, before the server hears of us, is what it uses.
+    worker = worker_for(ClientSettings.from_node_config(config))
+    with worker.state.lock():
+        if args.parent_pid:
+            exit_with_parent(args.parent_pid)
+        run_client(link, app, config, stay=args.stay)
+
+
+def _partition(text: str | None) -> tuple[int | None, int]:
+    if text is None:
+        return None, 1
+    index, slash, count = text.partition("/")
+    if not slash or not index.isdecimal() or not count.isdecimal() or not int(index) < int(count):
+        raise ConfigError(f"--partition: expected I/N with 0 <= I < N, such as 2/6; found {text!r}")
+    return int(index), int(count)

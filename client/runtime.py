@@ -1,0 +1,270 @@
+"""The live client: Flower's own gRPC connection, with the `ClientApp` called in this process.
+
+A stock SuperNode starts a process per message and sleeps seconds between polls. This client keeps its model and data
+loaded, polls fast while a run is active and backs off when it is idle. The only client module that uses Flower's
+internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat), `RetryInvoker`, and the functions
+that turn a message into objects and back.
+"""
+
+import logging
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.client.grpc_rere_client.connection import grpc_request_response
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.retry import RetryInvoker
+from flwr.supercore.retry.retry_invoker import RetryState, exponential
+
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.messages import Notice
+
+__all__ = ["Link", "Pacer", "exit_with_parent", "run_client"]
+
+log = logging.getLogger("hyperbloom.client")
+
+RECONNECT_DELAY_S = 10.0
+TRANSFER_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """How to reach the server: `HOST:PORT` of its Fleet API, and the CA that signed its certificate (or none)."""
+
+    address: str
+    insecure: bool = False
+    root_certificates: Path | None = None
+
+
+class Pacer:
+    """Decides how long to wait between two polls: short after a message, seconds when nothing happens.
+
+    Args:
+        fastest: first wait after a message, in seconds.
+        active: longest wait while the last message is younger than `active_for`.
+        idle: longest wait after that, so that thousands of idle clients do not drown a server.
+        active_for: seconds.
+    """
+
+    def __init__(self, fastest: float = 0.005, active: float = 0.05, idle: float = 3.0, active_for: float = 30.0) -> None:
+        """Start idle."""
+        self.fastest, self.active, self.idle, self.active_for = fastest, active, idle, active_for
+        self._delay = fastest
+        self._last_message = -float("inf")
+
+    def message(self, now: float) -> None:
+        """Note that a message came at time `now`."""
+        self._last_message, self._delay = now, self.fastest
+
+    def delay(self, now: float) -> float:
+        """Return the next wait in seconds, jittered so that clients do not poll in step."""
+        longest = self.active if now - self._last_message < self.active_for else self.idle
+        self._delay = min(self._delay * 1.5, longest)
+        return self._delay * random.uniform(0.75, 1.25)
+
+
+class _Finished(Exception):
+    """The server said that the run is over."""
+
+
+def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bool = False) -> None:
+    """Serve `app` until the server says that the run is over, or Ctrl-C.
+
+    Reconnects, for as long as it takes, when the network or the server fails.
+
+    Args:
+        link: the server.
+        app: the `ClientApp`; called in this process.
+        node_config: what the app reads from its context.
+        stay: wait for the next run instead of returning when one is over.
+
+    Raises:
+        RefusedError: the server does not admit this client.
+        ConnectionFailed: the connection can never work (certificates, a port that speaks something else).
+    """
+    with _terminate_as_interrupt():
+        while True:
+            try:
+                _serve(link, app, node_config)
+            except _Finished:
+                if not stay:
+                    return
+                log.info("the run is over; waiting for the next one (Ctrl-C leaves)")
+                continue
+            delay = RECONNECT_DELAY_S * random.uniform(0.5, 1.0)
+            log.warning("connection lost; connecting again in %.0f s", delay)
+            time.sleep(delay)
+
+
+def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
+    """Hold one session with the SuperLink; returns when it is lost."""
+    certificates = link.root_certificates.read_bytes() if link.root_certificates else None
+    outcome: Exception | None = None
+    try:
+        connection = grpc_request_response(link.address, link.insecure, _retries(link), root_certificates=certificates)
+        with connection as primitives:
+            session = _Session(app, node_config, *primitives)
+            log.info("connected to %s as node %d", link.address, session.node_id)
+            try:
+                session.run()
+            except (grpc.RpcError, OSError) as error:
+                log.debug("session lost: %s", error)
+            except (_Finished, HyperbloomError) as error:
+                outcome = error  # Flower's context manager would log and swallow it
+    except SystemExit:
+        # Flower ends the process when a session cannot be opened for a reason that waiting does not mend.
+        raise ConnectionFailed(
+            f"cannot open a session with {link.address}: is it the server's Fleet port, and do TLS and certificates "
+            "match on both sides (--insecure or --root-certificates)?"
+        ) from None
+    except RuntimeError as error:
+        log.debug("session closed uncleanly: %s", error)
+    if outcome is not None:
+        raise outcome
+
+
+class _Session:
+    """One node's session: pull a message, let the app answer it, push the answer."""
+
+    def __init__(self, app: ClientApp, node_config: dict[str, Any], node_id: int, *primitives: Any) -> None:
+        self.app = app
+        self.node_config = node_config
+        self.node_id = node_id
+        self._receive, self._send, _, _, self._pull_object, self._push_object, self._confirm = primitives
+        self._contexts: dict[int, Context] = {}
+
+    def run(self) -> None:
+        pacer = Pacer()
+        while True:
+            received = self._receive()
+            if received is None:
+                time.sleep(pacer.delay(time.monotonic()))
+                continue
+            message = self._pull(*received)
+            self._answer(message)
+            pacer.message(time.monotonic())
+            if message.metadata.message_type == Notice.type:
+                self._act_on(Notice.unpack(message.content))
+
+    def _pull(self, announced: Message, tree: ObjectTree) -> Message:
+        metadata = announced.metadata
+        contents = pull_objects(
+            [node.object_id for node in iterate_object_tree(tree)],
+            lambda object_id: self._pull_object(metadata.run_id, object_id),
+            initial_backoff=0.004,
+            backoff_cap=0.25,
+            max_time=TRANSFER_DEADLINE_S,
+            max_tries_per_object=None,
+        )
+        self._confirm(metadata.run_id, metadata.message_id)
+        message = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
+        message.metadata.__dict__["_message_id"] = metadata.message_id
+        return message
+
+    def _answer(self, message: Message) -> None:
+        start = time.perf_counter()
+        try:
+            reply = self.app(message, self._context(message.metadata.run_id))
+        except KeyboardInterrupt:
+            self._push(Message(_failure("the client is leaving"), reply_to=message), 0.0)
+            raise
+        except Exception as error:
+            log.exception("%s failed", message.metadata.message_type)
+            reply = Message(_failure(f"{type(error).__name__}: {error}"), reply_to=message)
+        self._push(reply, time.perf_counter() - start)
+
+    def _push(self, reply: Message, seconds: float) -> None:
+        run_id = reply.metadata.run_id
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            wanted, session_id = self._send(reply, get_object_tree(reply), seconds)
+            push_objects(
+                get_all_nested_objects(reply),
+                lambda object_id, content: self._push_object(run_id, session_id, object_id, content),
+                object_ids_to_push=wanted,
+            )
+
+    def _context(self, run_id: int) -> Context:
+        if run_id not in self._contexts:
+            self._contexts = {run_id: Context(run_id, self.node_id, self.node_config, RecordDict(), {}, 0)}
+        return self._contexts[run_id]
+
+    def _act_on(self, notice: Notice) -> None:
+        if notice.kind == "refused":
+            raise RefusedError(f"the server refused this client: {notice.reason}")
+        log.info("the server says: %s", notice.reason)
+        raise _Finished
+
+
+def _failure(reason: str) -> Error:
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+
+
+def _retries(link: Link) -> RetryInvoker:
+    """Retry while the server is away, for ever; give up at once on everything that waiting does not mend."""
+
+    def hopeless(error: Exception) -> bool:
+        code = cast(grpc.RpcError, error).code()
+        return code != grpc.StatusCode.UNAVAILABLE or "handshake" in str(error).lower()
+
+    def away(state: RetryState) -> None:
+        if state.tries == 1:
+            log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", link.address)
+
+    def back(state: RetryState) -> None:
+        if state.tries > 1:
+            log.info("%s answers again after %.0f s", link.address, state.elapsed_time)
+
+    return RetryInvoker(
+        lambda: exponential(base_delay=0.2, max_delay=RECONNECT_DELAY_S),
+        grpc.RpcError,
+        max_tries=None,
+        max_time=None,
+        on_backoff=away,
+        on_success=back,
+        should_giveup=hopeless,
+    )
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: deregister, then go."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def exit_with_parent(parent_pid: int) -> None:
+    """Leave as on Ctrl-C when the process `parent_pid` ends, for clients that a server started beside itself."""
+    start_parent_process_monitor(parent_pid)

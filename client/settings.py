@@ -1,0 +1,89 @@
+"""What a client knows of itself: its name, its data, its device. Decided on the client, never by the server."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from hyperbloom.client.state import default_state_dir
+from hyperbloom.common.data import DataSpec
+from hyperbloom.common.errors import ConfigError
+
+__all__ = ["ClientSettings", "pick_device"]
+
+Scalar = str | int | float | bool
+_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """One client's settings; hashable, so that a process can keep what it loaded for them."""
+
+    client_id: str
+    data: DataSpec = field(default_factory=DataSpec)
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    size: str = "M"  # of the target network this machine can run
+    state_dir: Path | None = None
+    disclose_class_shares: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the name, which becomes a folder's."""
+        if not _CLIENT_ID.fullmatch(self.client_id):
+            raise ConfigError(
+                "--client-id: expected 1 to 64 letters, digits, dots, hyphens and underscores, starting with a letter "
+                f"or digit; found {self.client_id!r}"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where this client keeps its state."""
+        return self.state_dir or default_state_dir(self.client_id)
+
+    def to_node_config(self) -> dict[str, Scalar]:
+        """Return the settings as Flower's flat node config, to give to a stock `flower-supernode`."""
+        flat = {**asdict(self), **asdict(self.data)} | {"data": self.data.data}
+        return {
+            key.replace("_", "-"): str(value) if isinstance(value, Path) else value
+            for key, value in flat.items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_node_config(cls, config: Mapping[str, Scalar]) -> "ClientSettings":
+        """Read a node config with the keys of `to_node_config`.
+
+        Raises:
+            ConfigError: the client's name is missing, or a key is unknown.
+        """
+        values = {key.replace("-", "_"): value for key, value in config.items()}
+        for key in ("state_dir", "root"):
+            if key in values:
+                values[key] = Path(str(values[key]))  # type: ignore[assignment]
+        own = {name: values.pop(name) for name in cls.__dataclass_fields__ if name != "data" and name in values}
+        if "client_id" not in own:
+            raise ConfigError('node config: expected client-id="NAME" among the keys')
+        unknown = set(values) - set(DataSpec.__dataclass_fields__)
+        if unknown:
+            raise ConfigError(f"node config: unknown key {sorted(unknown)[0].replace('_', '-')!r}")
+        return cls(data=DataSpec(**values), **own)  # type: ignore[arg-type]
+
+
+def pick_device(name: str) -> torch.device:
+    """Resolve 'auto' to CUDA, else MPS, else the CPU.
+
+    Raises:
+        ConfigError: the device does not exist on this machine.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device: expected auto or a device of this machine, found {name!r} ({reason})") from None
+    return device

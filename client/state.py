@@ -1,0 +1,114 @@
+"""What a client keeps on its own disk: its identity and the personal part of its models.
+
+    STATE/identity.json                  the secret by which the server knows this client again (mode 0600)
+    STATE/lock                           held while a process runs as this client
+    STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
+
+None of it is ever sent, but the secret, which goes to the server and nowhere else.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors import SafetensorError
+
+from hyperbloom.client.training import FlatPart
+from hyperbloom.common.errors import HyperbloomError, RefusedError
+from hyperbloom.common.storage import write_json, write_tensors
+
+__all__ = ["ClientState", "default_state_dir"]
+
+
+def default_state_dir(client_id: str) -> Path:
+    """Return where a client of this name keeps its state unless told otherwise (XDG's state folder)."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "hyperbloom" / client_id
+
+
+class ClientState:
+    """The folder in which one client's identity and personal parameters survive restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, which is made when something is first written."""
+        self.folder = folder
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for this process.
+
+        Raises:
+            RefusedError: another process on this machine runs as this client.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise RefusedError(
+                    f"process {file.read().strip() or '?'} already runs as this client (state in {self.folder}); "
+                    "stop it, or choose another --client-id or --state-dir"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def token(self) -> str:
+        """Return this client's secret, made on first use.
+
+        Raises:
+            HyperbloomError: the file that holds it is damaged.
+        """
+        path = self.folder / "identity.json"
+        if not path.exists():
+            write_json(path, {"token": secrets.token_hex(32)}, mode=0o600)
+        try:
+            return str(json.loads(path.read_text())["token"])
+        except (ValueError, KeyError, TypeError):
+            raise HyperbloomError(
+                f"{path} is damaged: expected JSON with a token. Restore it from a backup, or move it away and ask "
+                "the server's operator to admit this client anew"
+            ) from None
+
+    def load_personal(self, run_id: str, part: FlatPart, optimizer: torch.optim.SGD) -> bool:
+        """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
+
+        Raises:
+            HyperbloomError: the file is damaged or belongs to another architecture.
+        """
+        path = self._personal_path(run_id)
+        if not path.exists():
+            return False
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+                layout = (file.metadata() or {}).get("layout")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except (SafetensorError, OSError) as error:
+            raise HyperbloomError(f"{path} cannot be read ({error}); move it away to start from fresh weights") from None
+        if layout != part.layout.digest:
+            raise HyperbloomError(f"{path} belongs to another architecture; move it away to start from fresh weights")
+        with torch.no_grad():
+            part.values.copy_(tensors["values"])
+        if "momentum" in tensors:
+            momentum = tensors["momentum"].to(part.values.device)
+            optimizer.state[part.values] = {"momentum_buffer": momentum}
+        return True
+
+    def save_personal(self, run_id: str, part: FlatPart, optimizer: torch.optim.SGD) -> None:
+        """Write the personal part and its momentum."""
+        tensors = {"values": part.values}
+        momentum = optimizer.state.get(part.values, {}).get("momentum_buffer")
+        if momentum is not None:
+            tensors["momentum"] = momentum
+        write_tensors(self._personal_path(run_id), tensors, {"layout": part.layout.digest})
+
+    def _personal_path(self, run_id: str) -> Path:
+        return self.folder / "personal" / f"{run_id}.safetensors"

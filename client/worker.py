@@ -1,0 +1,160 @@
+"""One client's work: its data, its networks, its personal part. No Flower in here."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from hyperbloom import __version__
+from hyperbloom.client.settings import ClientSettings, pick_device
+from hyperbloom.client.state import ClientState
+from hyperbloom.client.training import FlatPart, evaluate, train
+from hyperbloom.common.data import load_client_data
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import (
+    PRIVATE,
+    REPLIES,
+    EvaluateOrder,
+    EvaluateResult,
+    Introduction,
+    TrainOrder,
+    TrainResult,
+    Weights,
+)
+from hyperbloom.common.models import HEAD, ModelSpec, body_layout, build, full_layout
+from hyperbloom.common.seeds import derive
+
+__all__ = ["Worker", "worker_for"]
+
+Order = TrainOrder | EvaluateOrder
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A target network whose parameters live in a shared and a personal vector."""
+
+    module: nn.Module
+    shared: FlatPart
+    personal: FlatPart
+
+
+class Worker:
+    """Holds what a client loads once, and answers the server's orders."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Load the data onto the device; DataError or ConfigError if that cannot be done."""
+        self.settings = settings
+        self.state = ClientState(settings.folder)
+        self.device = pick_device(settings.device)
+        data = load_client_data(settings.data)
+        self.num_classes, self.input_shape = data.num_classes, data.input_shape
+        self.class_shares = data.class_shares
+        self.train_data, self.val_data, self.test_data = (
+            part.to(self.device) for part in (data.train, data.val, data.test)
+        )
+        self._networks: dict[tuple[ModelSpec, str], _Network] = {}
+        self._personal: tuple[str, _Network, torch.optim.SGD] | None = None
+
+    def introduce(self) -> Introduction:
+        """Say who this client is and what it can do."""
+        disclosed = self.settings.disclose_class_shares
+        return Introduction(
+            client_id=self.settings.client_id,
+            token=self.state.token(),
+            version=__version__,
+            size=self.settings.size,
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            train_examples=len(self.train_data),
+            val_examples=len(self.val_data),
+            test_examples=len(self.test_data),
+            class_shares=tuple(self.class_shares.double().tolist()) if disclosed else (),
+        )
+
+    def train(self, order: TrainOrder) -> TrainResult:
+        """Train as ordered; what is private is on the disk before the result leaves.
+
+        Raises:
+            WireError: the order does not fit this client.
+        """
+        if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
+            raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
+        start = time.perf_counter()
+        network, optimizer = self._load(order)
+        # Client and round are mixed in here: equal seeds on all clients would couple their batches.
+        own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
+        personal = (network.personal, optimizer) if optimizer else None
+        loss = train(network.module, network.shared, self.train_data, own, personal)
+        if optimizer:
+            self.state.save_personal(order.run_id, network.personal, optimizer)
+        trained = network.shared.values.detach().cpu()
+        reply = None
+        if order.reply != "nothing" and order.weights is not None:
+            values = trained - order.weights.values if order.reply == "delta" else trained.clone()
+            reply = Weights(network.shared.layout, values)
+        return TrainResult(loss, time.perf_counter() - start, reply)
+
+    def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
+        """Score the ordered weights, with the private part, on validation and test examples."""
+        network, _ = self._load(order)
+        val, test = evaluate(network.module, self.val_data), evaluate(network.module, self.test_data)
+        return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def _load(self, order: Order) -> tuple[_Network, torch.optim.SGD | None]:
+        """Put the order's weights and this run's personal part into the network."""
+        if order.num_classes != self.num_classes:
+            raise WireError(f"order: {order.num_classes} classes, but this client's data have {self.num_classes}")
+        network = self._network(order)
+        if network.shared.layout.numel:
+            if order.weights is None:
+                raise WireError("order: expected weights, found none")
+            order.weights.check(network.shared.layout, torch.float32)
+            with torch.no_grad():
+                network.shared.values.copy_(order.weights.values)
+        return network, self._personal_optimizer(order, network)
+
+    def _network(self, order: Order) -> _Network:
+        if order.private not in PRIVATE:
+            raise WireError(f"order: expected private to be one of {PRIVATE}, found {order.private!r}")
+        spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
+        key = (spec, order.private)
+        if key not in self._networks:
+            module = build(spec).to(self.device)
+            full = full_layout(spec)
+            shared = {"none": full, "head": body_layout(spec), "all": Layout(())}[order.private]
+            personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
+            self._networks[key] = _Network(module, FlatPart(module, shared), FlatPart(module, personal))
+        return self._networks[key]
+
+    def _personal_optimizer(self, order: Order, network: _Network) -> torch.optim.SGD | None:
+        """Return the optimiser of the personal part, restored or begun; None if nothing is private."""
+        if not network.personal.layout.numel:
+            return None
+        if self._personal is None or self._personal[:2] != (order.run_id, network):
+            optimizer = torch.optim.SGD([network.personal.values], lr=0.0)
+            if not self.state.load_personal(order.run_id, network.personal, optimizer):
+                self._initialise(order, network)
+            self._personal = (order.run_id, network, optimizer)
+        optimizer = self._personal[2]
+        if isinstance(order, TrainOrder):
+            group = optimizer.param_groups[0]
+            group |= {"lr": order.learning_rate, "momentum": order.momentum, "weight_decay": order.weight_decay}
+        return optimizer
+
+    def _initialise(self, order: Order, network: _Network) -> None:
+        """Give the personal part the architecture's own initial values, from a seed of this client's."""
+        spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
+            fresh = dict(build(spec).named_parameters())
+        with torch.no_grad():
+            network.personal.values.copy_(network.personal.layout.flatten(fresh))
+
+
+@lru_cache(maxsize=None)
+def worker_for(settings: ClientSettings) -> Worker:
+    """Return this process's worker for these settings, loading the data on first use."""
+    return Worker(settings)

@@ -1,0 +1,1 @@
+"""What server and client share: configuration, the wire, errors, models and data. Imports nothing above it."""

@@ -1,0 +1,197 @@
+"""The description of a run: one frozen, typed object, made from a YAML file and flags and checked before anything starts.
+
+Unknown keys, wrong types and impossible combinations raise `ConfigError` with one line that names the key, what was
+expected and what was found.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hyperbloom.common.errors import ConfigError
+
+__all__ = ["DataConfig", "LocalConfig", "RunConfig", "Section", "check", "load_run_config", "parse_assignment"]
+
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+SectionT = TypeVar("SectionT", bound="Section")
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration: immutable, strictly typed, closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class LocalConfig(Section):
+    """Local training on a client: SGD as in pFedHN's public code (its values are the defaults)."""
+
+    steps: Positive = Field(50, description="local SGD steps K a client takes in a round")
+    batch_size: Positive = Field(64, description="examples in a local batch, drawn anew at each step")
+    learning_rate: Rate = Field(5e-3, description="learning rate of local SGD")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of local SGD")
+    weight_decay: Share = Field(5e-5, description="weight decay of local SGD")
+    clip: Rate = Field(50.0, description="total norm to which a local gradient is clipped")
+
+
+class DataConfig(Section):
+    """The benchmark data set that the printed `flower-client` lines and `--local-clients` name.
+
+    The server itself never reads data. Clients with data of their own ignore this section.
+    """
+
+    name: str = Field("digits", description="data set that the clients split among themselves")
+    root: str | None = Field(None, description="folder with the data set's files")
+    split: str = Field("shares", description="how the data set is split over the clients")
+    classes_per_client: Positive = Field(2, description="classes (or concepts) of each client, for splits that use it")
+    alpha: Rate = Field(0.5, description="concentration of the Dirichlet split")
+    max_train: Positive | None = Field(None, description="keep at most this many training examples per client")
+
+
+class RunConfig(Section):
+    """Everything that decides the result of a run."""
+
+    strategy: str = Field("pfedhn", description="how the federation learns; see --list")
+    rounds: Positive = Field(100, description="number of rounds")
+    clients: Positive = Field(6, description="clients that must have joined before the first round")
+    cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of all that is random on server and clients")
+    eval_every: Positive = Field(10, description="rounds between evaluations on every client")
+    model: str = Field("auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp")
+    sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
+    input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
+    num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
+    local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
+    data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
+    options: dict[str, Any] = Field({}, description="options of the strategy itself; see --help-strategy NAME")
+    baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
+    init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
+    join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
+    round_timeout_s: Rate = Field(300.0, description="seconds after which a round goes on without the missing replies")
+
+
+def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
+    """Read a run's description.
+
+    Args:
+        path: YAML file, or None for the defaults.
+        overrides: values that win over the file, by dotted key (`local.steps`); a bare key that is no key of the
+            run is taken for an option of the strategy.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key is unknown, of the wrong type, out of range or impossible.
+    """
+    values = _read_yaml(path) if path else {}
+    for key, value in overrides.items():
+        *parents, name = _full_key(key).split(".")
+        target = values
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"{parent}: expected a section with keys of its own, found {target!r}")
+        target[name] = value
+    config = check(RunConfig, values, str(path) if path else "the command line")
+    _check_combinations(config)
+    return config
+
+
+def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> SectionT:
+    """Return `values` as a `section`, or say in one line what is wrong with the first wrong key.
+
+    Raises:
+        ConfigError: names the key, what was expected and what was found.
+    """
+    try:
+        return section.model_validate(_tuples(values))
+    except ValidationError as error:
+        details = error.errors()[0]
+        key = ".".join(str(part) for part in details["loc"])
+        if details["type"] == "extra_forbidden":
+            raise ConfigError(f"{key}: unknown key in {where}.{_suggest(section, details['loc'])}") from None
+        expected = re.sub(r"^Input should be ", "", details["msg"])
+        raise ConfigError(f"{key}: expected {expected}, found {details['input']!r} in {where}") from None
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Split `key=value`, reading the value as YAML.
+
+    Raises:
+        ConfigError: there is no `=`, or the value is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set: expected KEY=VALUE such as local.steps=20, found {text!r}")
+    try:
+        return key.strip(), yaml.load(value, _Loader)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {key}: expected a value in YAML, found {value!r}") from None
+
+
+def _full_key(key: str) -> str:
+    return key if key.split(".")[0] in RunConfig.model_fields else f"options.{key}"
+
+
+def _tuples(value: Any) -> Any:
+    """Turn lists into tuples: strict validation takes only the type it names."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _suggest(section: type[Section], loc: Iterable[int | str]) -> str:
+    *parents, name = [str(part) for part in loc]
+    for parent in parents:
+        section = section.model_fields[parent].annotation  # type: ignore[assignment]
+    known = sorted(section.model_fields)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]}?" if close else f" Known keys: {', '.join(known)}."
+
+
+def _check_combinations(config: RunConfig) -> None:
+    if config.cohort > config.clients:
+        raise ConfigError(f"cohort: expected at most clients = {config.clients}, found {config.cohort}")
+    if config.eval_every > config.rounds:
+        raise ConfigError(f"eval_every: expected at most rounds = {config.rounds}, found {config.eval_every}")
+    if len(set(config.sizes)) != len(config.sizes) or not config.sizes:
+        raise ConfigError(f"sizes: expected one or more of S, M, L without repetition, found {list(config.sizes)}")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError(f"--config: expected keys and values in {path}, found {type(values).__name__}")
+    return values or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers (1e-3 is a number) and no silent loss of a repeated key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands twice in one mapping."""
+        names = [key.value for key, _ in node.value]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise yaml.constructor.ConstructorError(None, None, f"key {sorted(repeated)[0]!r} stands twice")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+# The resolver above would also take whole numbers; those must stay integers and are tried first.
+for _start in "-+0123456789":
+    _resolvers = _Loader.yaml_implicit_resolvers[_start]
+    _resolvers.sort(key=lambda item: item[0] != "tag:yaml.org,2002:int")

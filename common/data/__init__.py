@@ -1,0 +1,22 @@
+"""Data sets, registered and users' own, and the ways in which they are dealt to clients.
+
+Read in this order: `examples` (what comes out), `spec` (what goes in), `load` (how one becomes the other), `registry`
+(what can be read), `partition` (how it is dealt), `pool` (why a small client needs little memory).
+"""
+
+from hyperbloom.common.data.examples import ClientData, Examples
+from hyperbloom.common.data.load import load_client_data
+from hyperbloom.common.data.partition import PARTITIONERS, Partitioner
+from hyperbloom.common.data.registry import DATASETS, DatasetInfo
+from hyperbloom.common.data.spec import DataSpec
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "ClientData",
+    "DataSpec",
+    "DatasetInfo",
+    "Examples",
+    "Partitioner",
+    "load_client_data",
+]

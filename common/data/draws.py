@@ -1,0 +1,61 @@
+"""Random draws that every client repeats exactly, whatever its process, platform or hash seed."""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FIXED_SEED", "IntArray", "generator", "hold_out", "three_parts"]
+
+IntArray = NDArray[np.int64]
+
+# Registered data sets are split by this and not by the run's seed: results of two runs are then on the same test set.
+FIXED_SEED = 0
+
+
+def generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    """Return the generator for one purpose; two purposes never share a stream.
+
+    Args:
+        seed: Seed of the run.
+        purpose: What is drawn, such as `"dirichlet", 3`.
+    """
+    words = "/".join(str(word) for word in (seed, *purpose))
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(words.encode()).digest(), "big"))
+
+
+def hold_out(strata: IntArray, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Choose `count` examples so that each stratum loses its proportion, give or take one example.
+
+    Every `n / count`-th example is picked from a list ordered by stratum and shuffled within it.
+
+    Args:
+        strata: `(n,)`, usually the labels.
+        count: How many to hold out, 0 to n.
+        rng: Source of the shuffle.
+
+    Returns:
+        Ascending indices of the examples kept, `(n - count,)`, and held out, `(count,)`.
+    """
+    size = len(strata)
+    order = np.lexsort((rng.random(size), strata))
+    position = np.arange(size, dtype=np.int64)
+    picked = (position + 1) * count // max(size, 1) > position * count // max(size, 1)
+    return np.sort(order[~picked]), np.sort(order[picked])
+
+
+def three_parts(strata: IntArray, share: float, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
+    """Split into train, validation and test, the latter two with `share` of the examples each.
+
+    Args:
+        strata: `(n,)`, usually the labels.
+        share: Between 0 and 0.5.
+        rng: Source of the shuffles.
+
+    Returns:
+        Three disjoint arrays of ascending indices that together hold all of `0 .. n - 1`.
+    """
+    count = max(1, round(share * len(strata))) if len(strata) >= 3 else 0
+    rest, test = hold_out(strata, count, rng)
+    kept, val = hold_out(strata[rest], count, rng)
+    return rest[kept], rest[val], test

@@ -1,0 +1,96 @@
+"""Labelled examples as two tensors, and the three sets of them that one client owns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyperbloom.common.errors import DataError
+
+__all__ = ["ClientData", "Examples"]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples held as two tensors.
+
+    Args:
+        inputs: float32 `(N, C, H, W)` images or `(N, F)` features.
+        labels: int64 `(N,)`, classes counted from 0.
+
+    Raises:
+        DataError: A tensor has another type or number of axes, or the two differ in length.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse tensors that no model here could be trained on."""
+        if self.inputs.dtype != torch.float32 or self.inputs.ndim not in (2, 4):
+            found = f"{self.inputs.dtype} {tuple(self.inputs.shape)}"
+            raise DataError(f"inputs: expected float32 (N, C, H, W) or (N, F), found {found}")
+        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
+            raise DataError(f"labels: expected int64 (N,), found {self.labels.dtype} {tuple(self.labels.shape)}")
+        if len(self.inputs) != len(self.labels):
+            raise DataError(f"expected one label for each of {len(self.inputs)} inputs, found {len(self.labels)}")
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.labels)
+
+    def subset(self, indices: torch.Tensor | NDArray[np.int64] | Sequence[int]) -> "Examples":
+        """Return the examples at `indices`, in that order."""
+        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
+        return Examples(self.inputs[rows], self.labels[rows])
+
+    def to(self, device: torch.device | str) -> "Examples":
+        """Return the same examples on `device`."""
+        return Examples(self.inputs.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client owns.
+
+    Args:
+        train: Examples to train on.
+        val: Examples to choose a model by.
+        test: Examples to report on.
+        num_classes: How many classes the task has; a client need not own examples of each.
+        class_names: One name for each class, in the order of the labels.
+
+    Raises:
+        DataError: The parts disagree in shape, a label is out of range, or the names are not `num_classes` many.
+    """
+
+    train: Examples
+    val: Examples
+    test: Examples
+    num_classes: int
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not belong together."""
+        if len(self.class_names) != self.num_classes:
+            raise DataError(f"expected {self.num_classes} class names, found {len(self.class_names)}")
+        for name, part in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if tuple(part.inputs.shape[1:]) != self.input_shape:
+                found = tuple(part.inputs.shape[1:])
+                raise DataError(f"{name}: expected inputs of shape {self.input_shape} as in train, found {found}")
+            if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < self.num_classes:
+                found_range = f"{int(part.labels.min())} to {int(part.labels.max())}"
+                raise DataError(f"{name}: expected labels from 0 to {self.num_classes - 1}, found {found_range}")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, `(C, H, W)` or `(F,)`."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def class_shares(self) -> torch.Tensor:
+        """Proportion of each class in the training set, float32 `(num_classes,)`; sums to 1."""
+        counts = torch.bincount(self.train.labels, minlength=self.num_classes).to(torch.float32)
+        return counts / counts.sum()

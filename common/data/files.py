@@ -1,0 +1,120 @@
+"""Finding, fetching and distrusting the published files of the registered data sets."""
+
+import importlib
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
+from hyperbloom.common.data.pool import AnyArray, Portion
+from hyperbloom.common.errors import DataError
+
+__all__ = ["check_labels", "download", "first_existing", "missing", "need", "read_arrays", "with_validation"]
+
+HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN paper's code does
+
+
+def need(module: str, package: str) -> Any:
+    """Import a module that only some data sets need.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(f"this data needs {package}, which is not here ({error}): pip install {package}") from error
+
+
+def first_existing(places: Sequence[Path]) -> Path | None:
+    """Return the first of `places` that exists."""
+    return next((place for place in places if place.exists()), None)
+
+
+def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataError:
+    """Describe a file that is nowhere.
+
+    Args:
+        name: The file or folder.
+        places: Every path that was tried.
+        root: The folder in which the data set should lie.
+        how: How to get it, with `{root}` where the folder's name belongs.
+    """
+    looked = ", ".join(str(place) for place in places)
+    return DataError(f"{name} not found; looked at {looked}. {how.format(root=root)}")
+
+
+def read_arrays(path: Path) -> dict[str, AnyArray]:
+    """Read all arrays of an `.npz` file.
+
+    Raises:
+        DataError: The file is corrupt, or holds pickled objects: those could run code and are never read.
+    """
+    try:
+        # numpy leaves a file that it opened itself open when the content is no archive
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        size = path.stat().st_size
+        raise DataError(f"{path}: expected a whole .npz of plain arrays, found {size} bytes: {error}") from error
+
+
+def download(dataset: str, root: Path) -> None:
+    """Fetch a data set with torchvision's downloader, into `root` in torchvision's layout.
+
+    Raises:
+        DataError: The publisher cannot be reached, sent something else, or `root` cannot be written.
+    """
+    datasets = need("torchvision.datasets", "torchvision")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as fresh:
+            getattr(datasets, dataset)(fresh, train=True, download=True)
+            for folder in Path(fresh).iterdir():
+                if folder.is_dir():
+                    _adopt(folder, root / folder.name)
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{dataset} could not be downloaded into {root}: {error}") from error
+
+
+def _adopt(fresh: Path, target: Path) -> None:
+    # Clients on one machine may all download at once: whoever is last must not disturb files that others read.
+    if not target.exists():
+        try:
+            fresh.rename(target)
+            return
+        except OSError:
+            if not target.exists():
+                raise
+    shutil.copytree(fresh, target, dirs_exist_ok=True, copy_function=_replace)
+
+
+def _replace(source: str, target: str) -> str:
+    os.replace(source, target)
+    return target
+
+
+def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:
+    """Refuse labels that the data set cannot have.
+
+    Raises:
+        DataError: A label is `num_classes` or more, so the file is not what its name says.
+    """
+    wrong = np.flatnonzero(labels >= num_classes)
+    if len(wrong):
+        found = f"label {labels[wrong[0]]} at record {wrong[0]}"
+        raise DataError(f"{path}: expected labels from 0 to {num_classes - 1}, found {found}; the file is corrupt")
+
+
+def with_validation(train: Portion, name: str) -> tuple[Portion, Portion]:
+    """Hold out 10,000 training examples for validation, a fifth where there are fewer than 50,000."""
+    count = min(HELD_OUT, len(train) // 5)
+    kept, held = hold_out(train.labels, count, generator(FIXED_SEED, name, "validation"))
+    return train.choose(kept), train.choose(held)

@@ -1,0 +1,64 @@
+"""From the description of a client's data to its tensors."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hyperbloom.common.data.draws import IntArray, generator
+from hyperbloom.common.data.examples import ClientData
+from hyperbloom.common.data.partition import find_partitioner
+from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.registry import read_pool
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+
+__all__ = ["load_client_data"]
+
+
+def load_client_data(spec: DataSpec) -> ClientData:
+    """Read the examples that one client owns.
+
+    Args:
+        spec: Which data set, how it is cut, and which piece is the client's.
+
+    Returns:
+        Train, validation and test sets on the CPU, in the same order in every call.
+
+    Raises:
+        DataError: The data cannot be found or read, cannot be cut as asked, or leave the client without examples.
+    """
+    partitioner = find_partitioner(spec.split)
+    pool = read_pool(spec)
+    portions, names = pool.portions, pool.class_names
+    _refuse_empty(portions, pool, spec)
+    if spec.partition is not None:
+        deal = partitioner.deal(pool, spec)
+        portions = {part: portions[part].choose(rows) for part, rows in deal.indices(spec.partition).items()}
+        if deal.relabel is not None:
+            relabel = deal.relabel[spec.partition]
+            portions = {part: replace(portion, labels=relabel[portion.labels]) for part, portion in portions.items()}
+            names = tuple(names[label] for label in np.argsort(relabel))
+        _refuse_empty(portions, pool, spec)
+    portions["train"] = _limited(portions["train"], spec)
+    train, val, test = (portions[part].examples(pool.scaling) for part in ("train", "val", "test"))
+    return ClientData(train, val, test, len(names), names)
+
+
+def _refuse_empty(portions: Mapping[str, Portion], pool: Pool, spec: DataSpec) -> None:
+    for part in (part for part, portion in portions.items() if len(portion) == 0):
+        total = len(pool.portions[part])
+        if total == 0:
+            raise DataError(f"{pool.name}: expected examples in {part}, found none; add some")
+        raise DataError(
+            f"client {spec.partition} of {spec.partitions}: expected examples in {part}, found none of the {total} "
+            f"that split {spec.split!r} deals; lower partitions, raise classes_per_client or alpha, or change the seed"
+        )
+
+
+def _limited(train: Portion, spec: DataSpec) -> Portion:
+    if spec.max_train is None or spec.max_train >= len(train):
+        return train
+    # A permutation's beginning, so that studies of few samples compare nested sets.
+    order: IntArray = generator(spec.seed, "max_train", spec.partition or 0).permutation(len(train))
+    return train.choose(np.sort(order[: spec.max_train]))

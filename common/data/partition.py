@@ -1,0 +1,226 @@
+"""How the examples of a data set are dealt to clients.
+
+Every client computes the whole deal from the labels and the seed, and takes its own part: nobody has to be told
+which examples are whose, and no example is dealt twice. Where a partitioner deals classes, the shares of each class
+that a client gets are the same in the training, validation and test sets.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperbloom.common.data.draws import IntArray, generator
+from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.registry import DATASETS
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+
+__all__ = ["PARTITIONERS", "Deal", "Partitioner", "find_partitioner"]
+
+Shares = NDArray[np.float64]
+NOBODY = -1
+REDRAWS = 100
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Who gets what.
+
+    Args:
+        owners: For `train`, `val` and `test`, `(N,)`: the client of each example, -1 where nobody gets it.
+        relabel: `(clients, num_classes)`, the label by which a client calls each class, or None for the usual one.
+    """
+
+    owners: Mapping[str, IntArray]
+    relabel: IntArray | None = None
+
+    def indices(self, client: int) -> dict[str, IntArray]:
+        """Return the ascending indices of one client's examples in `train`, `val` and `test`."""
+        return {name: np.flatnonzero(owners == client) for name, owners in self.owners.items()}
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """A way to deal.
+
+    Args:
+        name: What to write for `DataSpec.split`.
+        description: One line for a list.
+        deal: The function that deals; it raises DataError where the data set does not allow it.
+    """
+
+    name: str
+    description: str
+    deal: Callable[[Pool, DataSpec], Deal]
+
+
+def find_partitioner(name: str) -> Partitioner:
+    """Return the partitioner of that name.
+
+    Raises:
+        DataError: There is none.
+    """
+    if name not in PARTITIONERS:
+        raise DataError(f"split: expected one of {', '.join(PARTITIONERS)}, found {name!r}")
+    return PARTITIONERS[name]
+
+
+def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal `classes_per_client` classes to each client, unequally.
+
+    For client `i` and each of its classes `c`, `a_ic ~ U(0.4, 0.6)`; the client gets `a_ic / sum_j a_jc` of the
+    examples of `c`. Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, section 5.1,
+    https://arxiv.org/abs/2103.04628
+
+    Raises:
+        DataError: The data set has fewer classes than a client is to have.
+    """
+    present = np.unique(pool.train.labels)
+    if spec.classes_per_client > len(present):
+        found = f"{spec.classes_per_client} asked for"
+        raise DataError(
+            f"classes_per_client: expected at most the {len(present)} classes of {pool.name}, found {found}"
+        )
+    owned = _assign(spec.partitions, len(present), spec.classes_per_client, generator(spec.seed, "shares", "classes"))
+    weights = np.zeros((spec.partitions, len(pool.class_names)))
+    weights[:, present] = owned * generator(spec.seed, "shares", "weights").uniform(0.4, 0.6, owned.shape)
+    totals = weights.sum(axis=0)
+    return _by_shares(pool, weights / np.where(totals > 0, totals, 1.0), spec.seed, "shares")
+
+
+def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Give every client `each` distinct classes so that the uses of any two classes differ by one at most."""
+    owned = np.zeros((clients, classes), dtype=np.bool_)
+    for client in range(clients):
+        uses = owned.sum(axis=0)
+        least_used = np.lexsort((rng.random(classes), uses))[:each]
+        owned[client, least_used] = True
+    return owned
+
+
+def deal_shards(pool: Pool, spec: DataSpec) -> Deal:
+    """Sort the training examples by label, cut them into shards, and deal each client `classes_per_client` of them.
+
+    Validation and test examples follow the shares of each class that a client's shards hold. McMahan et al.,
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+    https://arxiv.org/abs/1602.05629
+    """
+    rng, size = generator(spec.seed, "shards"), len(pool.train)
+    shards = spec.partitions * spec.classes_per_client
+    dealt = rng.permutation(np.repeat(np.arange(spec.partitions), spec.classes_per_client))
+    order = np.lexsort((rng.random(size), pool.train.labels))
+    train = np.empty(size, dtype=np.int64)
+    train[order] = dealt[np.arange(size) * shards // size]
+    counts = np.zeros((spec.partitions, len(pool.class_names)))
+    np.add.at(counts, (train, pool.train.labels), 1.0)
+    totals = counts.sum(axis=0)
+    followed = _by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, "shards")
+    return Deal({**followed.owners, "train": train})
+
+
+def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
+    """Draw for each class how the clients share it, from a Dirichlet distribution with concentration `alpha`.
+
+    Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+    2019, https://arxiv.org/abs/1909.06335
+
+    Raises:
+        DataError: In a hundred draws there was always a client without examples.
+    """
+    for attempt in range(REDRAWS):
+        rng = generator(spec.seed, "dirichlet", attempt)
+        shares = rng.dirichlet(np.full(spec.partitions, spec.alpha), size=len(pool.class_names)).T
+        deal = _by_shares(pool, shares, spec.seed, "dirichlet")
+        if all(len(np.unique(owners[owners != NOBODY])) == spec.partitions for owners in deal.owners.values()):
+            return deal
+    raise DataError(
+        f"split 'dirichlet': expected every one of {spec.partitions} clients to get training, validation and test "
+        f"examples of {pool.name}, found one without in each of {REDRAWS} draws with alpha {spec.alpha}; "
+        "raise alpha or lower partitions"
+    )
+
+
+def deal_iid(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal the examples at random, equally many to each client, give or take one."""
+    return Deal({name: _evenly(len(part), spec, name) for name, part in pool.portions.items()})
+
+
+def _evenly(size: int, spec: DataSpec, name: str) -> IntArray:
+    rng = generator(spec.seed, "iid", name)
+    return rng.permutation(np.arange(size, dtype=np.int64) % spec.partitions)
+
+
+def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal as `iid`, but let clients of different concepts call the same class by different labels.
+
+    Client `i` has concept `i % classes_per_client`; concept 0 keeps the labels, each other one permutes them in its
+    own way. What helps one concept's clients hurts the others'. Sattler, Mueller, Samek, "Clustered Federated
+    Learning", 2020, https://arxiv.org/abs/1910.01991; Ghosh et al., "An Efficient Framework for Clustered Federated
+    Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088
+
+    Raises:
+        DataError: There are fewer permutations of the labels than concepts.
+    """
+    classes, concepts = len(pool.class_names), spec.classes_per_client
+    seen: dict[tuple[int, ...], None] = {tuple(range(classes)): None}
+    most = int(np.prod(np.arange(1, min(classes, 12) + 1)))
+    if concepts > most:
+        raise DataError(f"classes_per_client: expected at most {most} concepts for {classes} classes, found {concepts}")
+    rng = generator(spec.seed, "concepts")
+    while len(seen) < concepts:
+        seen[tuple(int(label) for label in rng.permutation(classes))] = None
+    maps = np.array(list(seen), dtype=np.int64)
+    return Deal(deal_iid(pool, spec).owners, maps[np.arange(spec.partitions) % concepts])
+
+
+def deal_groups(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal one group, such as an alphabet, to each client; groups that are left over are nobody's.
+
+    Raises:
+        DataError: The data set is not grouped in this way, or has fewer groups than there are clients.
+    """
+    if pool.group_kind != spec.split:
+        having = ", ".join(info.name for info in DATASETS.values() if info.groups == spec.split)
+        kinds = pool.group_kind or "none"
+        raise DataError(
+            f"split {spec.split!r}: expected a data set with such groups ({having}), found {pool.name} with {kinds}"
+        )
+    groups = len(pool.group_names)
+    if spec.partitions > groups:
+        raise DataError(f"partitions: expected at most {groups}, one {spec.split} each, found {spec.partitions}")
+    owner_of = np.full(groups, NOBODY, dtype=np.int64)
+    owner_of[generator(spec.seed, spec.split).permutation(groups)[: spec.partitions]] = np.arange(spec.partitions)
+    return Deal({name: owner_of[part.groups] for name, part in pool.portions.items()})
+
+
+def _by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
+    """Cut every class of every portion by the same `shares`, `(clients, num_classes)`."""
+    portions = pool.portions.items()
+    return Deal({name: _cut(part.labels, shares, generator(seed, purpose, name)) for name, part in portions})
+
+
+def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray:
+    owners = np.full(len(labels), NOBODY, dtype=np.int64)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        # Edges are rounded, not sizes: no example is lost, and nobody is off by more than one.
+        edges = np.floor(np.cumsum(shares[:, label]) * len(members) + 1e-6)
+        owner = np.searchsorted(edges, np.arange(len(members)), side="right")
+        owners[members] = np.where(owner < len(shares), owner, NOBODY)
+    return owners
+
+
+PARTITIONERS: Mapping[str, Partitioner] = {
+    partitioner.name: partitioner
+    for partitioner in (
+        Partitioner("shares", "a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
+        Partitioner("shards", "shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
+        Partitioner("dirichlet", "every class shared by a Dirichlet draw; alpha sets how unequally", deal_dirichlet),
+        Partitioner("iid", "examples at random, equally many for each client", deal_iid),
+        Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_groups),
+        Partitioner("coarse", "one coarse class for each client (cifar100)", deal_groups),
+        Partitioner("concepts", "iid images, but labels that conflict between groups of clients", deal_concepts),
+    )
+}

@@ -1,0 +1,186 @@
+"""A whole data set as it lies on disk, from which a client's slice is taken before it is made float.
+
+The full CIFAR-10 is 180 MB as bytes and 740 MB as float32. A client that owns a hundredth of it should pay for a
+hundredth: labels are read first, the partition is computed from them, and only then are pixels read and converted.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyperbloom.common.data.draws import IntArray
+from hyperbloom.common.data.examples import Examples
+
+__all__ = ["AnyArray", "ArrayBlock", "Block", "FileBlock", "Pool", "Portion", "Scaling"]
+
+AnyArray = NDArray[Any]
+
+
+class Block(Protocol):
+    """A run of stored inputs that can be read by row."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def take(self, rows: IntArray) -> AnyArray:
+        """Return the inputs at `rows`, `(len(rows), *shape)`; no rows are a valid request."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayBlock:
+    """Inputs in memory.
+
+    Args:
+        array: `(n, C, H, W)` or `(n, F)`.
+    """
+
+    array: AnyArray
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.array)
+
+    def take(self, rows: IntArray) -> AnyArray:
+        """Return a copy of the rows."""
+        taken: AnyArray = self.array[rows]
+        return taken
+
+
+@dataclass(frozen=True)
+class FileBlock:
+    """Images as bytes in a file of records of one length, read only where asked for.
+
+    Args:
+        path: The file; its size has been checked.
+        count: Number of records.
+        header: Bytes before the first record.
+        label: Bytes of each record before its pixels.
+        shape: `(C, H, W)` of one image.
+    """
+
+    path: Path
+    count: int
+    header: int
+    label: int
+    shape: tuple[int, int, int]
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return self.count
+
+    def _records(self) -> AnyArray:
+        # Opened anew for each use: a mapping that stays open keeps every page it ever touched resident.
+        length = self.label + int(np.prod(self.shape))
+        return np.memmap(self.path, np.uint8, "r", offset=self.header, shape=(self.count, length))
+
+    def labels(self, byte: int = 0) -> IntArray:
+        """Return byte number `byte` of every record, int64 `(count,)`."""
+        return np.array(self._records()[:, byte], dtype=np.int64)
+
+    def take(self, rows: IntArray) -> AnyArray:
+        """Return the images at `rows`, uint8 `(len(rows), C, H, W)`."""
+        return np.asarray(self._records()[rows])[:, self.label :].reshape(len(rows), *self.shape)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How stored numbers become the network's inputs: `(stored / divisor - mean) / std`, by channel.
+
+    Args:
+        divisor: The largest stored value.
+        mean: One number for each channel, or nothing.
+        std: One number for each channel, or nothing.
+    """
+
+    divisor: float = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def apply(self, stored: AnyArray) -> torch.Tensor:
+        """Return float32 inputs of the same shape; `stored` is left as it is."""
+        inputs = torch.tensor(np.ascontiguousarray(stored), dtype=torch.float32)
+        if self.divisor != 1.0:
+            inputs.div_(self.divisor)
+        if self.mean:
+            inputs.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+        return inputs
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Some examples of a data set: where their inputs are stored, and what is known of them without reading those.
+
+    Args:
+        blocks: Stored inputs, numbered through from the first block's first row.
+        rows: `(N,)`, the rows that are in this portion.
+        labels: `(N,)`.
+        groups: `(N,)`, such as the alphabet of a drawing, or None where the data set has no such thing.
+    """
+
+    blocks: tuple[Block, ...]
+    rows: IntArray
+    labels: IntArray
+    groups: IntArray | None = None
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.rows)
+
+    def choose(self, indices: IntArray) -> "Portion":
+        """Return the examples at `indices`; reads nothing."""
+        groups = None if self.groups is None else self.groups[indices]
+        return Portion(self.blocks, self.rows[indices], self.labels[indices], groups)
+
+    def stored(self) -> AnyArray:
+        """Read the inputs as they are stored, `(N, *shape)`."""
+        starts = np.cumsum([0, *(len(block) for block in self.blocks)])
+        taken = []
+        order = np.argsort(self.rows, kind="stable")
+        edges = np.searchsorted(self.rows[order], starts)
+        for block, start, low, high in zip(self.blocks, starts, edges, edges[1:], strict=False):
+            taken.append(block.take(self.rows[order[low:high]] - start))
+        # Blocks were read in ascending order of rows; this undoes the sort.
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        joined = np.concatenate(taken)
+        return joined[inverse]
+
+    def examples(self, scaling: Scaling) -> Examples:
+        """Read and convert the inputs."""
+        return Examples(scaling.apply(self.stored()), torch.tensor(self.labels))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A data set of which clients get pieces.
+
+    Args:
+        name: What to call it in messages.
+        train: Training examples.
+        val: Validation examples.
+        test: Test examples.
+        class_names: One for each class.
+        scaling: From stored numbers to inputs.
+        group_kind: What `groups` of the portions are, such as `"alphabet"`; empty where there are none.
+        group_names: One for each group.
+    """
+
+    name: str
+    train: Portion
+    val: Portion
+    test: Portion
+    class_names: tuple[str, ...]
+    scaling: Scaling
+    group_kind: str = ""
+    group_names: tuple[str, ...] = ()
+
+    @property
+    def portions(self) -> dict[str, Portion]:
+        """The three portions by name."""
+        return {"train": self.train, "val": self.val, "test": self.test}

@@ -1,0 +1,75 @@
+"""The registered data sets, and how the name of one is told from a user's file, folder or function."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperbloom.common.data.cifar import read_cifar10, read_cifar100
+from hyperbloom.common.data.digits import read_digits
+from hyperbloom.common.data.folder import read_folder
+from hyperbloom.common.data.function import read_function
+from hyperbloom.common.data.mnist import read_fashion_mnist, read_mnist
+from hyperbloom.common.data.npz import read_npz
+from hyperbloom.common.data.omniglot import read_omniglot
+from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+
+__all__ = ["DATASETS", "DatasetInfo", "read_pool"]
+
+Reader = Callable[[DataSpec], Pool]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a registered data set before it is read.
+
+    Args:
+        name: What to write for `DataSpec.data`.
+        input_shape: `(C, H, W)` of one input.
+        num_classes: Number of classes.
+        description: One line for a list.
+        groups: What its examples are grouped by, such as `"alphabet"`; empty if by nothing.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+    description: str
+    groups: str = ""
+
+
+_REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (
+    (DatasetInfo("digits", (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"), read_digits),
+    (DatasetInfo("mnist", (1, 28, 28), 10, "70,000 handwritten digits"), read_mnist),
+    (DatasetInfo("fashion-mnist", (1, 28, 28), 10, "70,000 pictures of clothes"), read_fashion_mnist),
+    (DatasetInfo("cifar10", (3, 32, 32), 10, "60,000 colour photographs in 10 classes"), read_cifar10),
+    (
+        DatasetInfo("cifar100", (3, 32, 32), 100, "60,000 colour photographs in 100 classes", "coarse"),
+        read_cifar100,
+    ),
+    (
+        DatasetInfo("omniglot", (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"),
+        read_omniglot,
+    ),
+)
+DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info, _ in _REGISTERED}
+_READERS: Mapping[str, Reader] = {info.name: reader for info, reader in _REGISTERED}
+
+
+def read_pool(spec: DataSpec) -> Pool:
+    """Find out what `spec.data` names, and open it: its labels are read, its inputs as far as the format allows not.
+
+    Raises:
+        DataError: It names nothing that can be read.
+    """
+    if spec.data in _READERS:
+        return _READERS[spec.data](spec)
+    if spec.data.endswith(".npz"):
+        return read_npz(spec)
+    if Path(spec.data).expanduser().is_dir():
+        return read_folder(spec)
+    if ":" in spec.data:
+        return read_function(spec)
+    forms = f"one of {', '.join(DATASETS)}; a path ending in .npz; an existing folder of images by class"
+    raise DataError(f"data: expected {forms}; or package.module:function; found {spec.data!r}")

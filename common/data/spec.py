@@ -1,0 +1,63 @@
+"""What one client trains on, as a person describes it on the command line or in a file."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperbloom.common.errors import DataError
+
+__all__ = ["DataSpec"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data set, cut how, and which piece of it.
+
+    Args:
+        data: Name of a registered data set, path of an `.npz` file, path of a folder of images by class, or
+            `package.module:function`.
+        root: Folder of a registered data set's files; by default `$HYPERBLOOM_DATA`, else `~/.cache/hyperbloom`.
+        download: Fetch a registered data set that is not in `root`, where torchvision can.
+        split: Name of the partitioner; every client must be given the same one.
+        classes_per_client: Classes of a client (`shares`), shards of a client (`shards`), or number of
+            concepts (`concepts`).
+        alpha: Concentration of the Dirichlet distribution: the smaller, the less alike the clients.
+        partition: Which client this is, from 0; None gives it all of the data.
+        partitions: How many clients share the data.
+        max_train: Keep at most this many training examples of the client; a smaller number keeps a subset of a
+            larger one's.
+        seed: Seed of the partition, of `max_train` and of the splitting of users' own data.
+
+    Raises:
+        DataError: A number is out of range.
+    """
+
+    data: str = "digits"
+    root: Path | None = None
+    download: bool = False
+    split: str = "shares"
+    classes_per_client: int = 2
+    alpha: float = 0.5
+    partition: int | None = None
+    partitions: int = 1
+    max_train: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no partition can be made from."""
+        for name, value in (("partitions", self.partitions), ("classes_per_client", self.classes_per_client)):
+            if value < 1:
+                raise DataError(f"{name}: expected at least 1, found {value}")
+        if self.max_train is not None and self.max_train < 1:
+            raise DataError(f"max_train: expected at least 1 or nothing at all, found {self.max_train}")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise DataError(f"alpha: expected a number above 0, found {self.alpha}")
+        if self.partition is not None and not 0 <= self.partition < self.partitions:
+            raise DataError(f"partition: expected 0 to {self.partitions - 1} (partitions - 1), found {self.partition}")
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which the files of registered data sets are looked for."""
+        root = self.root or os.environ.get("HYPERBLOOM_DATA") or Path("~/.cache/hyperbloom")
+        return Path(root).expanduser()

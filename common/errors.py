@@ -1,0 +1,70 @@
+"""Every error that Hyperbloom raises for something a person can mend.
+
+    HyperbloomError
+    |-- ConfigError        the description of the run is wrong                (exit code 2)
+    |-- DataError          a data set is missing, unreadable or unusable      (exit code 2)
+    |-- ModelError         a model does not fit the data or cannot be built   (exit code 2)
+    |-- WireError          a message has the wrong names, shapes, types or values
+    |-- RefusedError       the server does not admit this client              (exit code 3)
+    |-- CohortError        not enough clients came, or all of them failed     (exit code 4)
+    |-- ConnectionFailed   the other side cannot be reached or started        (exit code 5)
+
+A message says what was expected, what was found, and what to do. Asserts are for our own mistakes only.
+"""
+
+__all__ = [
+    "CohortError",
+    "ConfigError",
+    "ConnectionFailed",
+    "DataError",
+    "HyperbloomError",
+    "ModelError",
+    "RefusedError",
+    "WireError",
+]
+
+
+class HyperbloomError(Exception):
+    """Base of all errors that are told to the user in one line; `exit_code` is what the process ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(HyperbloomError, ValueError):
+    """A key of the run's configuration is unknown, of the wrong type, out of range or impossible."""
+
+    exit_code = 2
+
+
+class DataError(HyperbloomError):
+    """A data set cannot be found, read or split."""
+
+    exit_code = 2
+
+
+class ModelError(HyperbloomError):
+    """A target network cannot be built for the data at hand."""
+
+    exit_code = 2
+
+
+class WireError(HyperbloomError):
+    """A message was refused before it touched any state."""
+
+
+class RefusedError(HyperbloomError):
+    """The server does not admit this client; trying again will not help."""
+
+    exit_code = 3
+
+
+class CohortError(HyperbloomError):
+    """Fewer clients than the run needs came, or answered."""
+
+    exit_code = 4
+
+
+class ConnectionFailed(HyperbloomError):
+    """The SuperLink, or the server behind an address, cannot be reached or started."""
+
+    exit_code = 5

@@ -1,0 +1,87 @@
+"""Target networks: what a client runs. One architecture per file, built by name for the data's shape.
+
+Every network ends in a linear layer called `head`: the part that a personal classifier keeps on the client.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models.lenet import LeNet
+from hyperbloom.common.models.mlp import MLP
+from hyperbloom.common.models.omniglot import OmniglotCNN
+
+__all__ = ["HEAD", "MODELS", "LeNet", "MLP", "ModelSpec", "OmniglotCNN", "body_layout", "build", "full_layout"]
+
+HEAD = "head."
+"""Prefix of the names of the parameters of the last layer."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A registered architecture: `make(input_shape, num_classes, width)` and the width of each size."""
+
+    make: Callable[[tuple[int, ...], int, int], nn.Module]
+    widths: Mapping[str, int]
+    description: str
+
+
+MODELS: dict[str, ModelInfo] = {
+    "lenet": ModelInfo(LeNet, {"S": 8, "M": 16, "L": 32}, "two 5x5 convolutions, three linear layers (pFedHN)"),
+    "mlp": ModelInfo(MLP, {"S": 50, "M": 100, "L": 200}, "one hidden layer (pFedHN on MNIST)"),
+    "omniglot": ModelInfo(OmniglotCNN, {"S": 8, "M": 16, "L": 32}, "four 3x3 convolutions, two linear layers (pFedHN)"),
+}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What decides a target network's architecture, and hence the names and shapes of its parameters."""
+
+    name: str
+    size: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+    @classmethod
+    def choose(cls, name: str, size: str, input_shape: tuple[int, ...], num_classes: int) -> "ModelSpec":
+        """Resolve the name 'auto': a LeNet for images of at least 28 x 28 pixels, else an MLP."""
+        if name == "auto":
+            name = "lenet" if len(input_shape) == 3 and min(input_shape[1:]) >= 28 else "mlp"
+        return cls(name, size, input_shape, num_classes)
+
+
+def build(spec: ModelSpec) -> nn.Module:
+    """Build the network; its initial values come from torch's global generator.
+
+    Raises:
+        ModelError: no such architecture or size, or it does not fit inputs of this shape.
+    """
+    info = MODELS.get(spec.name)
+    if info is None:
+        raise ModelError(f"model: expected one of {', '.join(sorted(MODELS))}, found {spec.name!r}")
+    if spec.size not in info.widths:
+        raise ModelError(f"size: expected one of {', '.join(info.widths)}, found {spec.size!r}")
+    if spec.num_classes < 1 or not spec.input_shape or math.prod(spec.input_shape) < 1:
+        raise ModelError(f"expected inputs and classes, found shape {spec.input_shape} and {spec.num_classes} classes")
+    return info.make(spec.input_shape, spec.num_classes, info.widths[spec.size])
+
+
+def full_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of all parameters."""
+    return Layout.of(_meta(spec))
+
+
+def body_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of all parameters but the head's."""
+    return Layout.of(_meta(spec), without=HEAD)
+
+
+def _meta(spec: ModelSpec) -> nn.Module:
+    import torch
+
+    with torch.device("meta"):
+        return build(spec)

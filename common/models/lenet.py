@@ -1,0 +1,44 @@
+"""LeNet-style network, the target network of pFedHN on CIFAR (section 5 and the authors' code)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperbloom.common.errors import ModelError
+
+
+class LeNet(nn.Module):
+    """Two 5x5 convolutions with pooling (`width` and twice as many filters), then 120, 84 and the head.
+
+    Shape:
+        inputs `(B, C, H, W)` with H and W at least 16; logits `(B, num_classes)`.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
+        """Build the network for inputs of `input_shape`; ModelError if they are no images or too small."""
+        super().__init__()
+        if len(input_shape) != 3 or min(input_shape[1:]) < 16:
+            raise ModelError(
+                f"lenet: expected images (channels, height, width) of at least 16 x 16, found {input_shape}; "
+                "use model: mlp"
+            )
+        channels, height, width_px = input_shape
+        self.conv1 = nn.Conv2d(channels, width, 5)
+        self.conv2 = nn.Conv2d(width, 2 * width, 5)
+        pixels = _after_two_blocks(height) * _after_two_blocks(width_px)
+        self.fc1 = nn.Linear(2 * width * pixels, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.head = nn.Linear(84, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        x = F.max_pool2d(self.conv1(x).relu(), 2)
+        x = F.max_pool2d(self.conv2(x).relu(), 2).flatten(1)
+        logits: Tensor = self.head(self.fc2(self.fc1(x).relu()).relu())
+        return logits
+
+
+def _after_two_blocks(pixels: int) -> int:
+    """Side length after a 5x5 convolution and a pooling by two, twice."""
+    for _ in range(2):
+        pixels = (pixels - 4) // 2
+    return pixels

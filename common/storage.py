@@ -1,0 +1,40 @@
+"""Files that are whole or absent: written beside their place, flushed to the disk, then moved over it."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+__all__ = ["write_bytes", "write_json", "write_tensors"]
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Put `content` at `path` atomically; a crash leaves the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), mode)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors in the safetensors format, atomically."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, safetensors.torch.save(contiguous, dict(metadata)))

@@ -1,0 +1,193 @@
+"""The clients as the server sees them: greeted, admitted or refused, given orders, waited for, lost.
+
+Works over any Flower grid through its public methods: `get_node_ids`, `push_messages`, `pull_messages`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from hyperbloom import __version__
+from hyperbloom.common.errors import CohortError, RefusedError, WireError
+from hyperbloom.common.messages import Greeting, Introduction, Notice
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.roster import Roster
+
+__all__ = ["Federation"]
+
+VISIT_EVERY_S = 0.5
+GREETING_TTL_S = 120.0
+NOTICE_TTL_S = 600.0
+FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
+
+
+class Federation:
+    """Nodes come, go and answer; the roster says which client that was.
+
+    Args:
+        grid: Flower's grid.
+        roster: who is known already (empty for a fresh run).
+        on_event: told of everything that happens to a client, in one line.
+    """
+
+    def __init__(self, grid: Grid, roster: Roster, on_event: Callable[[str], None]) -> None:
+        """Know no node yet."""
+        self.grid = grid
+        self.roster = roster
+        self._on_event = on_event
+        self._strategy: PersonalisedStrategy | None = None  # type: ignore[type-arg]
+        self._begun = False
+        self._met: set[int] = set()
+        self._greetings: dict[str, tuple[int, float]] = {}  # message id -> node, time sent
+        self._visited = -VISIT_EVERY_S
+
+    # ------------------------------------------------------------------ joining
+
+    def gather(self, strategy: PersonalisedStrategy, wanted: int, timeout_s: float, show: Callable[[int], None]) -> None:  # type: ignore[type-arg]
+        """Wait until `wanted` clients that fit the strategy are live.
+
+        Args:
+            strategy: decides who fits.
+            wanted: number of clients.
+            timeout_s: seconds to wait.
+            show: called with the number of live clients whenever it changes.
+
+        Raises:
+            CohortError: too few came in time.
+        """
+        self._strategy = strategy
+        deadline, shown = time.monotonic() + timeout_s, -1
+        while len(self.roster.live) < wanted:
+            self._visit()
+            self._welcome(self._pull(set()))
+            if len(self.roster.live) != shown:
+                shown = len(self.roster.live)
+                show(shown)
+            if time.monotonic() > deadline:
+                names = ", ".join(client.client_id for client in self.roster.live) or "none"
+                raise CohortError(
+                    f"{shown} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start the others, or set "
+                    "clients to fewer or join_timeout_s to more"
+                )
+            time.sleep(SLOWEST_POLL_S)
+        show(len(self.roster.live))
+
+    def begin(self, strategy: PersonalisedStrategy, known: int) -> None:  # type: ignore[type-arg]
+        """Hand the clients to a strategy, in order of rows; later ones are handed over as they come.
+
+        Args:
+            strategy: gets `joined` for each client from row `known` on.
+            known: rows that the strategy has state for already.
+
+        Raises:
+            RefusedError: a client that is here does not fit this strategy.
+        """
+        for client in self.roster:
+            strategy.check_newcomer(client.about)
+            if client.row >= known:
+                strategy.joined(client)
+        self._strategy, self._begun = strategy, True
+
+    def _visit(self) -> None:
+        """Greet nodes that are new, and note which are gone; at most every `VISIT_EVERY_S`."""
+        now = time.monotonic()
+        if now - self._visited < VISIT_EVERY_S:
+            return
+        self._visited = now
+        present = set(self.grid.get_node_ids())
+        for client in self.roster.live:
+            if client.node_id not in present:
+                self.roster.leave(client.node_id or 0)
+                self._on_event(f"{client.client_id} left")
+        self._forget_silent(now, present)
+        newcomers = sorted(present - self._met)
+        self._met = (self._met & present) | set(newcomers)
+        if newcomers:
+            greeting = Greeting(__version__).pack()
+            messages = [Message(greeting, node, Greeting.type, ttl=GREETING_TTL_S) for node in newcomers]
+            ids = self.grid.push_messages(messages)
+            self._greetings |= {i: (node, now) for i, node in zip(ids, newcomers, strict=True)}
+
+    def _forget_silent(self, now: float, present: set[int]) -> None:
+        """Give up greetings that got no answer in time; such a node is greeted again."""
+        for message_id, (node, sent) in list(self._greetings.items()):
+            if node not in present or now - sent > GREETING_TTL_S:
+                del self._greetings[message_id]
+                self._met.discard(node)
+
+    def _welcome(self, replies: Iterable[Message]) -> None:
+        """Admit or refuse those who answered a greeting."""
+        for reply in replies:
+            node, _ = self._greetings.pop(reply.metadata.reply_to_message_id)
+            try:
+                if reply.has_error():
+                    raise WireError(f"it cannot say who it is: {reply.error.reason}")
+                if reply.metadata.src_node_id != node:
+                    raise WireError("the introduction came from another node than was greeted")
+                self._admit(node, Introduction.unpack(reply.content))
+            except (RefusedError, WireError) as error:
+                self._on_event(f"refused node {node}: {error}")
+                self._notify([node], "refused", str(error))
+
+    def _admit(self, node: int, about: Introduction) -> None:
+        assert self._strategy is not None
+        self._strategy.check_newcomer(about)
+        known = len(self.roster)
+        client, moved_from = self.roster.admit(node, about)
+        if moved_from is not None:
+            self._notify([moved_from], "refused", f"{client.client_id} has joined again from another process")
+        if client.row >= known and self._begun:
+            self._strategy.joined(client)
+        came = "joined" if client.row >= known else "is back"
+        self._on_event(f"{client.client_id} {came} ({about.train_examples} training examples, size {about.size})")
+
+    # ------------------------------------------------------------------ orders and replies
+
+    def exchange(self, orders: list[Message], timeout_s: float) -> Iterator[Message]:
+        """Send orders and yield the replies as they come.
+
+        Ends when all have answered, when those who have not are gone, or after `timeout_s` seconds. Newcomers are
+        greeted meanwhile.
+        """
+        if not orders:
+            return
+        ids = list(self.grid.push_messages(orders))
+        pending = {i: order.metadata.dst_node_id for i, order in zip(ids, orders, strict=True) if i}
+        deadline, delay = time.monotonic() + timeout_s, FASTEST_POLL_S
+        while pending and time.monotonic() < deadline:
+            arrived = self._pull(set(pending))
+            self._welcome([reply for reply in arrived if reply.metadata.reply_to_message_id in self._greetings])
+            for reply in arrived:
+                if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
+                    delay = FASTEST_POLL_S
+                    yield reply
+            self._visit()
+            living = {client.node_id for client in self.roster.live}
+            pending = {message_id: node for message_id, node in pending.items() if node in living}
+            if pending:
+                time.sleep(delay)
+                delay = min(1.5 * delay, SLOWEST_POLL_S)
+
+    def say_goodbye(self, reason: str) -> None:
+        """Tell all clients that the run is over, and wait briefly until they have heard it."""
+        nodes = [client.node_id for client in self.roster.live if client.node_id is not None]
+        left = self._notify(nodes, "finished", reason)
+        deadline = time.monotonic() + 10
+        while left and time.monotonic() < deadline:
+            left -= {reply.metadata.reply_to_message_id for reply in self._pull(left)}
+            left = left if set(self.grid.get_node_ids()) & set(nodes) else set()
+            time.sleep(SLOWEST_POLL_S)
+
+    def _notify(self, nodes: list[int], kind: str, reason: str) -> set[str]:
+        if not nodes:
+            return set()
+        content = Notice(kind, reason).pack()
+        return set(self.grid.push_messages([Message(content, n, Notice.type, ttl=NOTICE_TTL_S) for n in nodes]))
+
+    def _pull(self, message_ids: set[str]) -> list[Message]:
+        """Return what has arrived of these replies and of the answers to greetings."""
+        wanted = message_ids | set(self._greetings)
+        return list(self.grid.pull_messages(wanted)) if wanted else []
+

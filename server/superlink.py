@@ -1,0 +1,260 @@
+"""The SuperLink as a child process, and Flower's grid in ours. The only server module that uses Flower's internals.
+
+`flower-superlink --isolation process` starts nothing by itself: whoever asks for the run's task gets it. We ask, so
+the strategy is an ordinary object of this process: no app bundle to ship, no second process to watch, a live view at
+no cost. The public way (`flwr run --stream`) would put the strategy into a process of its own, 3 s between polls
+away from us.
+
+Internals used (flwr 1.39): `ControlHttpClient.StartRun`, `RuntimeHttpClient.AcquireTask` and `PullTaskInput`,
+`HttpGrid`, `HeartbeatSender`, `TaskIdentity`, `pull_objects`. Ports: Control and Runtime share one HTTP port which
+always stays on loopback, because whoever reaches it can start a run; only the Fleet port faces clients.
+"""
+
+import hashlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import httpx
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE, TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.date import now
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from hyperbloom.common.errors import ConnectionFailed
+
+START_DEADLINE_S = 60.0
+# A reply is announced before its objects are uploaded. Stock Flower then backs off for a second and waits two hours;
+# we look again at once, and give a client half a minute to finish what it announced.
+UPLOAD_DEADLINE_S = 30.0
+
+_CHILD = """
+import sys
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.superlink.cli import flower_superlink
+start_parent_process_monitor(int(sys.argv.pop(1)))
+flower_superlink()
+"""
+
+# What a stock `flower-supernode` receives: two lines that point at the installed package.
+_BUNDLE = {
+    "pyproject.toml": """\
+[project]
+name = "hyperbloom"
+version = "{version}"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "hyperbloom"
+
+[tool.flwr.app.components]
+serverapp = "hyperbloom_bundle:server"
+clientapp = "hyperbloom_bundle:client"
+
+[tool.flwr.app.config]
+""",
+    "hyperbloom_bundle.py": """\
+from flwr.serverapp import ServerApp
+from hyperbloom.client.app import app
+
+client = app
+server = ServerApp()
+""",
+}
+
+
+class LiveGrid(HttpGrid):
+    """Flower's grid, pulling replies as soon as they are whole."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to `message_ids` that have arrived.
+
+        A reply whose content does not come within `UPLOAD_DEADLINE_S` becomes an error message that names it, as in
+        Flower's own grid.
+        """
+        request = PullAppMessagesRequest(message_ids=message_ids)
+        response = self._runtime_client.PullMessages(request)
+        trees = zip(response.messages_list, response.message_object_trees, strict=True)
+        return [self._pull(proto.metadata.message_id, proto.metadata.reply_to_message_id, tree) for proto, tree in trees]
+
+    def _pull(self, message_id: str, reply_to: str, tree: ObjectTree) -> Message:
+        run_id = self.run.run_id
+        pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, run_id)
+        try:
+            contents = pull_objects(
+                [node.object_id for node in iterate_object_tree(tree)],
+                pull,
+                initial_backoff=0.004,
+                backoff_cap=0.25,
+                max_time=UPLOAD_DEADLINE_S,
+                max_tries_per_object=None,
+            )
+        except ObjectPullError as error:
+            return _unavailable(run_id, reply_to, f"the reply was announced but never uploaded: {error}")
+        confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
+        self._runtime_client.ConfirmMessageReceived(confirm)
+        message = cast(Message, inflate_object_from_contents(message_id, contents))
+        message.metadata.__dict__["_message_id"] = message_id
+        return message
+
+
+def _unavailable(run_id: int, reply_to: str, reason: str) -> Message:
+    metadata = Metadata(
+        run_id=run_id,
+        message_id="",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id=reply_to,
+        group_id="",
+        created_at=now().timestamp(),
+        ttl=0,
+        message_type=SYSTEM_MESSAGE_TYPE,
+    )
+    return make_message(metadata=metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def superlink(fleet_address: str, folder: Path, version: str) -> Iterator[LiveGrid]:
+    """Run a SuperLink whose Fleet API listens at `fleet_address`, and yield the grid of a fresh run on it.
+
+    Args:
+        fleet_address: `HOST:PORT` that clients connect to.
+        folder: where the SuperLink's log and Flower's own files go.
+        version: version of the app that the run announces.
+
+    Raises:
+        ConnectionFailed: the SuperLink did not come up; the message ends with the last line of its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    http_address = f"127.0.0.1:{free_port()}"
+    log_path = folder / "superlink.log"
+    with log_path.open("ab") as log:
+        child = _spawn(fleet_address, http_address, folder, log)
+        try:
+            _wait_until_up(child, http_address, fleet_address, log_path)
+            with _task(http_address, version) as grid:
+                yield grid
+        finally:
+            child.terminate()
+            try:
+                child.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _spawn(fleet_address: str, http_address: str, folder: Path, log: io.BufferedWriter) -> subprocess.Popen[bytes]:
+    host, port = http_address.rsplit(":", 1)
+    command = [sys.executable, "-c", _CHILD, str(os.getpid()), "--insecure", "--isolation", "process"]
+    command += ["--host", host, "--port", port, "--fleet-api-address", fleet_address]
+    command += ["--disable-runtime-dependency-installation"]
+    quiet = {"FLWR_HOME": str(folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    # A session of its own: Ctrl-C in the terminal is for us, and we end the SuperLink after the last round.
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={"FLWR_LOG_LEVEL": "WARNING", **os.environ, **quiet},
+        start_new_session=True,
+    )
+
+
+def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, fleet_address: str, log_path: Path) -> None:
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            break
+        try:
+            if httpx.get(f"http://{http_address}/health", timeout=2).is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    last = (log_path.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
+    state = "is not up after 60 s" if child.poll() is None else f"ended with code {child.returncode}"
+    raise ConnectionFailed(
+        f"the SuperLink for {fleet_address} {state}; is the port taken? See {log_path}, which ends: {last.strip()}"
+    )
+
+
+@contextmanager
+def _task(http_address: str, version: str) -> Iterator[LiveGrid]:
+    """Start a run on the SuperLink and hold its ServerApp task, heartbeats included."""
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flower-server")]
+    content = bundle(version)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    control = ControlHttpClient.from_server_address(http_address, True, None, interceptors)
+    control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+    runtime = RuntimeHttpClient.from_server_address(http_address, True, None, interceptors)
+    token = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
+    if not token:
+        raise ConnectionFailed("the SuperLink did not hand out the run's task; another process took it first")
+
+    grid = LiveGrid(http_address, insecure=True, token=token)
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    heartbeat.start()
+    sub_status, details = SubStatus.FAILED, "flower-server ended early"
+    try:
+        start = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = start.task_id
+        TaskIdentity.run_id = start.run.run_id
+        TaskIdentity.node_id = start.context.node_id
+        grid.set_run(run_from_proto(start.run))
+        yield grid
+        sub_status, details = SubStatus.COMPLETED, ""
+    finally:
+        heartbeat.stop()
+        grid._retry_invoker.max_tries = 1
+        try:
+            grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=sub_status, details=details))
+        except httpx.HTTPError:
+            pass  # the SuperLink is gone, and with it the run that we wanted to close
+        grid.close()
+
+
+def bundle(version: str) -> bytes:
+    """Return the app bundle for stock SuperNodes: a zip of two files, the same bytes every time."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in _BUNDLE.items():
+            archive.writestr(zipfile.ZipInfo(name), text.replace("{version}", version))
+    return buffer.getvalue()

@@ -1,0 +1,29 @@
+"""Strategies by name: how a federation learns. One paper per file; see `personalised` for what they share."""
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
+from hyperbloom.strategies.roster import Roster
+
+__all__ = ["STRATEGIES", "make_strategy"]
+
+STRATEGIES: dict[str, type[PersonalisedStrategy]] = {  # type: ignore[type-arg]
+    "fedavg": FedAvg,
+    "local": Local,
+    "pfedhn": PFedHN,
+    "pfedhn-pc": PFedHNPC,
+}
+
+
+def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> PersonalisedStrategy:  # type: ignore[type-arg]
+    """Return the strategy that `config` names.
+
+    Raises:
+        ConfigError: there is no such strategy, or its options are wrong.
+    """
+    if config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {config.strategy!r}")
+    return STRATEGIES[config.strategy](config, run_id, roster)

@@ -1,0 +1,68 @@
+"""FedAvg: one global model, averaged over the cohort by number of examples.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. The averaging is Flower's own class.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import Tensor
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import build
+from hyperbloom.common.seeds import derive
+from hyperbloom.strategies.personalised import ClientUpdate, NoOptions, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(PersonalisedStrategy[NoOptions]):
+    """The same weights for everyone; Flower's `FedAvg` averages what comes back."""
+
+    reply: ClassVar[str] = "weights"
+    weights: Tensor
+
+    def build(self) -> None:
+        """Initialise the global model from the run's seed."""
+        if len(self.config.sizes) != 1:
+            raise ConfigError(f"sizes: fedavg averages one architecture, found {', '.join(self.config.sizes)}")
+        assert self.spec is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.config.seed, "model"))
+            module = build(self.spec)
+        self.weights = self._layout.flatten(dict(module.named_parameters()))
+
+    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+        """One model for all."""
+        return [self.weights] * len(clients)
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Average by number of training examples."""
+        if not updates:
+            return
+        flower = FlowerFedAvg(weighted_by_key="examples")
+        arrays, _ = flower.aggregate_train(0, [_as_flower_expects(update) for update in updates])
+        assert arrays is not None
+        self.weights = torch.from_numpy(arrays["weights"].numpy())
+
+    def state(self) -> dict[str, Tensor]:
+        """The global model, by parameter."""
+        return self._layout.views(self.weights)
+
+    @property
+    def _layout(self) -> Layout:
+        return self.layouts[self.config.sizes[0]]
+
+
+def _as_flower_expects(update: ClientUpdate) -> Message:
+    """Return the reply in the records that Flower's class averages."""
+    assert update.returned is not None and update.client.node_id is not None
+    arrays = ArrayRecord({"weights": Array(update.returned.numpy())})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": update.client.about.train_examples})})
+    return Message(content, update.client.node_id, "train")

@@ -1,0 +1,40 @@
+"""The embedding table: one row per client, growing as clients join."""
+
+import torch
+from torch import Tensor, nn
+
+from hyperbloom.common.seeds import derive
+
+
+class EmbeddingTable(nn.Module):
+    """One descriptor `v_i` of dimension k per client.
+
+    A row's initial value comes from the seed and the client's name, so it does not depend on who joined first.
+
+    Args:
+        dim: dimension k of a descriptor.
+        seed: of the run.
+        trainable: False for given descriptors (appendix C.5 of pFedHN).
+
+    Shape:
+        `weight` is `(n, k)`; `forward(rows)` maps `(C,)` row numbers to `(C, k)`.
+    """
+
+    def __init__(self, dim: int, seed: int, trainable: bool = True) -> None:
+        """Start without rows."""
+        super().__init__()
+        self.dim = dim
+        self.seed = seed
+        self.weight = nn.Parameter(torch.empty(0, dim), requires_grad=trainable)
+
+    def grow(self, client_id: str, row: Tensor | None = None) -> None:
+        """Append a row for `client_id`: standard normal as `nn.Embedding`, or the given descriptor `(k,)`."""
+        if row is None:
+            generator = torch.Generator().manual_seed(derive(self.seed, "embedding", client_id))
+            row = torch.randn(self.dim, generator=generator)
+        row = row.to(self.weight)
+        self.weight.data = torch.cat([self.weight.data, row[None]])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the descriptors of some clients."""
+        return self.weight[rows]

@@ -1,0 +1,88 @@
+"""Hypernetworks from a descriptor to all weights of a target network, in one matrix product for a whole cohort.
+
+Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021,
+https://arxiv.org/abs/2103.04628, sections 3 and 4.1, appendix B and table 4.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, cat, nn
+from torch.nn.utils.parametrizations import spectral_norm as normalise
+
+from hyperbloom.common.layout import Layout
+
+__all__ = ["LinearHypernetwork", "MLPHypernetwork"]
+
+
+class MLPHypernetwork(nn.Module):
+    """Shared trunk `Linear(k, H)`, then `hidden_layers` times `ReLU, Linear(H, H)`; one head per target network.
+
+    The paper has one linear head per tensor of the target network. Stacked, they are one linear layer whose output
+    row is the flat vector of all weights; default initialisation depends on the fan-in H alone, so the stacked layer
+    is initialised as the separate ones are.
+
+    Args:
+        layouts: target network of each size (S, M, L) on offer; all heads share the trunk.
+        embedding_dim: dimension k of a descriptor.
+        hidden_dim: width H of the trunk.
+        hidden_layers: number of hidden H x H layers; 3 in the paper.
+        spectral_norm: normalise every layer by its largest singular value (table 4), each tensor's head on its own.
+
+    Shape:
+        descriptors `(C, k)` and a size to weights `(C, layouts[size].numel)`.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[str, Layout],
+        embedding_dim: int,
+        hidden_dim: int = 100,
+        hidden_layers: int = 3,
+        spectral_norm: bool = False,
+    ) -> None:
+        """Initialise from torch's global generator."""
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(embedding_dim, hidden_dim)]
+        for _ in range(hidden_layers):
+            layers += [nn.ReLU(), nn.Linear(hidden_dim, hidden_dim)]
+        self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
+        make = _SplitHead if spectral_norm else _fused_head
+        self.heads = nn.ModuleDict({size: make(hidden_dim, layout) for size, layout in layouts.items()})
+
+    def forward(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return the weights of a cohort of one size."""
+        weights: Tensor = self.heads[size](self.trunk(descriptors))  # (C, k) -> (C, H) -> (C, P)
+        return weights
+
+
+def _fused_head(hidden_dim: int, layout: Layout) -> nn.Module:
+    return nn.Linear(hidden_dim, layout.numel)
+
+
+class _SplitHead(nn.Module):
+    """One normalised linear layer per tensor; a spectral norm of the stacked matrix would be another network."""
+
+    def __init__(self, hidden_dim: int, layout: Layout) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(normalise(nn.Linear(hidden_dim, size)) for size in layout.sizes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return cat([part(features) for part in self.parts], dim=-1)
+
+
+class LinearHypernetwork(nn.Module):
+    """`theta_i = W v_i` (section 4.1): with orthonormal linear regression its optimum is PCA of the local solutions.
+
+    Shape:
+        descriptors `(C, k)` and a size to weights `(C, layouts[size].numel)`.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], embedding_dim: int) -> None:
+        """Initialise from torch's global generator."""
+        super().__init__()
+        self.heads = nn.ModuleDict({s: nn.Linear(embedding_dim, x.numel, bias=False) for s, x in layouts.items()})
+
+    def forward(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return the weights of a cohort of one size."""
+        weights: Tensor = self.heads[size](descriptors)
+        return weights

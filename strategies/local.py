@@ -1,0 +1,22 @@
+"""Local: every client trains alone. The baseline that a federation has to beat to be worth its while."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from hyperbloom.strategies.personalised import ClientUpdate, NoOptions, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
+
+__all__ = ["Local"]
+
+
+class Local(PersonalisedStrategy[NoOptions]):
+    """No weights travel; clients go on from where they stopped, for as many steps as in the other strategies."""
+
+    private: ClassVar[str] = "all"
+    reply: ClassVar[str] = "nothing"
+
+    def weights_for(self, clients: Sequence[Client]) -> None:
+        """Nothing is sent."""
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Nothing is learned."""

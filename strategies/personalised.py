@@ -1,0 +1,303 @@
+"""The round as Flower sees it: orders out, replies in, each matched to the client that it was sent to.
+
+A strategy of ours is a subclass that overrides `weights_for` and `update`; both are about clients and flat vectors
+of weights, and know nothing of Flower. Flower's own strategies send every node the same payload and demand equal keys, so this
+subclasses `Strategy` itself.
+"""
+
+import statistics
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from hyperbloom.common.config import RunConfig, Section, check
+from hyperbloom.common.errors import ConfigError, RefusedError, WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import (
+    EvaluateOrder,
+    EvaluateResult,
+    Introduction,
+    TrainOrder,
+    TrainResult,
+    Weights,
+)
+from hyperbloom.common.models import ModelSpec, body_layout, full_layout
+from hyperbloom.strategies.roster import Client, Roster
+
+__all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
+
+ResultT = TypeVar("ResultT", TrainResult, EvaluateResult)
+
+
+class NoOptions(Section):
+    """Options of a strategy that has none."""
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """A reply that was accepted: `sent` and `returned` are `(P,)`, or None where nothing travels."""
+
+    client: Client
+    result: TrainResult
+    sent: Tensor | None
+    returned: Tensor | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of all clients that answered, by name."""
+
+    scores: Mapping[str, EvaluateResult]
+
+    def metrics(self) -> dict[str, float]:
+        """Return federated accuracy (percent) on validation and test.
+
+        `mean` is the paper's formula, the mean over clients of each client's accuracy; `pooled` is all correct
+        answers over all examples, as the authors' code reports it; `std` (population) and `worst` are over clients.
+        """
+        metrics: dict[str, float] = {}
+        for split in ("val", "test"):
+            scores = [result.score(split) for result in self.scores.values()]
+            each = [100 * score.accuracy for score in scores]
+            metrics[f"{split}_mean"] = statistics.fmean(each)
+            metrics[f"{split}_std"] = statistics.pstdev(each)
+            metrics[f"{split}_worst"] = min(each)
+            metrics[f"{split}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
+            metrics[f"{split}_loss"] = statistics.fmean(score.loss for score in scores)
+        return metrics
+
+
+@dataclass
+class Round:
+    """What the last round brought, for the log: results by client name, and why others were left out."""
+
+    results: dict[str, TrainResult] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+OptionsT = TypeVar("OptionsT", bound=Section)
+
+
+class PersonalisedStrategy(Strategy, Generic[OptionsT]):
+    """Base of all strategies.
+
+    Args:
+        config: the run.
+        run_id: names the run to the clients, who keep personal state under it.
+        roster: who is in the federation; kept up to date by whoever runs the rounds.
+
+    Raises:
+        ConfigError: the strategy's options are wrong.
+    """
+
+    options_type: ClassVar[type[Section]] = NoOptions
+    private: ClassVar[str] = "none"
+    reply: ClassVar[str] = "delta"
+
+    def __init__(self, config: RunConfig, run_id: str, roster: Roster) -> None:
+        """Check the options; nothing is built before the first client says what its data look like."""
+        self.config = config
+        self.run_id = run_id
+        self.roster = roster
+        self.options: OptionsT = check(self.options_type, config.options, f"options of {config.strategy}")  # type: ignore[assignment]
+        self.layouts: dict[str, Layout] = {}
+        self.round = Round()
+        self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
+        self._orders: list[tuple[Client, Message, Tensor | None]] = []
+
+    # ------------------------------------------------------------------ what a strategy of its own overrides
+
+    @abstractmethod
+    def weights_for(self, clients: Sequence[Client]) -> list[Tensor] | None:
+        """Return the weights `(P,)` for each of `clients`, or None if nothing travels."""
+
+    @abstractmethod
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Learn from a round's replies, which come in order of rows."""
+
+    def build(self) -> None:
+        """Make the server's networks; called once, when `layouts` is known."""
+
+    def joined(self, client: Client) -> None:
+        """Make room for a client; called once per client, in order of rows."""
+
+    def trainable(self) -> list[Client]:
+        """Return the clients from which cohorts are drawn."""
+        return self.roster.live
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the server's learned state by name, as it is stored in the run folder."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from what `state` returned in another run.
+
+        Raises:
+            ConfigError: this strategy learns nothing that could be loaded.
+        """
+        raise ConfigError(f"init_from: {self.config.strategy} keeps no state on the server to start from")
+
+    # ------------------------------------------------------------------ joining
+
+    def check_newcomer(self, about: Introduction) -> None:
+        """Refuse a client whose data or machine do not fit; the first one decides where the run does not say.
+
+        Raises:
+            RefusedError: says what was expected and what the client has.
+        """
+        config, spec = self.config, self.spec
+        input_shape = spec.input_shape if spec else config.input_shape
+        num_classes = spec.num_classes if spec else config.num_classes
+        if input_shape not in (None, about.input_shape):
+            raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
+        if num_classes not in (None, about.num_classes):
+            raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}")
+        if about.size not in config.sizes:
+            raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
+        if min(about.train_examples, about.val_examples, about.test_examples) < 1:
+            raise RefusedError("expected examples for training, validation and test, found an empty set")
+        if spec is None:
+            self._adopt(about)
+
+    def _adopt(self, about: Introduction) -> None:
+        """Build the target networks for the shape of the first client's data."""
+        of = {"none": full_layout, "head": body_layout, "all": full_layout}[self.private]
+        data = (about.input_shape, about.num_classes)
+        specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
+        self.layouts = {spec.size: of(spec) for spec in specs}
+        self.spec = specs[0]
+        self.build()
+
+    # ------------------------------------------------------------------ one round, in the order of time
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Draw the cohort and write each member its order. `arrays` and `config` are not used: state stays here."""
+        self.round = Round()
+        cohort = self.roster.draw(server_round, self.config.cohort, self.trainable())
+        local = self.config.local
+        return self._address(
+            cohort,
+            lambda weights: TrainOrder(
+                **self._common(server_round), reply=self.reply, weights=weights, **local.model_dump()
+            ),
+            TrainOrder.type,
+            server_round,
+        )
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
+        """Check the replies and learn from those that pass; the others are named in `round.refused`."""
+        accepted: dict[str, ClientUpdate] = {}
+        for client, sent, result in self._match(replies, TrainResult):
+            try:
+                returned = self._returned(result, client, sent)
+            except WireError as error:
+                self.round.refused[client.client_id] = str(error)
+                continue
+            accepted[client.client_id] = ClientUpdate(client, result, sent, returned)
+        updates = sorted(accepted.values(), key=lambda update: update.client.row)
+        self.round.results = {update.client.client_id: update.result for update in updates}
+        self.update(updates)
+        if not updates:
+            return None, None
+        losses = [update.result.loss for update in updates]
+        return None, MetricRecord({"loss": statistics.fmean(losses), "clients": len(updates)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send every live client the weights that are its own now."""
+        return self._address(
+            self.roster.live,
+            lambda weights: EvaluateOrder(**self._common(server_round), weights=weights),
+            EvaluateOrder.type,
+            server_round,
+        )
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Collect the scores; per-client results are in `round.evaluation`."""
+        scores: dict[str, EvaluateResult] = {}
+        for client, _, result in self._match(replies, EvaluateResult):
+            try:
+                result.check()
+                scores[client.client_id] = result
+            except WireError as error:
+                self.round.refused[client.client_id] = str(error)
+        if not scores:
+            return None
+        self.round.evaluation = Evaluation({name: scores[name] for name in sorted(scores)})
+        return MetricRecord(dict(self.round.evaluation.metrics()))
+
+    def summary(self) -> None:
+        """Flower's hook for a log line; the run folder holds the resolved configuration."""
+
+    # ------------------------------------------------------------------ between us and Flower
+
+    def _common(self, server_round: int) -> dict[str, str | int]:
+        assert self.spec is not None, "no client has joined"
+        return {
+            "run_id": self.run_id,
+            "round": server_round,
+            "model": self.spec.name,
+            "num_classes": self.spec.num_classes,
+            "private": self.private,
+            "seed": self.config.seed,
+        }
+
+    def _address(
+        self,
+        clients: Sequence[Client],
+        order: Callable[[Weights | None], TrainOrder | EvaluateOrder],
+        message_type: str,
+        server_round: int,
+    ) -> list[Message]:
+        """Write one message per client and remember what it was sent."""
+        rows = self.weights_for(clients) if clients else []
+        self._orders = []
+        for index, client in enumerate(clients):
+            sent = None if rows is None else rows[index]
+            weights = None if sent is None else Weights(self.layouts[client.about.size], sent)
+            content = order(weights).pack()
+            message = Message(content, client.node_id, message_type, group_id=str(server_round))
+            self._orders.append((client, message, sent))
+        return [message for _, message, _ in self._orders]
+
+    def _match(self, replies: Iterable[Message], kind: type[ResultT]) -> Iterator[tuple[Client, Tensor | None, ResultT]]:
+        """Yield the client, what it was sent, and the result, for each reply to one of this round's orders.
+
+        The client is the one whose order the reply answers; nothing inside the reply can make it another. Errors of
+        the infrastructure come from the SuperLink's node, so the sender is checked for results only.
+        """
+        orders = {message.metadata.message_id: (client, sent) for client, message, sent in self._orders}
+        for reply in replies:
+            found = orders.pop(reply.metadata.reply_to_message_id, None)
+            if found is None:
+                continue
+            client, sent = found
+            try:
+                if reply.has_error():
+                    raise WireError(reply.error.reason or f"error {reply.error.code}")
+                if reply.metadata.src_node_id != client.node_id:
+                    raise WireError("the reply came from another node than the order went to")
+                yield client, sent, kind.unpack(reply.content)
+            except WireError as error:
+                self.round.refused[client.client_id] = str(error)
+        for client, _ in orders.values():
+            self.round.refused[client.client_id] = "no reply"
+
+    def _returned(self, result: TrainResult, client: Client, sent: Tensor | None) -> Tensor | None:
+        if sent is None:
+            return None
+        if result.weights is None:
+            raise WireError("expected weights in the reply, found none")
+        result.weights.check(self.layouts[client.about.size], sent.dtype)
+        return result.weights.values
+

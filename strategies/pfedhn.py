@@ -1,0 +1,151 @@
+"""pFedHN and pFedHN-PC: one hypernetwork on the server writes a model for every client.
+
+Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021,
+https://arxiv.org/abs/2103.04628.
+
+    theta_i  = h(v_i; phi)                          weights of client i from its embedding v_i
+    client:    K steps of SGD from theta_i on its own data give theta_i~
+    delta_i  = theta_i~ - theta_i                   all that the client sends back
+    server:    (d theta_i / d[phi, v_i])^T (-delta_i)   is the gradient for its persistent optimiser
+
+Departures: a round may serve a cohort (`options.update` says how the replies are applied; one client a round is the
+paper's setting). Secure aggregation is impossible: the server needs each client's own delta.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hyperbloom.common.config import Positive, Rate, Section, Share
+from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.messages import Introduction
+from hyperbloom.common.seeds import derive
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply
+from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
+
+__all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
+
+
+class PFedHNOptions(Section):
+    """Options of pFedHN; the defaults are the values of the authors' code."""
+
+    learning_rate: Rate = Field(1e-2, description="learning rate of the hypernetwork")
+    embedding_learning_rate: Rate | None = Field(None, description="learning rate of the embeddings; default: the same")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
+    weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
+    clip: Rate = Field(50.0, description="total norm to which the server's gradient is clipped")
+    update: Literal["mean", "sequential", "target"] = Field("mean", description="how a cohort's replies are applied")
+    embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
+    embeddings: Literal["dense", "sparse"] = Field(
+        "dense", description="dense: momentum and decay move absent clients' rows too, as in the paper's code"
+    )
+    descriptor: Literal["learned", "class-shares"] = Field(
+        "learned", description="class-shares: given by the clients (--disclose-class-shares), not learned"
+    )
+    hypernetwork: Literal["mlp", "linear"] = Field("mlp", description="linear: theta = W v (section 4.1)")
+    hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
+    hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
+    spectral_norm: bool = Field(False, description="normalise every layer of the hypernetwork (table 4)")
+    freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
+
+
+class PFedHN(PersonalisedStrategy[PFedHNOptions]):
+    """Personal weights for every client from one hypernetwork (algorithm 1)."""
+
+    options_type: ClassVar[type[Section]] = PFedHNOptions
+    learner: HypernetworkLearner
+    _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
+
+    def build(self) -> None:
+        """Make hypernetwork, embedding table and optimiser from the run's seed."""
+        options, clients = self.options, self.config.clients
+        if options.freeze and not self.config.init_from:
+            raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
+        fixed = options.descriptor == "class-shares"
+        assert self.spec is not None
+        dim = self.spec.num_classes if fixed else options.embedding_dim or int(1 + clients / 4)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.config.seed, "hypernetwork"))
+            if options.hypernetwork == "linear":
+                network: torch.nn.Module = LinearHypernetwork(self.layouts, dim)
+            else:
+                network = MLPHypernetwork(
+                    self.layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
+                )
+        self.learner = HypernetworkLearner(
+            network,
+            EmbeddingTable(dim, self.config.seed, trainable=not fixed),
+            learning_rate=options.learning_rate,
+            embedding_learning_rate=options.embedding_learning_rate,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            clip=options.clip,
+            sparse=options.embeddings == "sparse",
+            freeze=options.freeze,
+        )
+
+    def check_newcomer(self, about: Introduction) -> None:
+        """Also demand the class shares where they are the descriptor."""
+        if self.options.descriptor == "class-shares" and len(about.class_shares) != about.num_classes:
+            raise RefusedError("this run describes clients by their class shares; join with --disclose-class-shares")
+        super().check_newcomer(about)
+
+    def joined(self, client: Client) -> None:
+        """Give the client its embedding row."""
+        fixed = self.options.descriptor == "class-shares"
+        self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
+
+    def trainable(self) -> list[Client]:
+        """All live clients; with a frozen hypernetwork only those that it never saw."""
+        return [client for client in self.roster.live if client.row >= self._known_rows]
+
+    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+        """theta_i = h(v_i; phi), one forward pass for all clients of a size."""
+        weights: dict[int, Tensor] = {}
+        for size, group in groupby(sorted(clients, key=_size), key=_size):
+            rows = [client.row for client in group]
+            weights |= dict(zip(rows, self.learner.generate(rows, size), strict=True))
+        return [weights[client.row] for client in clients]
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
+        replies = [Reply(u.client.row, u.client.about.size, *_known(u)) for u in updates]
+        self.learner.update(replies, self.options.update)
+
+    def state(self) -> dict[str, Tensor]:
+        """Hypernetwork, embeddings and the optimiser's momentum."""
+        return self.learner.state()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from another run's hypernetwork and embeddings, with a fresh optimiser."""
+        self.learner.load(tensors, with_momentum=False)
+        if self.options.freeze:
+            self._known_rows = len(self.learner.table.weight)
+
+
+class PFedHNPCOptions(PFedHNOptions):
+    """Options of pFedHN-PC; the authors' code uses a larger learning rate."""
+
+    learning_rate: Rate = Field(5e-2, description="learning rate of the hypernetwork")
+
+
+class PFedHNPC(PFedHN):
+    """pFedHN with a personal classifier: h writes the feature extractor, the last layer never leaves the client."""
+
+    options_type: ClassVar[type[Section]] = PFedHNPCOptions
+    private: ClassVar[str] = "head"
+
+
+def _size(client: Client) -> str:
+    return client.about.size
+
+
+def _known(update: ClientUpdate) -> tuple[Tensor, Tensor]:
+    assert update.sent is not None and update.returned is not None
+    return update.sent, update.returned

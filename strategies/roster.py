@@ -1,0 +1,142 @@
+"""Who is in the federation: stable clients on nodes that come and go. Pure bookkeeping; no Flower in here.
+
+A node id changes with every process, so it is no identity. A client is known by its name and by the secret that it
+made for itself; whoever shows both is that client, with its embedding row, wherever it comes from.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.messages import Introduction
+from hyperbloom.common.seeds import derive
+
+__all__ = ["Client", "Roster"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client as the server knows it; `row` is its place in the embedding table, for ever."""
+
+    client_id: str
+    row: int
+    token_hash: str
+    node_id: int | None  # the node it lives on now, None while it is away
+    about: Introduction
+
+
+class Roster:
+    """All clients that were ever admitted, in order of their rows.
+
+    Args:
+        seed: of the run; decides every cohort.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Start empty."""
+        self.seed = seed
+        self._clients: dict[str, Client] = {}
+
+    def __len__(self) -> int:
+        """Number of clients ever admitted."""
+        return len(self._clients)
+
+    def __iter__(self) -> Any:
+        """Iterate over all clients by row."""
+        return iter(self._clients.values())
+
+    @property
+    def live(self) -> list[Client]:
+        """Clients that are on a node now, by row."""
+        return [client for client in self._clients.values() if client.node_id is not None]
+
+    def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
+        """Put a client on a node.
+
+        Returns:
+            the client, and the node that it lived on before if it has moved.
+
+        Raises:
+            RefusedError: the name belongs to a client with another secret.
+        """
+        token_hash = hashlib.sha256(about.token.encode()).hexdigest()
+        known = self._clients.get(about.client_id)
+        # The server has no use for the secret itself, and what is not kept cannot leak.
+        about = replace(about, token="")
+        if known is None:
+            client = Client(about.client_id, len(self._clients), token_hash, node_id, about)
+            self._clients[client.client_id] = client
+            return client, None
+        if not hmac.compare_digest(known.token_hash, token_hash):
+            where = "is connected" if known.node_id is not None else "took part before"
+            raise RefusedError(
+                f"a client named {about.client_id!r} with another identity {where}. Choose another --client-id, or, if "
+                "this is that client, give it back the state folder (--state-dir) that it had"
+            )
+        client = replace(known, node_id=node_id, about=about)
+        self._clients[client.client_id] = client
+        return client, known.node_id if known.node_id != node_id else None
+
+    def leave(self, node_id: int) -> Client | None:
+        """Note that a node is gone; returns the client that lived there."""
+        client = self.on_node(node_id)
+        if client:
+            self._clients[client.client_id] = replace(client, node_id=None)
+        return client
+
+    def on_node(self, node_id: int) -> Client | None:
+        """Return the client that lives on a node."""
+        return next((client for client in self._clients.values() if client.node_id == node_id), None)
+
+    def sort(self) -> None:
+        """Number the rows by name: with it a run does not depend on who joined first. Before the first round only."""
+        ordered = sorted(self._clients.values(), key=lambda client: client.client_id)
+        self._clients = {client.client_id: replace(client, row=row) for row, client in enumerate(ordered)}
+
+    def draw(self, round_number: int, size: int, among: Iterable[Client] | None = None) -> list[Client]:
+        """Draw the cohort of a round uniformly without replacement, in order of rows.
+
+        Args:
+            round_number: decides the draw together with the seed.
+            size: clients to draw; fewer if fewer are live.
+            among: the candidates; all live clients by default.
+        """
+        candidates = list(self.live if among is None else among)
+        generator = torch.Generator().manual_seed(derive(self.seed, "cohort", round_number))
+        chosen = torch.randperm(len(candidates), generator=generator)[:size].sort().values
+        return [candidates[int(index)] for index in chosen]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the roster as it is stored in a run folder: names, rows, hashes of secrets, and what clients said."""
+        return {
+            "seed": self.seed,
+            "clients": [
+                {
+                    "client_id": client.client_id,
+                    "row": client.row,
+                    "token_hash": client.token_hash,
+                    "about": {key: value for key, value in vars(client.about).items() if key not in ("token", "client_id")},
+                }
+                for client in self
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
+        """Read what `to_json` returned; every client is away."""
+        roster = cls(int(stored["seed"]))
+        for entry in stored["clients"]:
+            about = {key: tuple(value) if isinstance(value, list) else value for key, value in entry["about"].items()}
+            introduction = Introduction(client_id=entry["client_id"], token="", **about)
+            client = Client(entry["client_id"], int(entry["row"]), entry["token_hash"], None, introduction)
+            roster._clients[client.client_id] = client
+        return roster
+
+    def names(self, nodes: Collection[int]) -> list[str]:
+        """Return the names of the clients that live on `nodes`."""
+        return [client.client_id for client in self if client.node_id in nodes]
