@@ -40,3 +40,6 @@ class Listener:
 
     def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
         """The evaluation of this round is the best so far."""
+
+    def phase_done(self, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+        """A strategy has run all its rounds."""

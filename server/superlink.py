@@ -14,12 +14,14 @@ import hashlib
 import io
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -56,6 +58,7 @@ from flwr.superlink.grid import HttpGrid
 from hyperbloom.common.errors import ConnectionFailed
 
 START_DEADLINE_S = 60.0
+PATIENCE_S = 30.0  # with a SuperLink that does not answer
 # A reply is announced before its objects are uploaded. Stock Flower then backs off for a second and waits two hours;
 # we look again at once, and give a client half a minute to finish what it announced.
 UPLOAD_DEADLINE_S = 30.0
@@ -93,6 +96,18 @@ client = app
 server = ServerApp()
 """,
 }
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files: the server's certificate, its key, and the CA that signed it.
+
+    Flower uses them for its loopback port as well, so the certificate must also name 127.0.0.1.
+    """
+
+    certificate: Path
+    key: Path
+    ca: Path
 
 
 class LiveGrid(HttpGrid):
@@ -153,13 +168,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def superlink(fleet_address: str, folder: Path, version: str) -> Iterator[LiveGrid]:
+def superlink(fleet_address: str, folder: Path, version: str, tls: Tls | None = None) -> Iterator[LiveGrid]:
     """Run a SuperLink whose Fleet API listens at `fleet_address`, and yield the grid of a fresh run on it.
 
     Args:
         fleet_address: `HOST:PORT` that clients connect to.
         folder: where the SuperLink's log and Flower's own files go.
         version: version of the app that the run announces.
+        tls: certificates, or None for plain text.
 
     Raises:
         ConnectionFailed: the SuperLink did not come up; the message ends with the last line of its log.
@@ -168,11 +184,13 @@ def superlink(fleet_address: str, folder: Path, version: str) -> Iterator[LiveGr
     http_address = f"127.0.0.1:{free_port()}"
     log_path = folder / "superlink.log"
     with log_path.open("ab") as log:
-        child = _spawn(fleet_address, http_address, folder, log)
+        child = _spawn(fleet_address, http_address, folder, tls, log)
         try:
-            _wait_until_up(child, http_address, fleet_address, log_path)
-            with _task(http_address, version) as grid:
+            _wait_until_up(child, http_address, fleet_address, tls, log_path)
+            with _task(http_address, version, tls) as grid:
                 yield grid
+        except httpx.HTTPError as error:
+            raise ConnectionFailed(f"the SuperLink does not answer any more ({error}); see {log_path}") from None
         finally:
             child.terminate()
             try:
@@ -182,9 +200,16 @@ def superlink(fleet_address: str, folder: Path, version: str) -> Iterator[LiveGr
                 child.wait()
 
 
-def _spawn(fleet_address: str, http_address: str, folder: Path, log: io.BufferedWriter) -> subprocess.Popen[bytes]:
+def _spawn(
+    fleet_address: str, http_address: str, folder: Path, tls: Tls | None, log: io.BufferedWriter
+) -> subprocess.Popen[bytes]:
     host, port = http_address.rsplit(":", 1)
-    command = [sys.executable, "-c", _CHILD, str(os.getpid()), "--insecure", "--isolation", "process"]
+    command = [sys.executable, "-c", _CHILD, str(os.getpid()), "--isolation", "process"]
+    if tls:
+        command += ["--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key)]
+        command += ["--ssl-ca-certfile", str(tls.ca)]
+    else:
+        command += ["--insecure"]
     command += ["--host", host, "--port", port, "--fleet-api-address", fleet_address]
     command += ["--disable-runtime-dependency-installation"]
     quiet = {"FLWR_HOME": str(folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -199,13 +224,17 @@ def _spawn(fleet_address: str, http_address: str, folder: Path, log: io.Buffered
     )
 
 
-def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, fleet_address: str, log_path: Path) -> None:
+def _wait_until_up(
+    child: subprocess.Popen[bytes], http_address: str, fleet_address: str, tls: Tls | None, log_path: Path
+) -> None:
     deadline = time.monotonic() + START_DEADLINE_S
+    verify = ssl.create_default_context(cafile=tls.ca) if tls else True
+    url = f"{'https' if tls else 'http'}://{http_address}/health"
     while time.monotonic() < deadline:
         if child.poll() is not None:
             break
         try:
-            if httpx.get(f"http://{http_address}/health", timeout=2).is_success:
+            if httpx.get(url, timeout=2, verify=verify).is_success:
                 return
         except httpx.TransportError:
             time.sleep(0.05)
@@ -217,19 +246,21 @@ def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, fleet_addr
 
 
 @contextmanager
-def _task(http_address: str, version: str) -> Iterator[LiveGrid]:
+def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid]:
     """Start a run on the SuperLink and hold its ServerApp task, heartbeats included."""
     interceptors = [RuntimeVersionHttpInterceptor(component_name="flower-server")]
     content = bundle(version)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    control = ControlHttpClient.from_server_address(http_address, True, None, interceptors)
+    ca = tls.ca.read_bytes() if tls else None
+    control = ControlHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
     control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
-    runtime = RuntimeHttpClient.from_server_address(http_address, True, None, interceptors)
+    runtime = RuntimeHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
     token = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     if not token:
         raise ConnectionFailed("the SuperLink did not hand out the run's task; another process took it first")
 
-    grid = LiveGrid(http_address, insecure=True, token=token)
+    grid = LiveGrid(http_address, tls is None, ca, token=token)
+    grid._retry_invoker.max_time = PATIENCE_S
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
     heartbeat.start()
     sub_status, details = SubStatus.FAILED, "flower-server ended early"

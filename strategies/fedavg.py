@@ -28,10 +28,13 @@ class FedAvg(PersonalisedStrategy[NoOptions]):
     reply: ClassVar[str] = "weights"
     weights: Tensor
 
-    def build(self) -> None:
-        """Initialise the global model from the run's seed."""
+    def check_config(self) -> None:
+        """There is one architecture to average."""
         if len(self.config.sizes) != 1:
             raise ConfigError(f"sizes: fedavg averages one architecture, found {', '.join(self.config.sizes)}")
+
+    def build(self) -> None:
+        """Initialise the global model from the run's seed."""
         assert self.spec is not None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "model"))

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig, Section, check
-from hyperbloom.common.errors import ConfigError, RefusedError, WireError
+from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     EvaluateOrder,
@@ -111,6 +111,7 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
         self.round = Round()
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
         self._orders: list[tuple[Client, Message, Tensor | None]] = []
+        self.check_config()
 
     # ------------------------------------------------------------------ what a strategy of its own overrides
 
@@ -121,6 +122,9 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Learn from a round's replies, which come in order of rows."""
+
+    def check_config(self) -> None:
+        """Raise a ConfigError for combinations that cannot work; called before anything starts."""
 
     def build(self) -> None:
         """Make the server's networks; called once, when `layouts` is known."""
@@ -164,7 +168,10 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
         if min(about.train_examples, about.val_examples, about.test_examples) < 1:
             raise RefusedError("expected examples for training, validation and test, found an empty set")
         if spec is None:
-            self._adopt(about)
+            try:
+                self._adopt(about)
+            except ModelError as error:
+                raise RefusedError(str(error)) from None
 
     def _adopt(self, about: Introduction) -> None:
         """Build the target networks for the shape of the first client's data."""

@@ -62,11 +62,18 @@ class PFedHN(PersonalisedStrategy[PFedHNOptions]):
     learner: HypernetworkLearner
     _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
 
+    def check_config(self) -> None:
+        """A hypernetwork can be frozen only if it comes from somewhere; a given descriptor has nothing to learn."""
+        if self.options.freeze and not self.config.init_from:
+            raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
+        if self.options.freeze and self.options.descriptor == "class-shares":
+            raise ConfigError("options.freeze: expected descriptor: learned, found class-shares; nothing would be learned")
+        if self.options.hypernetwork == "linear" and self.options.spectral_norm:
+            raise ConfigError("options.spectral_norm: expected hypernetwork: mlp, found linear")
+
     def build(self) -> None:
         """Make hypernetwork, embedding table and optimiser from the run's seed."""
         options, clients = self.options, self.config.clients
-        if options.freeze and not self.config.init_from:
-            raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
         fixed = options.descriptor == "class-shares"
         assert self.spec is not None
         dim = self.spec.num_classes if fixed else options.embedding_dim or int(1 + clients / 4)

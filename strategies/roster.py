@@ -6,7 +6,7 @@ made for itself; whoever shows both is that client, with its embedding row, wher
 
 import hashlib
 import hmac
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class Roster:
         """Number of clients ever admitted."""
         return len(self._clients)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Client]:
         """Iterate over all clients by row."""
         return iter(self._clients.values())
 
@@ -93,9 +93,13 @@ class Roster:
         """Return the client that lives on a node."""
         return next((client for client in self._clients.values() if client.node_id == node_id), None)
 
-    def sort(self) -> None:
-        """Number the rows by name: with it a run does not depend on who joined first. Before the first round only."""
-        ordered = sorted(self._clients.values(), key=lambda client: client.client_id)
+    def sort(self, first: int) -> None:
+        """Number the rows from `first` on by name, so that a run does not depend on who joined first.
+
+        Only before those rows are used.
+        """
+        clients = list(self._clients.values())
+        ordered = clients[:first] + sorted(clients[first:], key=lambda client: client.client_id)
         self._clients = {client.client_id: replace(client, row=row) for row, client in enumerate(ordered)}
 
     def draw(self, round_number: int, size: int, among: Iterable[Client] | None = None) -> list[Client]:
@@ -136,7 +140,3 @@ class Roster:
             client = Client(entry["client_id"], int(entry["row"]), entry["token_hash"], None, introduction)
             roster._clients[client.client_id] = client
         return roster
-
-    def names(self, nodes: Collection[int]) -> list[str]:
-        """Return the names of the clients that live on `nodes`."""
-        return [client.client_id for client in self if client.node_id in nodes]

@@ -74,7 +74,7 @@ def test_npz_with_a_test_set_keeps_it_whole(tmp_path: Path) -> None:
 def test_npz_inputs_of_every_layout(
     tmp_path: Path, shape: tuple[int, ...], dtype: type, expected: tuple[int, ...]
 ) -> None:
-    x = np.full(shape, 51, dtype)
+    x: np.ndarray[Any, Any] = np.full(shape, 51, dtype)
     data = load(save(tmp_path, x=x, y=np.arange(20) % 2))
     assert data.input_shape == expected
     assert data.train.inputs.unique().item() == pytest.approx(0.2 if dtype is np.uint8 else 51.0)

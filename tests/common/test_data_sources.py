@@ -117,7 +117,7 @@ def test_cifar10_is_read_to_the_pixel(tmp_path: Path, folder: str) -> None:
 
 def test_cifar10_takes_its_class_names_from_the_file_beside_it(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
-    names = "airplane automobile bird cat deer dog frog horse ship truck".split()
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     (tmp_path / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
     assert load_client_data(DataSpec(data="cifar10", root=tmp_path)).class_names == tuple(names)
 

@@ -1,0 +1,239 @@
+"""`flower-server`: describe a run, wait for the clients, train, leave a run folder."""
+
+import argparse
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from hyperbloom import __version__
+from hyperbloom.common.config import RunConfig, load_run_config, parse_assignment
+from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  everything on this machine: a server and six client processes, on scikit-learn's digits
+    flower-server --strategy pfedhn --insecure --local-clients 6
+  a federation: the server prints the line to run on the other machines, and waits for them
+    flower-server --strategy pfedhn --insecure --host 0.0.0.0 --clients 4 --data cifar10
+  a run described by a file, one value changed, with two baselines for comparison
+    flower-server --config run.yaml --set local.steps=20 --baselines local,fedavg
+  no network at all: virtual clients in this process
+    flower-server --strategy pfedhn --engine inline --clients 10
+
+--set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
+the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
+
+exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed, 130 Ctrl-C
+"""
+
+# Flags for the keys that people change most; all others go through --set.
+_FLAGS = {
+    "strategy": str,
+    "rounds": int,
+    "clients": int,
+    "cohort": int,
+    "seed": int,
+    "eval_every": int,
+    "model": str,
+    "init_from": str,
+    "join_timeout_s": float,
+    "round_timeout_s": float,
+}
+_DATA_FLAGS = {"data": "data.name", "root": "data.root", "split": "data.split", "max_train": "data.max_train"}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    parser = argparse.ArgumentParser(
+        prog="flower-server",
+        description="Personalised federated learning: one hypernetwork here, a different model for every client.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
+    parser.add_argument("--list", action="store_true", help="list strategies, models, data sets and splits")
+    parser.add_argument("--explain", metavar="STRATEGY", help="list every key of a run with its default and meaning")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file that describes the run; flags win over it")
+    for key, kind in _FLAGS.items():
+        field = RunConfig.model_fields[key]
+        text = f"{field.description} (default: {field.default})"
+        run.add_argument(_flag(key), type=kind, help=text, metavar=key.upper().removesuffix("_S"))
+    for key, path in _DATA_FLAGS.items():
+        run.add_argument(_flag(key), metavar=key.upper(), help=f"sets {path}", type=int if key == "max_train" else str)
+    run.add_argument("--baselines", metavar="A,B", help="strategies to run afterwards with the same clients")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any key; may be repeated")
+    run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
+    machines = parser.add_argument_group("machines")
+    machines.add_argument("--engine", choices=["grpc", "inline"], default="grpc", help="real clients, or virtual ones")
+    machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
+    machines.add_argument("--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)")
+    machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
+    machines.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
+    tls = parser.add_argument_group("TLS (instead of --insecure)")
+    tls.add_argument("--tls-certificate", type=Path, metavar="FILE", help="the server's certificate, PEM")
+    tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="the CA that signed it, PEM; clients need it too")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
+    console = Console()
+    try:
+        if args.list:
+            from hyperbloom.server.catalogue import print_catalogue
+
+            print_catalogue(console)
+        elif args.explain:
+            from hyperbloom.server.catalogue import print_keys
+
+            print_keys(console, args.explain)
+        else:
+            _run(args, console)
+    except HyperbloomError as error:
+        print(f"flower-server: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("flower-server: stopped; the run folder holds what was done", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _flag(key: str) -> str:
+    return "--" + key.removesuffix("_s").replace("_", "-")
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    overrides: dict[str, Any] = {key: getattr(args, key.removesuffix("_s")) for key in _FLAGS}
+    overrides |= {path: getattr(args, key) for key, path in _DATA_FLAGS.items()}
+    if args.baselines is not None:
+        overrides["baselines"] = [name.strip() for name in args.baselines.split(",") if name.strip()]
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    overrides |= dict(parse_assignment(text) for text in args.set)
+    if args.local_clients and "clients" not in overrides and args.config is None:
+        overrides["clients"] = args.local_clients
+    return load_run_config(args.config, overrides)
+
+
+@dataclass(frozen=True)
+class _Security:
+    """TLS files, or none of them for plain text."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    @property
+    def client_flags(self) -> list[str]:
+        return ["--root-certificates", str(self.ca)] if self.ca else ["--insecure"]
+
+
+def _security(args: argparse.Namespace) -> _Security:
+    files = {"--tls-certificate": args.tls_certificate, "--tls-key": args.tls_key, "--tls-ca": args.tls_ca}
+    given = [flag for flag, path in files.items() if path]
+    if args.insecure and given:
+        raise ConfigError(f"--insecure: expected alone or not at all, found with {given[0]}")
+    if not args.insecure and len(given) < len(files):
+        missing = ", ".join(flag for flag in files if flag not in given)
+        raise ConfigError(f"expected TLS files or --insecure (plain text, for trials); missing: {missing}")
+    for flag, path in files.items():
+        if path and not path.is_file():
+            raise ConfigError(f"{flag}: expected a file, found none at {path}")
+    return _Security(*files.values())
+
+
+def _run(args: argparse.Namespace, console: Console) -> None:
+    config = _config(args)
+    security = _security(args) if args.engine == "grpc" else _Security()
+    # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
+    from hyperbloom.server.run_folder import RunFolder, new_run_folder
+    from hyperbloom.server.session import Session, check_run
+    from hyperbloom.server.view import TerminalView, results_table
+
+    check_run(config, uses_data_section=bool(args.local_clients) or args.engine == "inline")
+    folder = new_run_folder(args.run_dir, config.strategy)
+    run_id = f"{folder.name}-{secrets.token_hex(4)}"
+    _log_to(folder / "server.log")
+    view = TerminalView(console)
+    recorder = RunFolder(folder, config, run_id)
+    console.print(f"run folder: [bold]{folder}[/]", soft_wrap=True)
+
+    def show_joined(count: int) -> None:
+        console.print(f"{count} of {config.clients} clients have joined", highlight=False)
+
+    try:
+        with _grid(args, config, security, folder, console) as grid:
+            session = Session(config, grid, run_id, [recorder, view], show_joined)
+            results = session.run()
+    finally:
+        view.close()
+    examples = {client.client_id: client.about.train_examples for client in session.roster}
+    console.print(results_table(results, examples))
+    console.print(f"everything is in [bold]{folder}[/]", soft_wrap=True)
+
+
+@contextmanager
+def _grid(
+    args: argparse.Namespace, config: RunConfig, security: _Security, folder: Path, console: Console
+) -> "Iterator[Grid]":
+    """Yield the grid of the chosen engine, with local clients if they were asked for."""
+    if args.engine == "inline":
+        from hyperbloom.server.engine import inline_grid
+
+        yield inline_grid(config, folder)
+        return
+    from hyperbloom.server.local_clients import local_clients, printed_line
+    from hyperbloom.server.superlink import Tls, free_port, superlink
+
+    port = args.port or free_port()
+    _check_port(args.host, port)
+    if args.insecure and args.host not in ("127.0.0.1", "localhost", "::1"):
+        console.print("[yellow]--insecure: everyone on the network can read and forge what is sent[/]")
+    tls = Tls(security.certificate, security.key, security.ca) if security.ca and security.certificate and security.key else None
+    with superlink(f"{args.host}:{port}", folder, __version__, tls) as grid:
+        address = f"{socket.gethostname() if args.host in ('0.0.0.0', '::') else args.host}:{port}"
+        local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
+        if args.local_clients < config.clients:
+            console.print("run this on each machine, NAME its own and I from 0:")
+            console.print(f"  {printed_line(address, security.client_flags, config)}", highlight=False, soft_wrap=True)
+        with local_clients(args.local_clients, local_address, security.client_flags, config, folder / "clients"):
+            yield grid
+
+
+def _check_port(host: str, port: int) -> None:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("hyperbloom")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logging.getLogger("flwr").addHandler(handler)
+

@@ -1,0 +1,40 @@
+"""The inline engine: virtual clients on the run's benchmark data set. The one place where the server meets the client."""
+
+from pathlib import Path
+
+from hyperbloom.client.app import app
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import DataSpec
+from hyperbloom.server.inline import InlineGrid
+
+__all__ = ["client_settings", "inline_grid"]
+
+
+def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
+    """Return the settings of virtual client `index`, the same as `--local-clients` gives to a process."""
+    data = config.data
+    spec = DataSpec(
+        data=data.name,
+        root=Path(data.root) if data.root else None,
+        split=data.split,
+        classes_per_client=data.classes_per_client,
+        alpha=data.alpha,
+        partition=index,
+        partitions=config.clients,
+        max_train=data.max_train,
+        seed=config.seed,
+    )
+    return ClientSettings(
+        client_id=f"client-{index}",
+        data=spec,
+        size=config.sizes[index % len(config.sizes)],
+        state_dir=folder / "clients" / f"client-{index}",
+        disclose_class_shares=config.options.get("descriptor") == "class-shares",
+    )
+
+
+def inline_grid(config: RunConfig, folder: Path) -> InlineGrid:
+    """Return a grid of `config.clients` virtual clients whose state lies under `folder`."""
+    settings = [client_settings(config, index, folder) for index in range(config.clients)]
+    return InlineGrid(app, [each.to_node_config() for each in settings])

@@ -1,0 +1,75 @@
+"""`flower-client` command lines: the one to print for other machines, and child processes beside this one."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hyperbloom.common.config import RunConfig
+
+__all__ = ["client_flags", "local_clients", "printed_line"]
+
+LEAVE_TIMEOUT_S = 10
+
+
+def client_flags(config: RunConfig) -> list[str]:
+    """Return the flags that make a client train on its share of the run's benchmark data set."""
+    data = config.data
+    flags = ["--data", data.name, "--split", data.split, "--classes-per-client", str(data.classes_per_client)]
+    flags += ["--root", data.root] if data.root else []
+    flags += ["--alpha", str(data.alpha)] if data.split == "dirichlet" else []
+    flags += ["--max-train", str(data.max_train)] if data.max_train else []
+    return [*flags, "--data-seed", str(config.seed)]
+
+
+def printed_line(address: str, security: list[str], config: RunConfig) -> str:
+    """Return the line to run on another machine; NAME and I stand for what differs between clients."""
+    words = ["flower-client", "--server", address, *security, *client_flags(config)]
+    return f"{shlex.join(words)} --client-id NAME --partition I/{config.clients}"
+
+
+@contextmanager
+def local_clients(count: int, address: str, security: list[str], config: RunConfig, folder: Path) -> Iterator[None]:
+    """Run `count` clients as processes of their own, each with its log and its state under `folder`.
+
+    They share this machine's cores, and end with this process. Sizes on offer are dealt in turn.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // count)
+    with ExitStack() as stack:
+        children = []
+        for index in range(count):
+            name = f"client-{index}"
+            log = stack.enter_context((folder / f"{name}.log").open("ab"))
+            command = [sys.executable, "-m", "hyperbloom.client", "--server", address, *security]
+            command += ["--client-id", name, "--partition", f"{index}/{config.clients}", *client_flags(config)]
+            command += ["--state-dir", str(folder / name), "--threads", str(threads), "--parent-pid", str(os.getpid())]
+            command += ["--size", config.sizes[index % len(config.sizes)]]
+            if config.options.get("descriptor") == "class-shares":
+                command.append("--disclose-class-shares")
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            children.append(child)
+        try:
+            yield
+        finally:
+            _end(children)
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for clients that have heard the goodbye; end the others."""
+    for child in children:
+        try:
+            child.wait(timeout=LEAVE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(timeout=LEAVE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

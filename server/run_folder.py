@@ -1,0 +1,164 @@
+"""The run folder: everything that a run leaves behind, written as it goes.
+
+    RUN/config.yaml                    the resolved configuration; `--config` takes it back
+    RUN/environment.json               versions, platform, seed, run id
+    RUN/metrics.jsonl                  a line per round: loss, clients, seconds; accuracy where it was evaluated
+    RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
+    RUN/hypernetwork.safetensors       server state of the round that validation selected
+    RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
+    RUN/roster.json                    clients, their embedding rows, hashes of their secrets
+    RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+    RUN/server.log, superlink.log, clients/NAME.log
+    RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
+"""
+
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hyperbloom import __version__
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.storage import write_bytes, write_json, write_tensors
+from hyperbloom.server.listener import Listener, RoundReport, Selection
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.roster import Roster
+
+__all__ = ["RunFolder", "new_run_folder", "read_run"]
+
+_PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
+
+
+def new_run_folder(path: Path | None, strategy: str) -> Path:
+    """Make an empty run folder.
+
+    Args:
+        path: where, or None for `runs/DATE-STRATEGY`.
+        strategy: part of the default name.
+
+    Raises:
+        ConfigError: the folder holds something already, or cannot be made.
+    """
+    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy}")
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+        if any(chosen.iterdir()):
+            raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}")
+    except OSError as error:
+        raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
+    return chosen
+
+
+def _fresh(path: Path) -> Path:
+    """Return `path`, with a number behind it if that name is taken."""
+    names = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in range(1, 1000))
+    return next(name for name in names if not name.exists())
+
+
+def read_run(folder: Path) -> tuple[dict[str, Tensor], Roster]:
+    """Return the selected server state and the roster of a finished run.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    try:
+        tensors = load_file(folder / "hypernetwork.safetensors")
+        return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"init_from: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
+        ) from None
+
+
+class RunFolder(Listener):
+    """Writes a run as it happens. Appended files get whole lines; the others are replaced atomically.
+
+    Args:
+        path: the run folder.
+        config: as resolved.
+        run_id: by which clients keep their personal state.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, run_id: str) -> None:
+        """Write the configuration and the environment."""
+        self.path = path
+        self._phase = path
+        self._name = config.strategy
+        self._selected: dict[str, Any] = {}
+        plain = json.loads(config.model_dump_json())
+        write_bytes(path / "config.yaml", yaml.safe_dump(plain, sort_keys=False).encode())
+        write_json(path / "environment.json", _environment(config, run_id))
+
+    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:  # type: ignore[type-arg]
+        """Send what follows to the run's own files, or to a baseline's folder."""
+        self._name = name
+        self._phase = self.path / "baselines" / name if self._selected else self.path
+        self._phase.mkdir(parents=True, exist_ok=True)
+
+    def round_done(self, report: RoundReport) -> None:
+        """Append the round's lines."""
+        outcome, number = report.outcome, report.number
+        losses = [result.loss for result in outcome.results.values()]
+        line: dict[str, Any] = {"round": number, "seconds": round(report.seconds, 4), "clients": len(losses)}
+        if losses:
+            line["loss"] = sum(losses) / len(losses)
+        if outcome.evaluation:
+            line |= outcome.evaluation.metrics()
+        self._append("metrics.jsonl", [line])
+        self._append("clients.jsonl", _client_lines(report))
+
+    def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+        """Keep the server's state and the figures of the best round so far."""
+        if state := strategy.state():
+            write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
+        write_json(self.path / "roster.json", strategy.roster.to_json())
+        self._selected[self._name] = {
+            "round": selection.round,
+            "metrics": selection.metrics,
+            "test_accuracy": selection.test_accuracy,
+        }
+        write_json(self.path / "summary.json", self._selected)
+
+    def phase_done(self, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+        """Keep the server's last state."""
+        if state := strategy.state():
+            write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
+        write_json(self.path / "roster.json", strategy.roster.to_json())
+
+    def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
+        with (self._phase / name).open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _client_lines(report: RoundReport) -> list[dict[str, Any]]:
+    outcome, common = report.outcome, {"round": report.number}
+    lines = [
+        {**common, "client": name, "loss": result.loss, "seconds": round(result.seconds, 4)}
+        for name, result in outcome.results.items()
+    ]
+    if outcome.evaluation:
+        for name, result in outcome.evaluation.scores.items():
+            lines.append({**common, "client": name, **vars(result)})
+    return lines + [{**common, "client": name, "refused": why} for name, why in outcome.refused.items()]
+
+
+def _environment(config: RunConfig, run_id: str) -> Mapping[str, Any]:
+    return {
+        "run_id": run_id,
+        "seed": config.seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {"hyperbloom": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }

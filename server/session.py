@@ -1,0 +1,114 @@
+"""A run from the first client to the last word: gather, train, baselines, goodbye."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import DATASETS, PARTITIONERS
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.models import MODELS, ModelSpec, full_layout
+from hyperbloom.server.federation import Federation
+from hyperbloom.server.listener import Listener, Selection
+from hyperbloom.server.rounds import run_rounds
+from hyperbloom.server.run_folder import read_run
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.roster import Roster
+
+__all__ = ["Session", "check_run"]
+
+
+@dataclasses.dataclass
+class Session:
+    """One run over one grid.
+
+    Attributes:
+        config: the run.
+        grid: Flower's, over the network or in this process.
+        run_id: names the run to the clients.
+        listeners: told of everything.
+        show_joined: called with the number of clients that have joined while the run waits for them.
+    """
+
+    config: RunConfig
+    grid: Grid
+    run_id: str
+    listeners: Sequence[Listener]
+    show_joined: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        """Read the run to start from, if there is one, and check the strategies' names and options."""
+        self.roster = Roster(self.config.seed)
+        self._initial = None
+        if self.config.init_from:
+            self._initial, self.roster = read_run(Path(self.config.init_from))
+            self.roster.seed = self.config.seed
+        self.federation = Federation(self.grid, self.roster, self._tell)
+
+    def run(self) -> dict[str, Selection]:
+        """Run the strategy and its baselines; returns the selected evaluation of each, by name.
+
+        Raises:
+            HyperbloomError: too few clients, or nobody answers any more.
+        """
+        try:
+            return self._run()
+        finally:
+            self.federation.say_goodbye("the run is over")
+
+    def _run(self) -> dict[str, Selection]:
+        known = len(self.roster)
+        results: dict[str, Selection] = {}
+        for name in (self.config.strategy, *self.config.baselines):
+            main = name == self.config.strategy
+            config = self.config if main else baseline_config(self.config, name)
+            strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
+            if main:
+                self.federation.gather(strategy, config.clients, config.join_timeout_s, self.show_joined)
+                self.roster.sort(known)
+                if self._initial is not None:
+                    strategy.load(self._initial)
+            self.federation.begin(strategy, known if main else 0)
+            for listener in self.listeners:
+                listener.phase(strategy, name)
+            results[name] = run_rounds(strategy, self.federation, config, self.listeners)
+            for listener in self.listeners:
+                listener.phase_done(strategy)
+        return results
+
+    def _tell(self, text: str) -> None:
+        for listener in self.listeners:
+            listener.event(text)
+
+
+def baseline_config(config: RunConfig, name: str) -> RunConfig:
+    """Return the configuration of a baseline: the same clients, rounds, cohorts and local training, its own options."""
+    return config.model_copy(update={"strategy": name, "options": {}, "init_from": None})
+
+
+def check_run(config: RunConfig, uses_data_section: bool) -> None:
+    """Find out before anything starts whether the run can work.
+
+    Args:
+        config: the run.
+        uses_data_section: whether clients will be started on the data set that the run names.
+
+    Raises:
+        ConfigError: a strategy, one of its options, a model or a split does not exist, or they do not go together.
+        ModelError: the target network does not fit the data set.
+    """
+    for name in (config.strategy, *config.baselines):
+        one = config if name == config.strategy else baseline_config(config, name)
+        make_strategy(one, "", Roster(config.seed))
+    if len({config.strategy, *config.baselines}) <= len(config.baselines):
+        raise ConfigError(f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}")
+    if config.model not in ("auto", *MODELS):
+        raise ConfigError(f"model: expected auto or one of {', '.join(MODELS)}, found {config.model!r}")
+    if config.data.split not in PARTITIONERS:
+        raise ConfigError(f"data.split: expected one of {', '.join(PARTITIONERS)}, found {config.data.split!r}")
+    info = DATASETS.get(config.data.name)
+    if uses_data_section and info:
+        for size in config.sizes:
+            full_layout(ModelSpec.choose(config.model, size, info.input_shape, info.num_classes))

@@ -1,0 +1,114 @@
+"""What a person sees: a live line while a strategy runs, one plain line per evaluation otherwise, a table at the end."""
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hyperbloom.server.listener import Listener, RoundReport, Selection
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+
+__all__ = ["TerminalView", "results_table"]
+
+_WAITING = "waiting for the first evaluation"
+
+
+class TerminalView(Listener):
+    """Follows a run on a console.
+
+    Args:
+        console: where to show it; a live line on a terminal, plain lines elsewhere.
+    """
+
+    def __init__(self, console: Console) -> None:
+        """Show nothing yet."""
+        self.console = console
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._start = 0.0
+        self._name = ""
+
+    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:  # type: ignore[type-arg]
+        """Begin a new line for a strategy."""
+        self._start, self._name = time.perf_counter(), name
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("[bold]{task.description:<10}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[state]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task(name, total=strategy.config.rounds, state=_WAITING)
+
+    def phase_done(self, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+        """Leave the line as it is."""
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+
+    def event(self, text: str) -> None:
+        """Print what happened to a client."""
+        self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False, soft_wrap=True)
+
+    def round_done(self, report: RoundReport) -> None:
+        """Advance."""
+        for name, why in report.outcome.refused.items():
+            self.event(f"[yellow]round {report.number}: {name} left out: {why}[/]")
+        rate = report.number / (time.perf_counter() - self._start)
+        metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
+        if self._progress:
+            state = {"state": f"{_accuracy(metrics)}  {rate:.1f} rounds/s"} if metrics else {}
+            self._progress.update(self._task, completed=report.number, **state)
+        elif metrics:
+            left = (report.of - report.number) / rate
+            self.console.print(
+                f"{self._name}: round {report.number}/{report.of}  {_accuracy(metrics)}  "
+                f"{rate:.1f} rounds/s  {left:.0f} s left",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _accuracy(metrics: Mapping[str, float]) -> str:
+    return f"accuracy mean {metrics['test_mean']:.1f} %, worst client {metrics['test_worst']:.1f} %"
+
+
+def results_table(results: Mapping[str, Selection], train_examples: Mapping[str, int]) -> Table:
+    """Return test accuracy per client and strategy, at the round that validation selected.
+
+    Args:
+        results: selection of each strategy, the main one first.
+        train_examples: number of training examples of each client.
+    """
+    table = Table(title="test accuracy in percent, at the round that validation selected", title_justify="left")
+    table.add_column("client")
+    table.add_column("examples", justify="right")
+    for name, selection in results.items():
+        table.add_column(f"{name}\n(round {selection.round})", justify="right")
+    for client, examples in train_examples.items():
+        values = [selection.test_accuracy.get(client) for selection in results.values()]
+        best = max((value for value in values if value is not None), default=None)
+        table.add_row(client, str(examples), *(_cell(value, best) for value in values))
+    table.add_section()
+    means = [selection.metrics["test_mean"] for selection in results.values()]
+    table.add_row("mean over clients", "", *(_cell(value, max(means)) for value in means))
+    worst = [selection.metrics["test_worst"] for selection in results.values()]
+    table.add_row("worst client", "", *(_cell(value, max(worst)) for value in worst))
+    pooled = [selection.metrics["test_pooled"] for selection in results.values()]
+    table.add_row("pooled over examples", "", *(_cell(value, max(pooled)) for value in pooled))
+    return table
+
+
+def _cell(value: float | None, best: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"[bold green]{value:.1f}[/]" if value == best else f"{value:.1f}"
