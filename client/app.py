@@ -1,4 +1,4 @@
-"""The `ClientApp`: unpack, work, pack. The same under `flower-client`, a stock `flower-supernode` and in one process."""
+"""The `ClientApp`: unpack, work, pack. The same under `flower-client`, a stock SuperNode and in one process."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp

@@ -50,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--download", action="store_true", help="fetch a named data set that is missing")
     data.add_argument("--partition", metavar="I/N", help="this client's share of a data set that N clients split")
     data.add_argument("--split", default="shares", help="how the N shares are made (default: %(default)s)")
-    data.add_argument("--classes-per-client", type=int, default=2, metavar="K", help="classes, or concepts (default: 2)")
+    data.add_argument(
+        "--classes-per-client", type=int, default=2, metavar="K", help="classes, or concepts (default: 2)"
+    )
     data.add_argument("--alpha", type=float, default=0.5, help="concentration of the Dirichlet split (default: 0.5)")
     data.add_argument("--max-train", type=int, metavar="N", help="use at most N training examples")
     data.add_argument("--data-seed", type=int, default=0, metavar="SEED", help="seed of the split (default: 0)")

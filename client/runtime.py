@@ -45,7 +45,7 @@ __all__ = ["Link", "Pacer", "exit_with_parent", "run_client"]
 
 log = logging.getLogger("hyperbloom.client")
 
-RECONNECT_DELAY_S = 10.0
+RECONNECT_DELAY_S = 10
 TRANSFER_DEADLINE_S = 120.0
 
 
@@ -68,7 +68,9 @@ class Pacer:
         active_for: seconds.
     """
 
-    def __init__(self, fastest: float = 0.005, active: float = 0.05, idle: float = 3.0, active_for: float = 30.0) -> None:
+    def __init__(
+        self, fastest: float = 0.005, active: float = 0.05, idle: float = 3.0, active_for: float = 30.0
+    ) -> None:
         """Start idle."""
         self.fastest, self.active, self.idle, self.active_for = fastest, active, idle, active_for
         self._delay = fastest

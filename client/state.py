@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors
-import torch
 from safetensors import SafetensorError
 
 from hyperbloom.client.training import FlatPart
@@ -78,7 +77,7 @@ class ClientState:
                 "the server's operator to admit this client anew"
             ) from None
 
-    def load_personal(self, run_id: str, part: FlatPart, optimizer: torch.optim.SGD) -> bool:
+    def load_personal(self, run_id: str, part: FlatPart) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
 
         Raises:
@@ -88,26 +87,22 @@ class ClientState:
         if not path.exists():
             return False
         try:
-            with safetensors.safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safetensors.safe_open(path, framework="pt") as file:
                 layout = (file.metadata() or {}).get("layout")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                tensors = {name: file.get_tensor(name).to(part.values.device) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise HyperbloomError(f"{path} cannot be read ({error}); move it away to start from fresh weights") from None
+            raise HyperbloomError(
+                f"{path} cannot be read ({error}); move it away to start from fresh weights"
+            ) from None
         if layout != part.layout.digest:
             raise HyperbloomError(f"{path} belongs to another architecture; move it away to start from fresh weights")
-        with torch.no_grad():
-            part.values.copy_(tensors["values"])
-        if "momentum" in tensors:
-            momentum = tensors["momentum"].to(part.values.device)
-            optimizer.state[part.values] = {"momentum_buffer": momentum}
+        part.load(tensors["values"])
+        part.momentum = tensors.get("momentum")
         return True
 
-    def save_personal(self, run_id: str, part: FlatPart, optimizer: torch.optim.SGD) -> None:
+    def save_personal(self, run_id: str, part: FlatPart) -> None:
         """Write the personal part and its momentum."""
-        tensors = {"values": part.values}
-        momentum = optimizer.state.get(part.values, {}).get("momentum_buffer")
-        if momentum is not None:
-            tensors["momentum"] = momentum
+        tensors = {"values": part.values} | ({} if part.momentum is None else {"momentum": part.momentum})
         write_tensors(self._personal_path(run_id), tensors, {"layout": part.layout.digest})
 
     def _personal_path(self, run_id: str) -> Path:

@@ -5,8 +5,6 @@ fresh shuffle at each step, momentum, weight decay, clipping of the shared part 
 what the server sent and one that persists for a personal head.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,42 +19,52 @@ EVALUATION_BATCH = 1024
 
 
 class FlatPart:
-    """Some parameters of a module, moved into one contiguous vector, with one SGD optimiser over it.
+    """Some parameters of a module, moved into one contiguous vector, and the momentum of SGD over it.
 
-    The module's parameters become views of `values`, their gradients views of `values.grad`: copying weights in,
+    The module's parameters become views of `values`, their gradients views of `gradient`: copying weights in,
     clipping and stepping are single operations however many tensors there are.
 
     Args:
         module: the network; its parameters in `layout` are re-bound.
         layout: which parameters, in which order.
+
+    Shape:
+        `values`, `gradient`, `momentum` are `(layout.numel,)`; `momentum` is None before the first step.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         """Move the parameters of `layout` into `values`."""
         self.layout = layout
         parameters = dict(module.named_parameters())
-        first = next(iter(parameters.values()))
-        values = layout.flatten(parameters) if layout.numel else first.new_empty(0)
-        self.values = nn.Parameter(values.clone())
-        self.values.grad = torch.zeros_like(self.values)
-        for (name, view), grad in zip(
-            layout.views(self.values.data).items(), layout.views(self.values.grad).values(), strict=True
-        ):
+        anchor = next(iter(parameters.values()))
+        self.values = layout.flatten(parameters) if layout.numel else anchor.detach().new_empty(0)
+        self.gradient = torch.zeros_like(self.values)
+        self.momentum: Tensor | None = None
+        gradients = layout.views(self.gradient)
+        for name, view in layout.views(self.values).items():
             parameters[name].data = view
-            parameters[name].grad = grad
+            parameters[name].grad = gradients[name]
 
-    def optimizer(self, order: TrainOrder) -> torch.optim.SGD:
-        """Return a fresh SGD over this part with the order's hyperparameters."""
-        return torch.optim.SGD(
-            [self.values], lr=order.learning_rate, momentum=order.momentum, weight_decay=order.weight_decay
-        )
+    @torch.no_grad()
+    def load(self, values: Tensor) -> None:
+        """Take over weights and forget the momentum: what the server sends starts with a fresh optimiser."""
+        self.values.copy_(values)
+        self.momentum = None
 
+    @torch.no_grad()
+    def clip(self, norm: float) -> None:
+        """Scale the gradient down to a norm of at most `norm`, as `torch.nn.utils.clip_grad_norm_` does."""
+        self.gradient.mul_((norm / (self.gradient.norm() + 1e-6)).clamp_(max=1.0))
 
-@dataclass(frozen=True)
-class Trained:
-    """Outcome of local training."""
-
-    loss: float
+    @torch.no_grad()
+    def step(self, order: TrainOrder) -> None:
+        """Take the step of `torch.optim.SGD`, without the seconds that its first use takes to import."""
+        self.gradient.add_(self.values, alpha=order.weight_decay)
+        if self.momentum is None:
+            self.momentum = self.gradient.clone()
+        else:
+            self.momentum.mul_(order.momentum).add_(self.gradient)
+        self.values.add_(self.momentum, alpha=-order.learning_rate)
 
 
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:
@@ -69,44 +77,31 @@ def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tenso
     return torch.stack([torch.randperm(examples, generator=generator)[:size] for _ in range(steps)])
 
 
-def train(
-    module: nn.Module,
-    shared: FlatPart,
-    data: Examples,
-    order: TrainOrder,
-    personal: tuple[FlatPart, torch.optim.SGD] | None = None,
-) -> float:
+def train(module: nn.Module, shared: FlatPart, personal: FlatPart, data: Examples, order: TrainOrder) -> float:
     """Take the order's SGD steps in place and return the mean loss over them.
 
     Args:
-        module: network whose parameters are views of `shared` and of the personal part.
-        shared: what the server sent; gets a fresh optimiser and is clipped to `order.clip`.
+        module: network whose parameters are views of `shared` and `personal`, either of which may be empty.
+        shared: what the server sent; its gradient is clipped to `order.clip`.
+        personal: what stays on the client, its momentum persists; not clipped, as in the public code of pFedHN-PC.
         data: training examples on the module's device.
         order: hyperparameters and seed.
-        personal: what stays on the client, with the optimiser whose momentum persists; not clipped, as in the
-            public code of pFedHN-PC.
     """
-    parts = [(shared, shared.optimizer(order))] if shared.layout.numel else []
-    parts += [personal] if personal else []
+    parts = [part for part in (shared, personal) if part.layout.numel]
     batches = draw_batches(len(data), order.batch_size, order.steps, order.seed).to(data.labels.device)
     total = torch.zeros((), device=data.labels.device)
     module.train()
     for batch in batches:
-        for part, _ in parts:
-            _grad(part).zero_()
+        for part in parts:
+            part.gradient.zero_()
         loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if shared.layout.numel:
-            nn.utils.clip_grad_norm_(shared.values, order.clip)
-        for _, optimizer in parts:
-            optimizer.step()
+            shared.clip(order.clip)
+        for part in parts:
+            part.step(order)
         total += loss.detach()
     return (total / order.steps).item()
-
-
-def _grad(part: FlatPart) -> Tensor:
-    assert part.values.grad is not None
-    return part.values.grad
 
 
 @torch.no_grad()

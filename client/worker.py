@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import nn
@@ -56,7 +56,7 @@ class Worker:
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
         self._networks: dict[tuple[ModelSpec, str], _Network] = {}
-        self._personal: tuple[str, _Network, torch.optim.SGD] | None = None
+        self._personal: tuple[str, _Network] | None = None  # the run and network whose personal part is in memory
 
     def introduce(self) -> Introduction:
         """Say who this client is and what it can do."""
@@ -83,14 +83,13 @@ class Worker:
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
         start = time.perf_counter()
-        network, optimizer = self._load(order)
+        network = self._load(order)
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
         own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
-        personal = (network.personal, optimizer) if optimizer else None
-        loss = train(network.module, network.shared, self.train_data, own, personal)
-        if optimizer:
-            self.state.save_personal(order.run_id, network.personal, optimizer)
-        trained = network.shared.values.detach().cpu()
+        loss = train(network.module, network.shared, network.personal, self.train_data, own)
+        if network.personal.layout.numel:
+            self.state.save_personal(order.run_id, network.personal)
+        trained = network.shared.values.cpu()
         reply = None
         if order.reply != "nothing" and order.weights is not None:
             values = trained - order.weights.values if order.reply == "delta" else trained.clone()
@@ -99,11 +98,11 @@ class Worker:
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
-        network, _ = self._load(order)
+        network = self._load(order)
         val, test = evaluate(network.module, self.val_data), evaluate(network.module, self.test_data)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
 
-    def _load(self, order: Order) -> tuple[_Network, torch.optim.SGD | None]:
+    def _load(self, order: Order) -> _Network:
         """Put the order's weights and this run's personal part into the network."""
         if order.num_classes != self.num_classes:
             raise WireError(f"order: {order.num_classes} classes, but this client's data have {self.num_classes}")
@@ -112,9 +111,12 @@ class Worker:
             if order.weights is None:
                 raise WireError("order: expected weights, found none")
             order.weights.check(network.shared.layout, torch.float32)
-            with torch.no_grad():
-                network.shared.values.copy_(order.weights.values)
-        return network, self._personal_optimizer(order, network)
+            network.shared.load(order.weights.values)
+        if network.personal.layout.numel and self._personal != (order.run_id, network):
+            if not self.state.load_personal(order.run_id, network.personal):
+                self._initialise(order, network)
+            self._personal = (order.run_id, network)
+        return network
 
     def _network(self, order: Order) -> _Network:
         if order.private not in PRIVATE:
@@ -129,32 +131,16 @@ class Worker:
             self._networks[key] = _Network(module, FlatPart(module, shared), FlatPart(module, personal))
         return self._networks[key]
 
-    def _personal_optimizer(self, order: Order, network: _Network) -> torch.optim.SGD | None:
-        """Return the optimiser of the personal part, restored or begun; None if nothing is private."""
-        if not network.personal.layout.numel:
-            return None
-        if self._personal is None or self._personal[:2] != (order.run_id, network):
-            optimizer = torch.optim.SGD([network.personal.values], lr=0.0)
-            if not self.state.load_personal(order.run_id, network.personal, optimizer):
-                self._initialise(order, network)
-            self._personal = (order.run_id, network, optimizer)
-        optimizer = self._personal[2]
-        if isinstance(order, TrainOrder):
-            group = optimizer.param_groups[0]
-            group |= {"lr": order.learning_rate, "momentum": order.momentum, "weight_decay": order.weight_decay}
-        return optimizer
-
     def _initialise(self, order: Order, network: _Network) -> None:
         """Give the personal part the architecture's own initial values, from a seed of this client's."""
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
             fresh = dict(build(spec).named_parameters())
-        with torch.no_grad():
-            network.personal.values.copy_(network.personal.layout.flatten(fresh))
+        network.personal.load(network.personal.layout.flatten(fresh))
 
 
-@lru_cache(maxsize=None)
+@cache
 def worker_for(settings: ClientSettings) -> Worker:
     """Return this process's worker for these settings, loading the data on first use."""
     return Worker(settings)

@@ -1,4 +1,4 @@
-"""The description of a run: one frozen, typed object, made from a YAML file and flags and checked before anything starts.
+"""The description of a run: one frozen, typed object from a YAML file and flags, checked before anything starts.
 
 Unknown keys, wrong types and impossible combinations raise `ConfigError` with one line that names the key, what was
 expected and what was found.
@@ -63,7 +63,9 @@ class RunConfig(Section):
     cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of all that is random on server and clients")
     eval_every: Positive = Field(10, description="rounds between evaluations on every client")
-    model: str = Field("auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp")
+    model: str = Field(
+        "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
+    )
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")

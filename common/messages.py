@@ -111,8 +111,11 @@ class Packable:
         if not isinstance(record, ConfigRecord):
             raise WireError(f"expected a record {_KEY!r} with a {cls.__name__}, found {sorted(content)}")
         left = dict(record)
-        values = {name: _take(left, name, kind, cls.__name__) for name, kind in get_type_hints(cls).items()
-                  if get_origin(kind) is not ClassVar}
+        values = {
+            name: _take(left, name, kind, cls.__name__)
+            for name, kind in get_type_hints(cls).items()
+            if get_origin(kind) is not ClassVar
+        }
         if left:
             raise WireError(f"{cls.__name__}: unknown field {sorted(left)[0]!r}")
         return cls(**values)

@@ -81,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     machines = parser.add_argument_group("machines")
     machines.add_argument("--engine", choices=["grpc", "inline"], default="grpc", help="real clients, or virtual ones")
     machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
-    machines.add_argument("--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)")
+    machines.add_argument(
+        "--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)"
+    )
     machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
     machines.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
     tls = parser.add_argument_group("TLS (instead of --insecure)")
@@ -208,7 +210,11 @@ def _grid(
     _check_port(args.host, port)
     if args.insecure and args.host not in ("127.0.0.1", "localhost", "::1"):
         console.print("[yellow]--insecure: everyone on the network can read and forge what is sent[/]")
-    tls = Tls(security.certificate, security.key, security.ca) if security.ca and security.certificate and security.key else None
+    tls = (
+        Tls(security.certificate, security.key, security.ca)
+        if security.ca and security.certificate and security.key
+        else None
+    )
     with superlink(f"{args.host}:{port}", folder, __version__, tls) as grid:
         address = f"{socket.gethostname() if args.host in ('0.0.0.0', '::') else args.host}:{port}"
         local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
@@ -236,4 +242,3 @@ def _log_to(path: Path) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logging.getLogger("flwr").addHandler(handler)
-

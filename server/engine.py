@@ -1,4 +1,4 @@
-"""The inline engine: virtual clients on the run's benchmark data set. The one place where the server meets the client."""
+"""The inline engine: virtual clients on the run's benchmark data. The one place where server meets client."""
 
 from pathlib import Path
 

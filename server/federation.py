@@ -37,7 +37,7 @@ class Federation:
         self.grid = grid
         self.roster = roster
         self._on_event = on_event
-        self._strategy: PersonalisedStrategy | None = None  # type: ignore[type-arg]
+        self._strategy: PersonalisedStrategy | None = None
         self._begun = False
         self._met: set[int] = set()
         self._greetings: dict[str, tuple[int, float]] = {}  # message id -> node, time sent
@@ -45,7 +45,9 @@ class Federation:
 
     # ------------------------------------------------------------------ joining
 
-    def gather(self, strategy: PersonalisedStrategy, wanted: int, timeout_s: float, show: Callable[[int], None]) -> None:  # type: ignore[type-arg]
+    def gather(
+        self, strategy: PersonalisedStrategy, wanted: int, timeout_s: float, show: Callable[[int], None]
+    ) -> None:
         """Wait until `wanted` clients that fit the strategy are live.
 
         Args:
@@ -74,7 +76,7 @@ class Federation:
             time.sleep(SLOWEST_POLL_S)
         show(len(self.roster.live))
 
-    def begin(self, strategy: PersonalisedStrategy, known: int) -> None:  # type: ignore[type-arg]
+    def begin(self, strategy: PersonalisedStrategy, known: int) -> None:
         """Hand the clients to a strategy, in order of rows; later ones are handed over as they come.
 
         Args:
@@ -190,4 +192,3 @@ class Federation:
         """Return what has arrived of these replies and of the answers to greetings."""
         wanted = message_ids | set(self._greetings)
         return list(self.grid.pull_messages(wanted)) if wanted else []
-

@@ -29,7 +29,7 @@ class Selection:
 class Listener:
     """Override what you want to hear."""
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:  # type: ignore[type-arg]
+    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """A strategy starts its rounds."""
 
     def event(self, text: str) -> None:
@@ -38,8 +38,8 @@ class Listener:
     def round_done(self, report: RoundReport) -> None:
         """A round is over; `report.outcome.evaluation` is set if it ended with an evaluation."""
 
-    def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+    def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:
         """The evaluation of this round is the best so far."""
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+    def phase_done(self, strategy: PersonalisedStrategy) -> None:
         """A strategy has run all its rounds."""

@@ -1,4 +1,4 @@
-"""The round loop: order, exchange, aggregate, evaluate, select. Our own, because Flower's has no hook around a round."""
+"""The round loop: order, exchange, aggregate, evaluate, select. Our own: Flower's has no hook around a round."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ FRUITLESS_ROUNDS = 10
 
 
 def run_rounds(
-    strategy: PersonalisedStrategy,  # type: ignore[type-arg]
+    strategy: PersonalisedStrategy,
     federation: Federation,
     config: RunConfig,
     listeners: Sequence[Listener],
@@ -52,12 +52,12 @@ def run_rounds(
     return best
 
 
-def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:  # type: ignore[type-arg]
+def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
     orders = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), federation.grid)
     strategy.aggregate_train(number, _exchange(federation, orders, config))
 
 
-def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:  # type: ignore[type-arg]
+def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
     orders = strategy.configure_evaluate(number, ArrayRecord(), ConfigRecord(), federation.grid)
     strategy.aggregate_evaluate(number, _exchange(federation, orders, config))
 
@@ -66,7 +66,7 @@ def _exchange(federation: Federation, orders: list[Message], config: RunConfig) 
     return list(federation.exchange(orders, config.round_timeout_s))
 
 
-def _selection(strategy: PersonalisedStrategy, number: int) -> Selection | None:  # type: ignore[type-arg]
+def _selection(strategy: PersonalisedStrategy, number: int) -> Selection | None:
     evaluation = strategy.round.evaluation
     if evaluation is None:
         return None

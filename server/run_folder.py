@@ -1,15 +1,15 @@
 """The run folder: everything that a run leaves behind, written as it goes.
 
-    RUN/config.yaml                    the resolved configuration; `--config` takes it back
-    RUN/environment.json               versions, platform, seed, run id
-    RUN/metrics.jsonl                  a line per round: loss, clients, seconds; accuracy where it was evaluated
-    RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
-    RUN/hypernetwork.safetensors       server state of the round that validation selected
-    RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
-    RUN/roster.json                    clients, their embedding rows, hashes of their secrets
-    RUN/summary.json                   the selected round and each client's test accuracy, per strategy
-    RUN/server.log, superlink.log, clients/NAME.log
-    RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
+RUN/config.yaml                    the resolved configuration; `--config` takes it back
+RUN/environment.json               versions, platform, seed, run id
+RUN/metrics.jsonl                  a line per round: loss, clients, seconds; accuracy where it was evaluated
+RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
+RUN/hypernetwork.safetensors       server state of the round that validation selected
+RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
+RUN/roster.json                    clients, their embedding rows, hashes of their secrets
+RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+RUN/server.log, superlink.log, clients/NAME.log
+RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
 """
 
 import importlib.metadata
@@ -99,7 +99,7 @@ class RunFolder(Listener):
         write_bytes(path / "config.yaml", yaml.safe_dump(plain, sort_keys=False).encode())
         write_json(path / "environment.json", _environment(config, run_id))
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:  # type: ignore[type-arg]
+    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """Send what follows to the run's own files, or to a baseline's folder."""
         self._name = name
         self._phase = self.path / "baselines" / name if self._selected else self.path
@@ -117,7 +117,7 @@ class RunFolder(Listener):
         self._append("metrics.jsonl", [line])
         self._append("clients.jsonl", _client_lines(report))
 
-    def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+    def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:
         """Keep the server's state and the figures of the best round so far."""
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
@@ -129,7 +129,7 @@ class RunFolder(Listener):
         }
         write_json(self.path / "summary.json", self._selected)
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+    def phase_done(self, strategy: PersonalisedStrategy) -> None:
         """Keep the server's last state."""
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})

@@ -103,7 +103,9 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         one = config if name == config.strategy else baseline_config(config, name)
         make_strategy(one, "", Roster(config.seed))
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
-        raise ConfigError(f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}")
+        raise ConfigError(
+            f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
+        )
     if config.model not in ("auto", *MODELS):
         raise ConfigError(f"model: expected auto or one of {', '.join(MODELS)}, found {config.model!r}")
     if config.data.split not in PARTITIONERS:

@@ -20,7 +20,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -122,7 +122,9 @@ class LiveGrid(HttpGrid):
         request = PullAppMessagesRequest(message_ids=message_ids)
         response = self._runtime_client.PullMessages(request)
         trees = zip(response.messages_list, response.message_object_trees, strict=True)
-        return [self._pull(proto.metadata.message_id, proto.metadata.reply_to_message_id, tree) for proto, tree in trees]
+        return [
+            self._pull(proto.metadata.message_id, proto.metadata.reply_to_message_id, tree) for proto, tree in trees
+        ]
 
     def _pull(self, message_id: str, reply_to: str, tree: ObjectTree) -> Message:
         run_id = self.run.run_id
@@ -275,10 +277,8 @@ def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid
     finally:
         heartbeat.stop()
         grid._retry_invoker.max_tries = 1
-        try:
+        with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run that we want to close
             grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=sub_status, details=details))
-        except httpx.HTTPError:
-            pass  # the SuperLink is gone, and with it the run that we wanted to close
         grid.close()
 
 

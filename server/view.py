@@ -1,4 +1,4 @@
-"""What a person sees: a live line while a strategy runs, one plain line per evaluation otherwise, a table at the end."""
+"""What a person sees: a live line while a strategy runs, plain lines where there is no terminal, a table at the end."""
 
 import time
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class TerminalView(Listener):
         self._start = 0.0
         self._name = ""
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:  # type: ignore[type-arg]
+    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """Begin a new line for a strategy."""
         self._start, self._name = time.perf_counter(), name
         if self.console.is_terminal:
@@ -45,7 +45,7 @@ class TerminalView(Listener):
             self._progress.start()
             self._task = self._progress.add_task(name, total=strategy.config.rounds, state=_WAITING)
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:  # type: ignore[type-arg]
+    def phase_done(self, strategy: PersonalisedStrategy) -> None:
         """Leave the line as it is."""
         self.close()
 
@@ -66,8 +66,9 @@ class TerminalView(Listener):
         rate = report.number / (time.perf_counter() - self._start)
         metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
         if self._progress:
-            state = {"state": f"{_accuracy(metrics)}  {rate:.1f} rounds/s"} if metrics else {}
-            self._progress.update(self._task, completed=report.number, **state)
+            self._progress.update(self._task, completed=report.number)
+            if metrics:
+                self._progress.update(self._task, state=f"{_accuracy(metrics)}  {rate:.1f} rounds/s")
         elif metrics:
             left = (report.of - report.number) / rate
             self.console.print(

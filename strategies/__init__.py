@@ -10,7 +10,7 @@ from hyperbloom.strategies.roster import Roster
 
 __all__ = ["STRATEGIES", "make_strategy"]
 
-STRATEGIES: dict[str, type[PersonalisedStrategy]] = {  # type: ignore[type-arg]
+STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "fedavg": FedAvg,
     "local": Local,
     "pfedhn": PFedHN,
@@ -18,7 +18,7 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {  # type: ignore[type-arg]
 }
 
 
-def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> PersonalisedStrategy:  # type: ignore[type-arg]
+def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> PersonalisedStrategy:
     """Return the strategy that `config` names.
 
     Raises:

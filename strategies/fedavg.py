@@ -16,13 +16,13 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import build
 from hyperbloom.common.seeds import derive
-from hyperbloom.strategies.personalised import ClientUpdate, NoOptions, PersonalisedStrategy
+from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["FedAvg"]
 
 
-class FedAvg(PersonalisedStrategy[NoOptions]):
+class FedAvg(PersonalisedStrategy):
     """The same weights for everyone; Flower's `FedAvg` averages what comes back."""
 
     reply: ClassVar[str] = "weights"

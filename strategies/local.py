@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hyperbloom.strategies.personalised import ClientUpdate, NoOptions, PersonalisedStrategy
+from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["Local"]
 
 
-class Local(PersonalisedStrategy[NoOptions]):
+class Local(PersonalisedStrategy):
     """No weights travel; clients go on from where they stopped, for as many steps as in the other strategies."""
 
     private: ClassVar[str] = "all"

@@ -1,15 +1,15 @@
 """The round as Flower sees it: orders out, replies in, each matched to the client that it was sent to.
 
 A strategy of ours is a subclass that overrides `weights_for` and `update`; both are about clients and flat vectors
-of weights, and know nothing of Flower. Flower's own strategies send every node the same payload and demand equal keys, so this
-subclasses `Strategy` itself.
+of weights, and know nothing of Flower. Flower's own strategies send every node the same payload and demand equal keys,
+so this subclasses `Strategy` itself.
 """
 
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -82,10 +82,7 @@ class Round:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-OptionsT = TypeVar("OptionsT", bound=Section)
-
-
-class PersonalisedStrategy(Strategy, Generic[OptionsT]):
+class PersonalisedStrategy(Strategy):
     """Base of all strategies.
 
     Args:
@@ -100,13 +97,14 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
+    options: Section
 
     def __init__(self, config: RunConfig, run_id: str, roster: Roster) -> None:
         """Check the options; nothing is built before the first client says what its data look like."""
         self.config = config
         self.run_id = run_id
         self.roster = roster
-        self.options: OptionsT = check(self.options_type, config.options, f"options of {config.strategy}")  # type: ignore[assignment]
+        self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.layouts: dict[str, Layout] = {}
         self.round = Round()
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
@@ -160,7 +158,9 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
         input_shape = spec.input_shape if spec else config.input_shape
         num_classes = spec.num_classes if spec else config.num_classes
         if input_shape not in (None, about.input_shape):
-            raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
+            raise RefusedError(
+                f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}"
+            )
         if num_classes not in (None, about.num_classes):
             raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}")
         if about.size not in config.sizes:
@@ -248,7 +248,7 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
 
     # ------------------------------------------------------------------ between us and Flower
 
-    def _common(self, server_round: int) -> dict[str, str | int]:
+    def _common(self, server_round: int) -> dict[str, Any]:
         assert self.spec is not None, "no client has joined"
         return {
             "run_id": self.run_id,
@@ -273,11 +273,14 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
             sent = None if rows is None else rows[index]
             weights = None if sent is None else Weights(self.layouts[client.about.size], sent)
             content = order(weights).pack()
+            assert client.node_id is not None, "only live clients get orders"
             message = Message(content, client.node_id, message_type, group_id=str(server_round))
             self._orders.append((client, message, sent))
         return [message for _, message, _ in self._orders]
 
-    def _match(self, replies: Iterable[Message], kind: type[ResultT]) -> Iterator[tuple[Client, Tensor | None, ResultT]]:
+    def _match(
+        self, replies: Iterable[Message], kind: type[ResultT]
+    ) -> Iterator[tuple[Client, Tensor | None, ResultT]]:
         """Yield the client, what it was sent, and the result, for each reply to one of this round's orders.
 
         The client is the one whose order the reply answers; nothing inside the reply can make it another. Errors of
@@ -307,4 +310,3 @@ class PersonalisedStrategy(Strategy, Generic[OptionsT]):
             raise WireError("expected weights in the reply, found none")
         result.weights.check(self.layouts[client.about.size], sent.dtype)
         return result.weights.values
-

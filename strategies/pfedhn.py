@@ -55,10 +55,11 @@ class PFedHNOptions(Section):
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
 
 
-class PFedHN(PersonalisedStrategy[PFedHNOptions]):
+class PFedHN(PersonalisedStrategy):
     """Personal weights for every client from one hypernetwork (algorithm 1)."""
 
     options_type: ClassVar[type[Section]] = PFedHNOptions
+    options: PFedHNOptions
     learner: HypernetworkLearner
     _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
 
@@ -67,7 +68,9 @@ class PFedHN(PersonalisedStrategy[PFedHNOptions]):
         if self.options.freeze and not self.config.init_from:
             raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
         if self.options.freeze and self.options.descriptor == "class-shares":
-            raise ConfigError("options.freeze: expected descriptor: learned, found class-shares; nothing would be learned")
+            raise ConfigError(
+                "options.freeze: expected descriptor: learned, found class-shares; nothing would be learned"
+            )
         if self.options.hypernetwork == "linear" and self.options.spectral_norm:
             raise ConfigError("options.spectral_norm: expected hypernetwork: mlp, found linear")
 

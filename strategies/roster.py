@@ -124,7 +124,9 @@ class Roster:
                     "client_id": client.client_id,
                     "row": client.row,
                     "token_hash": client.token_hash,
-                    "about": {key: value for key, value in vars(client.about).items() if key not in ("token", "client_id")},
+                    "about": {
+                        key: value for key, value in vars(client.about).items() if key not in ("token", "client_id")
+                    },
                 }
                 for client in self
             ],
@@ -135,8 +137,10 @@ class Roster:
         """Read what `to_json` returned; every client is away."""
         roster = cls(int(stored["seed"]))
         for entry in stored["clients"]:
-            about = {key: tuple(value) if isinstance(value, list) else value for key, value in entry["about"].items()}
-            introduction = Introduction(client_id=entry["client_id"], token="", **about)
+            about: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in entry["about"].items()
+            }
+            introduction = Introduction(**about, client_id=entry["client_id"], token="")
             client = Client(entry["client_id"], int(entry["row"]), entry["token_hash"], None, introduction)
             roster._clients[client.client_id] = client
         return roster

@@ -15,7 +15,7 @@ from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
 
-__all__ = ["HEAD", "MODELS", "LeNet", "MLP", "ModelSpec", "OmniglotCNN", "body_layout", "build", "full_layout"]
+__all__ = ["HEAD", "MLP", "MODELS", "LeNet", "ModelSpec", "OmniglotCNN", "body_layout", "build", "full_layout"]
 
 HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""

@@ -118,7 +118,7 @@ class HypernetworkLearner:
         # Evaluation mode: the weights that were sent, not those after another power iteration of spectral norm.
         self.hypernetwork.eval()
         weights = self._forward(rows, size)
-        weights.backward(weights.detach() - target if target is not None else gradient)  # type: ignore[no-untyped-call]
+        weights.backward(weights.detach() - target if target is not None else gradient)
 
     def _step(self, rows: Sequence[int]) -> None:
         """Clip, take the optimiser's step, and forget the gradients."""
