@@ -77,10 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "ERROR")
-    logging.basicConfig(
-        format=f"%(asctime)s {args.client_id} %(message)s", datefmt="%H:%M:%S", level=logging.WARNING, stream=sys.stderr
-    )
-    logging.getLogger("hyperbloom").setLevel(logging.DEBUG if args.verbose else logging.INFO)
+    _log_to_stderr(args.client_id, args.verbose)
     try:
         _run(args)
     except HyperbloomError as error:
@@ -89,6 +86,15 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("flower-client: left the federation", file=sys.stderr)
     return 0
+
+
+def _log_to_stderr(client_id: str, verbose: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {client_id} %(message)s", datefmt="%H:%M:%S"))
+    logger = logging.getLogger("hyperbloom")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 def _run(args: argparse.Namespace) -> None:

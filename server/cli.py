@@ -237,6 +237,7 @@ def _check_port(host: str, port: int) -> None:
 
 def _log_to(path: Path) -> None:
     handler = logging.FileHandler(path)
+    handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("hyperbloom")
     logger.addHandler(handler)

@@ -38,7 +38,7 @@ def local_clients(count: int, address: str, security: list[str], config: RunConf
     They share this machine's cores, and end with this process. Sizes on offer are dealt in turn.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    threads = max(1, (os.cpu_count() or 1) // count)
+    threads = max(1, (os.cpu_count() or 1) // max(1, count))
     with ExitStack() as stack:
         children = []
         for index in range(count):

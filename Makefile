@@ -1,0 +1,30 @@
+# Two commands to remember: `make demo` and `make test`. Both make a virtual environment on first use.
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+export FLWR_TELEMETRY_ENABLED = 0
+
+.PHONY: demo test check clean help
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in about two minutes
+	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6
+
+test: $(VENV)/.installed  ## run the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed  ## lint, types and tests: what CI runs
+	scripts/check $(BIN)
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Hyperbloom needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove the virtual environment and caches; run folders stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,106 @@
+"""Real processes: a server and clients as a user starts them, on loopback ports of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+DEADLINE_S = 100
+
+
+class Process:
+    """A command whose output goes to a file, and which never outlives the test."""
+
+    def __init__(self, module: str, args: list[str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as file:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-u", "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "COLUMNS": "200"},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.output}") from None
+
+    def wait_for(self, text: str, times: int = 1, timeout_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.output.count(text) < times:
+            assert self.popen.poll() is None, f"ended before it said {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"did not say {text!r} in {timeout_s} s:\n{self.output}"
+            time.sleep(0.05)
+
+    def interrupt(self) -> None:
+        self.popen.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+
+class Site:
+    """Starts servers and clients for one test; `folder` holds everything that they write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.processes: list[Process] = []
+
+    def start(self, module: str, name: str, *args: str) -> Process:
+        process = Process(module, list(args), self.folder / f"{name}-{len(self.processes)}.log")
+        self.processes.append(process)
+        return process
+
+    def server(self, *args: str, insecure: bool = True) -> Process:
+        security = ["--insecure"] if insecure else []
+        return self.start("hyperbloom.server", "server", "--port", str(self.port), *security, *args)
+
+    def client(self, name: str, *args: str, state: str = "", insecure: bool = True) -> Process:
+        security = ["--insecure"] if insecure else []
+        address, state_dir = f"127.0.0.1:{self.port}", str(self.folder / "state" / (state or name))
+        args = ("--server", address, "--client-id", name, "--state-dir", state_dir, "--threads", "1", *security, *args)
+        return self.start("hyperbloom.client", name, *args)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    for process in site.processes:
+        if process.popen.poll() is None:
+            # A server ends its SuperLink and its local clients when it is asked to; the rest is forced.
+            process.popen.terminate() if "client" in str(process.log) else process.interrupt()
+    for process in site.processes:
+        try:
+            process.popen.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool], str], None]:
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+            time.sleep(0.05)
+
+    return wait

@@ -1,0 +1,102 @@
+"""Clients that are killed, doubled, interrupted; a server that dies under its clients."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.processes.conftest import Process, Site
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+Until = Callable[[Callable[[], bool], str], None]
+
+
+def rounds(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def join(site: Site, index: int, *args: str) -> Process:
+    return site.client(f"c{index}", "--partition", f"{index}/3", *args)
+
+
+def test_killed_doubled_and_interrupted_clients(site: Site, until: Until) -> None:
+    run = site.folder / "run"
+    args = ["--clients", "3", "--cohort", "3", "--rounds", "100000", "--eval-every", "5", "--set", "local.steps=200"]
+    server = site.server("--strategy", "pfedhn-pc", *args, "--run-dir", str(run))
+    clients = [join(site, index) for index in range(3)]
+    until(lambda: rounds(run) >= 2, "two rounds")
+
+    double = site.client("c0", "--partition", "0/3", state="elsewhere")
+    assert double.wait() == 3
+    assert "a client named 'c0' with another identity is connected" in double.output
+    again = site.client("c0", "--partition", "0/3")
+    assert again.wait() == 3
+    assert f"process {clients[0].popen.pid} already runs as this client" in again.output
+    assert clients[0].popen.poll() is None
+
+    # Killed in the middle of a round, restarted at once: a new process and a new node, the same client.
+    head = next((site.folder / "state/c1/personal").glob("*.safetensors"))
+    before = head.read_bytes()
+    clients[1].kill()
+    done = rounds(run)
+    clients[1] = join(site, 1)
+    server.wait_for("c1 is back")
+    until(lambda: rounds(run) >= done + 3, "rounds after the restart")
+    assert head.read_bytes() != before, "the personal classifier goes on in the same file"
+
+    clients[2].interrupt()
+    assert clients[2].wait() == 0
+    assert "left the federation" in clients[2].output
+    server.wait_for("c2 left")
+    done = rounds(run)
+    until(lambda: rounds(run) >= done + 2, "rounds without the client that left")
+
+    roster = json.loads((run / "roster.json").read_text())["clients"]
+    assert [(client["client_id"], client["row"]) for client in roster] == [("c0", 0), ("c1", 1), ("c2", 2)]
+    server.interrupt()
+    assert server.wait() == 130
+    assert clients[0].wait() == 0
+
+
+def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until) -> None:
+    args = ["--clients", "2", "--cohort", "2", "--eval-every", "5"]
+    first = site.server(*args, "--rounds", "100000", "--run-dir", str(site.folder / "first"))
+    clients = [site.client(f"c{index}", "--partition", f"{index}/2") for index in range(2)]
+    until(lambda: rounds(site.folder / "first") >= 2, "two rounds")
+    first.kill()
+    clients[0].wait_for("trying until it does", timeout_s=60)
+    second = site.server(*args, "--rounds", "10", "--run-dir", str(site.folder / "second"))
+    assert second.wait(150) == 0, second.output
+    assert [client.wait() for client in clients] == [0, 0], clients[0].output
+    assert rounds(site.folder / "second") == 10
+
+
+def test_only_the_fleet_port_faces_clients(site: Site) -> None:
+    server = site.server("--host", "0.0.0.0", "--clients", "1", "--run-dir", str(site.folder / "run"))
+    server.wait_for("run this on each machine")
+    assert "everyone on the network can read and forge" in server.output
+    child = Path(f"/proc/{server.popen.pid}/task/{server.popen.pid}/children").read_text().split()[0]
+    inodes = {
+        match for fd in Path(f"/proc/{child}/fd").iterdir() for match in re.findall(r"socket:\[(\d+)\]", _link(fd))
+    }
+    listening: dict[int, str] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{child}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, port = fields[1].rsplit(":", 1)
+                listening[int(port, 16)] = address
+    assert site.port in listening and len(listening) == 2
+    del listening[site.port]
+    assert list(listening.values()) == ["0100007F"], "Control and Runtime API: 127.0.0.1 only"
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,69 @@
+"""Whole runs: a real SuperLink, real clients in processes of their own, real gRPC on loopback."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hyperbloom.server.cli import main
+from tests.processes.conftest import Site
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+SHORT = ["--rounds", "4", "--eval-every", "2", "--clients", "3", "--cohort", "2", "--set", "local.steps=10"]
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_over_grpc_equals_the_inline_engine(site: Site, tmp_path: Path) -> None:
+    args = ["--strategy", "pfedhn", *SHORT, "--baselines", "local,fedavg"]
+    server = site.server(*args, "--local-clients", "3", "--run-dir", str(tmp_path / "grpc"))
+    assert server.wait() == 0, server.output
+    assert "mean over clients" in server.output and "client-2" in server.output
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert main(["--engine", "inline", *args, "--run-dir", str(tmp_path / "inline")]) == 0
+    torch.set_num_threads(threads)
+    for name in ("hypernetwork.safetensors", "baselines/fedavg/hypernetwork.safetensors"):
+        grpc, inline = load_file(tmp_path / "grpc" / name), load_file(tmp_path / "inline" / name)
+        assert grpc.keys() == inline.keys()
+        for tensor in grpc:
+            torch.testing.assert_close(grpc[tensor], inline[tensor], rtol=0, atol=0)
+    assert (tmp_path / "grpc/summary.json").read_text() == (tmp_path / "inline/summary.json").read_text()
+    assert len(lines(tmp_path / "grpc/metrics.jsonl")) == 4
+    assert not list((tmp_path / "grpc/clients").glob("*/personal/*pfedhn*"))
+
+
+def test_clients_with_data_of_their_own_and_a_personal_classifier(site: Site, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name in ("north", "south"):
+        x = generator.normal(size=(90, 12)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    run = tmp_path / "run"
+    server = site.server("--strategy", "pfedhn-pc", *SHORT, "--clients", "2", "--run-dir", str(run))
+    clients = [site.client(name, "--data", str(tmp_path / f"{name}.npz")) for name in ("north", "south")]
+    assert server.wait() == 0, server.output
+    assert [client.wait() for client in clients] == [0, 0]
+    roster = json.loads((run / "roster.json").read_text())["clients"]
+    assert [client["client_id"] for client in roster] == ["north", "south"]
+    assert roster[0]["about"]["input_shape"] == [12]
+    heads = sorted(path.name for path in (tmp_path / "state").glob("*/personal/*.safetensors"))
+    assert len(heads) == 2
+    # What the server learned writes the body only: 12 x 100 weights and 100 biases.
+    assert load_file(run / "hypernetwork.safetensors")["hypernetwork.heads.M.weight"].shape == (1300, 100)
+
+
+def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> None:
+    run = str(site.folder / "run")
+    server = site.server("--clients", "2", "--set", "join_timeout_s=8", "--run-dir", run, "--data", "digits")
+    server.wait_for("flower-client --server 127.0.0.1:")
+    client = site.client("only", "--partition", "0/2")
+    assert server.wait() == 4
+    assert "1 of 2 clients joined within 8 s (only)" in server.output
+    assert client.wait() == 0
