@@ -179,12 +179,9 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     recorder = RunFolder(folder, config, run_id)
     console.print(f"run folder: [bold]{folder}[/]", soft_wrap=True)
 
-    def show_joined(count: int) -> None:
-        console.print(f"{count} of {config.clients} clients have joined", highlight=False)
-
     try:
         with _grid(args, config, security, folder, console) as grid:
-            session = Session(config, grid, run_id, [recorder, view], show_joined)
+            session = Session(config, grid, run_id, [recorder, view])
             results = session.run()
     finally:
         view.close()

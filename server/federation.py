@@ -45,36 +45,33 @@ class Federation:
 
     # ------------------------------------------------------------------ joining
 
-    def gather(
-        self, strategy: PersonalisedStrategy, wanted: int, timeout_s: float, show: Callable[[int], None]
-    ) -> None:
+    def gather(self, strategy: PersonalisedStrategy, wanted: int, timeout_s: float) -> None:
         """Wait until `wanted` clients that fit the strategy are live.
 
         Args:
             strategy: decides who fits.
             wanted: number of clients.
             timeout_s: seconds to wait.
-            show: called with the number of live clients whenever it changes.
 
         Raises:
             CohortError: too few came in time.
         """
         self._strategy = strategy
-        deadline, shown = time.monotonic() + timeout_s, -1
+        if len(self.roster.live) >= wanted:
+            return
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
+        self._on_event(f"waiting for {wanted - len(self.roster.live)} clients until {until}")
+        deadline = time.monotonic() + timeout_s
         while len(self.roster.live) < wanted:
             self._visit()
             self._welcome(self._pull(set()))
-            if len(self.roster.live) != shown:
-                shown = len(self.roster.live)
-                show(shown)
             if time.monotonic() > deadline:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 raise CohortError(
-                    f"{shown} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start the others, or set "
-                    "clients to fewer or join_timeout_s to more"
+                    f"{len(self.roster.live)} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start the "
+                    "others, or set clients to fewer or join_timeout_s to more"
                 )
             time.sleep(SLOWEST_POLL_S)
-        show(len(self.roster.live))
 
     def begin(self, strategy: PersonalisedStrategy, known: int) -> None:
         """Hand the clients to a strategy, in order of rows; later ones are handed over as they come.
@@ -143,7 +140,8 @@ class Federation:
         if client.row >= known and self._begun:
             self._strategy.joined(client)
         came = "joined" if client.row >= known else "is back"
-        self._on_event(f"{client.client_id} {came} ({about.train_examples} training examples, size {about.size})")
+        what = f"{about.train_examples} training examples, size {about.size}"
+        self._on_event(f"{client.client_id} {came} ({what}); {len(self.roster.live)} clients are here")
 
     # ------------------------------------------------------------------ orders and replies
 

@@ -31,7 +31,7 @@ def run_rounds(
     fruitless = 0
     for number in range(1, config.rounds + 1):
         start = time.perf_counter()
-        federation.gather(strategy, 1, config.join_timeout_s, lambda live: None)
+        federation.gather(strategy, 1, config.join_timeout_s)
         _train(strategy, federation, config, number)
         fruitless = 0 if strategy.round.results else fruitless + 1
         if number % config.eval_every == 0 or number == config.rounds:

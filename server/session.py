@@ -1,7 +1,7 @@
 """A run from the first client to the last word: gather, train, baselines, goodbye."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -29,14 +29,12 @@ class Session:
         grid: Flower's, over the network or in this process.
         run_id: names the run to the clients.
         listeners: told of everything.
-        show_joined: called with the number of clients that have joined while the run waits for them.
     """
 
     config: RunConfig
     grid: Grid
     run_id: str
     listeners: Sequence[Listener]
-    show_joined: Callable[[int], None]
 
     def __post_init__(self) -> None:
         """Read the run to start from, if there is one, and check the strategies' names and options."""
@@ -66,7 +64,7 @@ class Session:
             config = self.config if main else baseline_config(self.config, name)
             strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
             if main:
-                self.federation.gather(strategy, config.clients, config.join_timeout_s, self.show_joined)
+                self.federation.gather(strategy, config.clients, config.join_timeout_s)
                 self.roster.sort(known)
                 if self._initial is not None:
                     strategy.load(self._initial)

@@ -6,8 +6,9 @@ no cost. The public way (`flwr run --stream`) would put the strategy into a proc
 away from us.
 
 Internals used (flwr 1.39): `ControlHttpClient.StartRun`, `RuntimeHttpClient.AcquireTask` and `PullTaskInput`,
-`HttpGrid`, `HeartbeatSender`, `TaskIdentity`, `pull_objects`. Ports: Control and Runtime share one HTTP port which
-always stays on loopback, because whoever reaches it can start a run; only the Fleet port faces clients.
+`HttpGrid`, `HeartbeatSender`, `TaskIdentity`, `pull_objects`, `build_fab_from_files`. Ports: Control and Runtime share
+one HTTP port which always stays on loopback, because whoever reaches it can start a run; only the Fleet port faces
+clients.
 """
 
 import hashlib
@@ -18,7 +19,6 @@ import ssl
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from typing import cast
 import httpx
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
+from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
@@ -283,9 +284,6 @@ def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid
 
 
 def bundle(version: str) -> bytes:
-    """Return the app bundle for stock SuperNodes: a zip of two files, the same bytes every time."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, text in _BUNDLE.items():
-            archive.writestr(zipfile.ZipInfo(name), text.replace("{version}", version))
-    return buffer.getvalue()
+    """Return the app bundle for stock SuperNodes: two files in Flower's own format, the same bytes every time."""
+    files = {name: text.replace("{version}", version).encode() for name, text in _BUNDLE.items()}
+    return build_fab_from_files(files)[0]
