@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     machine = parser.add_argument_group("this machine")
     machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads for training (default: all cores)")
-    machine.add_argument("--size", default="M", choices="SML", help="size of model it can run (default: M)")
+    machine.add_argument("--size", default="M", choices=["S", "M", "L"], help="size of model it can run (default: M)")
     machine.add_argument("--state-dir", type=Path, metavar="DIR", help="identity and personal classifier live here")
     machine.add_argument("--stay", action="store_true", help="wait for the next run when one is over")
     machine.add_argument(
@@ -107,6 +107,10 @@ def _run(args: argparse.Namespace) -> None:
     from hyperbloom.client.worker import worker_for
     from hyperbloom.common.data import DataSpec
 
+    if args.threads is not None and args.threads < 1:
+        raise ConfigError(f"--threads: expected at least 1, found {args.threads}")
+    if args.root_certificates and not args.root_certificates.is_file():
+        raise ConfigError(f"--root-certificates: expected a file, found none at {args.root_certificates}")
     if args.threads:
         torch.set_num_threads(args.threads)
     partition, partitions = _partition(args.partition)

@@ -67,7 +67,10 @@ class ClientSettings:
         unknown = set(values) - set(DataSpec.__dataclass_fields__)
         if unknown:
             raise ConfigError(f"node config: unknown key {sorted(unknown)[0].replace('_', '-')!r}")
-        return cls(data=DataSpec(**values), **own)  # type: ignore[arg-type]
+        try:
+            return cls(data=DataSpec(**values), **own)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ConfigError(f"node config: a value is of the wrong type ({error})") from None
 
 
 def pick_device(name: str) -> torch.device:

@@ -14,12 +14,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import safetensors
 from safetensors import SafetensorError
 
 from hyperbloom.client.training import FlatPart
-from hyperbloom.common.errors import HyperbloomError, RefusedError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.storage import write_json, write_tensors
 
 __all__ = ["ClientState", "default_state_dir"]
@@ -45,8 +46,7 @@ class ClientState:
         Raises:
             RefusedError: another process on this machine runs as this client.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a+") as file:
+        with self._open_lock() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -59,6 +59,13 @@ class ClientState:
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+    def _open_lock(self) -> IO[str]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return (self.folder / "lock").open("a+")
+        except OSError as error:
+            raise ConfigError(f"--state-dir: cannot use {self.folder}: {error.strerror}") from None
 
     def token(self) -> str:
         """Return this client's secret, made on first use.
@@ -94,7 +101,7 @@ class ClientState:
             raise HyperbloomError(
                 f"{path} cannot be read ({error}); move it away to start from fresh weights"
             ) from None
-        if layout != part.layout.digest:
+        if layout != part.layout.digest or tensors.get("values", part.values[:0]).shape != part.values.shape:
             raise HyperbloomError(f"{path} belongs to another architecture; move it away to start from fresh weights")
         part.load(tensors["values"])
         part.momentum = tensors.get("momentum")

@@ -1,5 +1,6 @@
 """One client's work: its data, its networks, its personal part. No Flower in here."""
 
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +13,7 @@ from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState
 from hyperbloom.client.training import FlatPart, evaluate, train
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import WireError
+from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
@@ -87,6 +88,9 @@ class Worker:
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
         own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
         loss = train(network.module, network.shared, network.personal, self.train_data, own)
+        if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
+            self._personal = None  # what is on the disk is still good
+            raise HyperbloomError(f"training diverged (loss {loss}); lower local.learning_rate")
         if network.personal.layout.numel:
             self.state.save_personal(order.run_id, network.personal)
         trained = network.shared.values.cpu()

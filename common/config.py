@@ -4,7 +4,9 @@ Unknown keys, wrong types and impossible combinations raise `ConfigError` with o
 expected and what was found.
 """
 
+import copy
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,11 +17,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["DataConfig", "LocalConfig", "RunConfig", "Section", "check", "load_run_config", "parse_assignment"]
+__all__ = [
+    "DataConfig",
+    "LocalConfig",
+    "RunConfig",
+    "Section",
+    "check",
+    "dump_run_config",
+    "load_run_config",
+    "parse_assignment",
+]
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# What PyYAML raises for text that it cannot make a value of; its own error class does not cover them all.
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 SectionT = TypeVar("SectionT", bound="Section")
 
 
@@ -61,7 +74,9 @@ class RunConfig(Section):
     rounds: Positive = Field(100, description="number of rounds")
     clients: Positive = Field(6, description="clients that must have joined before the first round")
     cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of all that is random on server and clients")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="seed of all that is random on server and clients"
+    )
     eval_every: Positive = Field(10, description="rounds between evaluations on every client")
     model: str = Field(
         "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
@@ -90,7 +105,7 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
         ConfigError: the file cannot be read, or a key is unknown, of the wrong type, out of range or impossible.
     """
     values = _read_yaml(path) if path else {}
-    for key, value in overrides.items():
+    for key, value in copy.deepcopy(dict(overrides)).items():
         *parents, name = _full_key(key).split(".")
         target = values
         for parent in parents:
@@ -103,6 +118,11 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
     return config
 
 
+def dump_run_config(config: RunConfig) -> str:
+    """Return the YAML from which `load_run_config` makes an equal configuration."""
+    return yaml.dump(json.loads(config.model_dump_json()), Dumper=_Dumper, sort_keys=False)
+
+
 def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> SectionT:
     """Return `values` as a `section`, or say in one line what is wrong with the first wrong key.
 
@@ -113,7 +133,7 @@ def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> Sec
         return section.model_validate(_tuples(values))
     except ValidationError as error:
         details = error.errors()[0]
-        key = ".".join(str(part) for part in details["loc"])
+        key = " ".join(".".join(str(part) for part in details["loc"]).split())
         if details["type"] == "extra_forbidden":
             raise ConfigError(f"{key}: unknown key in {where}.{_suggest(section, details['loc'])}") from None
         expected = re.sub(r"^Input should be ", "", details["msg"])
@@ -131,7 +151,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set: expected KEY=VALUE such as local.steps=20, found {text!r}")
     try:
         return key.strip(), yaml.load(value, _Loader)
-    except yaml.YAMLError:
+    except _UNREADABLE:
         raise ConfigError(f"--set {key}: expected a value in YAML, found {value!r}") from None
 
 
@@ -169,7 +189,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from None
     if values is not None and not isinstance(values, dict):
         raise ConfigError(f"--config: expected keys and values in {path}, found {type(values).__name__}")
@@ -177,23 +197,40 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers (1e-3 is a number) and no silent loss of a repeated key."""
+    """YAML 1.2's core schema (1e-3 is a number, 010 is ten, dates are words), and no silent loss of a repeated key."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own way, which types it as an instance's
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice in one mapping."""
-        names = [key.value for key, _ in node.value]
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise yaml.constructor.ConstructorError(None, None, f"key {sorted(repeated)[0]!r} stands twice")
         return super().construct_mapping(node, deep)
 
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Read decimal, 0o17 and 0x1F."""
+        text = str(node.value).lower()
+        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+        return int(text, base)
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
-)
-# The resolver above would also take whole numbers; those must stay integers and are tried first.
-for _start in "-+0123456789":
-    _resolvers = _Loader.yaml_implicit_resolvers[_start]
-    _resolvers.sort(key=lambda item: item[0] != "tag:yaml.org,2002:int")
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every word that the loader would take for something else."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))

@@ -169,11 +169,11 @@ def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
     if dtype is None:
         raise WireError(f"{owner}.dtype: expected one of {', '.join(_DTYPES)}")
     try:
-        shapes = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in json.loads(tensors))
-    except (ValueError, TypeError):
+        shapes = tuple((name, tuple(shape)) for name, shape in json.loads(tensors))
+    except (ValueError, TypeError, RecursionError):
         raise WireError(f"{owner}.tensors: expected names and shapes as JSON, found {tensors[:60]!r}") from None
-    if any(n < 0 for _, shape in shapes for n in shape):
-        raise WireError(f"{owner}.tensors: a shape has a negative length")
+    if not all(type(name) is str and all(type(n) is int and n >= 0 for n in shape) for name, shape in shapes):
+        raise WireError(f"{owner}.tensors: expected names and whole lengths from 0, found {tensors[:60]!r}")
     layout = Layout(shapes)
     expected = layout.numel * dtype.itemsize
     if len(raw) != expected:

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,34 +171,40 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     from hyperbloom.server.session import Session, check_run
     from hyperbloom.server.view import TerminalView, results_table
 
+    if not 0 <= args.local_clients <= config.clients:
+        raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
     check_run(config, uses_data_section=bool(args.local_clients) or args.engine == "inline")
     folder = new_run_folder(args.run_dir, config.strategy)
     run_id = f"{folder.name}-{secrets.token_hex(4)}"
     _log_to(folder / "server.log")
     view = TerminalView(console)
     recorder = RunFolder(folder, config, run_id)
-    console.print(f"run folder: [bold]{folder}[/]", soft_wrap=True)
+    _say(console, f"run folder: {folder}")
 
     try:
-        with _grid(args, config, security, folder, console) as grid:
-            session = Session(config, grid, run_id, [recorder, view])
+        with _grid(args, config, security, folder, console) as (grid, watch):
+            session = Session(config, grid, run_id, [recorder, view], watch)
             results = session.run()
     finally:
         view.close()
     examples = {client.client_id: client.about.train_examples for client in session.roster}
+    _say(console, "test accuracy in percent, at the round that validation selected")
     console.print(results_table(results, examples))
-    console.print(f"everything is in [bold]{folder}[/]", soft_wrap=True)
+    _say(console, f"everything is in {folder}")
 
 
 @contextmanager
 def _grid(
     args: argparse.Namespace, config: RunConfig, security: _Security, folder: Path, console: Console
-) -> "Iterator[Grid]":
-    """Yield the grid of the chosen engine, with local clients if they were asked for."""
+) -> "Iterator[tuple[Grid, Callable[[], None]]]":
+    """Yield the grid of the chosen engine, and what to call while waiting: it raises if a local client failed."""
+    from hyperbloom.server.run_folder import adopt_identities
+
+    adopt_identities(config, folder)
     if args.engine == "inline":
         from hyperbloom.server.engine import inline_grid
 
-        yield inline_grid(config, folder)
+        yield inline_grid(config, folder), lambda: None
         return
     from hyperbloom.server.local_clients import local_clients, printed_line
     from hyperbloom.server.superlink import Tls, free_port, superlink
@@ -206,7 +212,7 @@ def _grid(
     port = args.port or free_port()
     _check_port(args.host, port)
     if args.insecure and args.host not in ("127.0.0.1", "localhost", "::1"):
-        console.print("[yellow]--insecure: everyone on the network can read and forge what is sent[/]")
+        _say(console, "--insecure: everyone on the network can read and forge what is sent", "yellow")
     tls = (
         Tls(security.certificate, security.key, security.ca)
         if security.ca and security.certificate and security.key
@@ -216,13 +222,22 @@ def _grid(
         address = f"{socket.gethostname() if args.host in ('0.0.0.0', '::') else args.host}:{port}"
         local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
         if args.local_clients < config.clients:
-            console.print("run this on each machine, NAME its own and I from 0:")
-            console.print(f"  {printed_line(address, security.client_flags, config)}", highlight=False, soft_wrap=True)
-        with local_clients(args.local_clients, local_address, security.client_flags, config, folder / "clients"):
-            yield grid
+            _say(console, "run this on each machine, NAME its own and I from 0:")
+            _say(console, f"  {printed_line(address, security.client_flags, config)}")
+        with local_clients(
+            args.local_clients, local_address, security.client_flags, config, folder / "clients"
+        ) as watch:
+            yield grid, watch
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is: paths and names are no markup."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_port(host: str, port: int) -> None:
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSpec
 from hyperbloom.server.inline import InlineGrid
@@ -35,6 +36,13 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
 
 
 def inline_grid(config: RunConfig, folder: Path) -> InlineGrid:
-    """Return a grid of `config.clients` virtual clients whose state lies under `folder`."""
+    """Return a grid of `config.clients` virtual clients whose state lies under `folder`.
+
+    Raises:
+        DataError: the data set is not there, or cannot be split like this.
+    """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
-    return InlineGrid(app, [each.to_node_config() for each in settings])
+    configs = [each.to_node_config() for each in settings]
+    for each in configs:
+        worker_for(ClientSettings.from_node_config(each))  # data that are not there are told now, not by ten refusals
+    return InlineGrid(app, configs)

@@ -17,6 +17,7 @@ from hyperbloom.strategies.roster import Roster
 
 __all__ = ["Federation"]
 
+NETWORK_ERRORS = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is unavailable
 VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
 NOTICE_TTL_S = 600.0
@@ -30,13 +31,21 @@ class Federation:
         grid: Flower's grid.
         roster: who is known already (empty for a fresh run).
         on_event: told of everything that happens to a client, in one line.
+        watch: called while waiting for clients; raises if waiting has become pointless.
     """
 
-    def __init__(self, grid: Grid, roster: Roster, on_event: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        roster: Roster,
+        on_event: Callable[[str], None],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         """Know no node yet."""
         self.grid = grid
         self.roster = roster
         self._on_event = on_event
+        self._watch = watch
         self._strategy: PersonalisedStrategy | None = None
         self._begun = False
         self._met: set[int] = set()
@@ -63,9 +72,10 @@ class Federation:
         self._on_event(f"waiting for {wanted - len(self.roster.live)} clients until {until}")
         deadline = time.monotonic() + timeout_s
         while len(self.roster.live) < wanted:
+            self._watch()
             self._visit()
             self._welcome(self._pull(set()))
-            if time.monotonic() > deadline:
+            if len(self.roster.live) < wanted and time.monotonic() > deadline:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 raise CohortError(
                     f"{len(self.roster.live)} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start the "
@@ -120,6 +130,9 @@ class Federation:
         """Admit or refuse those who answered a greeting."""
         for reply in replies:
             node, _ = self._greetings.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error() and reply.error.code in NETWORK_ERRORS:
+                self._met.discard(node)  # the network's fault: greet it again if it is still there
+                continue
             try:
                 if reply.has_error():
                     raise WireError(f"it cannot say who it is: {reply.error.reason}")

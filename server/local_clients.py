@@ -4,11 +4,12 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import CohortError
 
 __all__ = ["client_flags", "local_clients", "printed_line"]
 
@@ -22,20 +23,28 @@ def client_flags(config: RunConfig) -> list[str]:
     flags += ["--root", data.root] if data.root else []
     flags += ["--alpha", str(data.alpha)] if data.split == "dirichlet" else []
     flags += ["--max-train", str(data.max_train)] if data.max_train else []
+    flags += ["--disclose-class-shares"] if config.options.get("descriptor") == "class-shares" else []
     return [*flags, "--data-seed", str(config.seed)]
 
 
 def printed_line(address: str, security: list[str], config: RunConfig) -> str:
     """Return the line to run on another machine; NAME and I stand for what differs between clients."""
     words = ["flower-client", "--server", address, *security, *client_flags(config)]
+    if config.sizes != ("M",):
+        words += ["--size", "|".join(config.sizes)]
     return f"{shlex.join(words)} --client-id NAME --partition I/{config.clients}"
 
 
 @contextmanager
-def local_clients(count: int, address: str, security: list[str], config: RunConfig, folder: Path) -> Iterator[None]:
+def local_clients(
+    count: int, address: str, security: list[str], config: RunConfig, folder: Path
+) -> Iterator[Callable[[], None]]:
     """Run `count` clients as processes of their own, each with its log and its state under `folder`.
 
     They share this machine's cores, and end with this process. Sizes on offer are dealt in turn.
+
+    Yields:
+        a function that raises a `CohortError` if one of them could not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // max(1, count))
@@ -48,16 +57,22 @@ def local_clients(count: int, address: str, security: list[str], config: RunConf
             command += ["--client-id", name, "--partition", f"{index}/{config.clients}", *client_flags(config)]
             command += ["--state-dir", str(folder / name), "--threads", str(threads), "--parent-pid", str(os.getpid())]
             command += ["--size", config.sizes[index % len(config.sizes)]]
-            if config.options.get("descriptor") == "class-shares":
-                command.append("--disclose-class-shares")
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
             children.append(child)
         try:
-            yield
+            yield lambda: _check(children, folder)
         finally:
             _end(children)
+
+
+def _check(children: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    for index, child in enumerate(children):
+        if child.poll():
+            log = folder / f"client-{index}.log"
+            last = (log.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
+            raise CohortError(f"client-{index} ended with code {child.returncode}: {last} (see {log})")
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

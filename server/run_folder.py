@@ -21,20 +21,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hyperbloom import __version__
-from hyperbloom.common.config import RunConfig
+from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.storage import write_bytes, write_json, write_tensors
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
-__all__ = ["RunFolder", "new_run_folder", "read_run"]
+__all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
@@ -74,10 +73,16 @@ def read_run(folder: Path) -> tuple[dict[str, Tensor], Roster]:
     try:
         tensors = load_file(folder / "hypernetwork.safetensors")
         return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"init_from: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
         ) from None
+
+
+def adopt_identities(config: RunConfig, folder: Path) -> None:
+    """Let clients on this machine be those of the run to start from: copy their identities into the new run folder."""
+    for identity in Path(config.init_from or folder).glob("clients/*/identity.json"):
+        write_bytes(folder / "clients" / identity.parent.name / identity.name, identity.read_bytes(), mode=0o600)
 
 
 class RunFolder(Listener):
@@ -95,8 +100,7 @@ class RunFolder(Listener):
         self._phase = path
         self._name = config.strategy
         self._selected: dict[str, Any] = {}
-        plain = json.loads(config.model_dump_json())
-        write_bytes(path / "config.yaml", yaml.safe_dump(plain, sort_keys=False).encode())
+        write_bytes(path / "config.yaml", dump_run_config(config).encode())
         write_json(path / "environment.json", _environment(config, run_id))
 
     def phase(self, strategy: PersonalisedStrategy, name: str) -> None:

@@ -1,7 +1,7 @@
 """A run from the first client to the last word: gather, train, baselines, goodbye."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -29,12 +29,14 @@ class Session:
         grid: Flower's, over the network or in this process.
         run_id: names the run to the clients.
         listeners: told of everything.
+        watch: called while waiting for clients; raises if waiting has become pointless.
     """
 
     config: RunConfig
     grid: Grid
     run_id: str
     listeners: Sequence[Listener]
+    watch: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Read the run to start from, if there is one, and check the strategies' names and options."""
@@ -43,7 +45,7 @@ class Session:
         if self.config.init_from:
             self._initial, self.roster = read_run(Path(self.config.init_from))
             self.roster.seed = self.config.seed
-        self.federation = Federation(self.grid, self.roster, self._tell)
+        self.federation = Federation(self.grid, self.roster, self._tell, self.watch)
 
     def run(self) -> dict[str, Selection]:
         """Run the strategy and its baselines; returns the selected evaluation of each, by name.
@@ -64,6 +66,8 @@ class Session:
             config = self.config if main else baseline_config(self.config, name)
             strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
             if main:
+                if self._initial is not None:
+                    strategy.check_initial(self._initial)
                 self.federation.gather(strategy, config.clients, config.join_timeout_s)
                 self.roster.sort(known)
                 if self._initial is not None:
@@ -99,7 +103,9 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
     """
     for name in (config.strategy, *config.baselines):
         one = config if name == config.strategy else baseline_config(config, name)
-        make_strategy(one, "", Roster(config.seed))
+        strategy = make_strategy(one, "", Roster(config.seed))
+        if one.init_from:
+            strategy.check_initial(read_run(Path(one.init_from))[0])
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"

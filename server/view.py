@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 from hyperbloom.strategies.personalised import PersonalisedStrategy
@@ -57,12 +58,17 @@ class TerminalView(Listener):
 
     def event(self, text: str) -> None:
         """Print what happened to a client."""
-        self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False, soft_wrap=True)
+        self._line(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def _line(self, text: str, style: str = "") -> None:
+        """Print text that may come from a client: no markup, no control characters."""
+        plain = "".join(character if character.isprintable() else "?" for character in text)
+        self.console.print(plain, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def round_done(self, report: RoundReport) -> None:
         """Advance."""
         for name, why in report.outcome.refused.items():
-            self.event(f"[yellow]round {report.number}: {name} left out: {why}[/]")
+            self._line(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
         rate = report.number / (time.perf_counter() - self._start)
         metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
         if self._progress:
@@ -71,11 +77,9 @@ class TerminalView(Listener):
                 self._progress.update(self._task, state=f"{_accuracy(metrics)}  {rate:.1f} rounds/s")
         elif metrics:
             left = (report.of - report.number) / rate
-            self.console.print(
+            self._line(
                 f"{self._name}: round {report.number}/{report.of}  {_accuracy(metrics)}  "
-                f"{rate:.1f} rounds/s  {left:.0f} s left",
-                highlight=False,
-                soft_wrap=True,
+                f"{rate:.1f} rounds/s  {left:.0f} s left"
             )
 
 
@@ -90,15 +94,15 @@ def results_table(results: Mapping[str, Selection], train_examples: Mapping[str,
         results: selection of each strategy, the main one first.
         train_examples: number of training examples of each client.
     """
-    table = Table(title="test accuracy in percent, at the round that validation selected", title_justify="left")
+    table = Table()
     table.add_column("client")
     table.add_column("examples", justify="right")
     for name, selection in results.items():
-        table.add_column(f"{name}\n(round {selection.round})", justify="right")
+        table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right")
     for client, examples in train_examples.items():
         values = [selection.test_accuracy.get(client) for selection in results.values()]
         best = max((value for value in values if value is not None), default=None)
-        table.add_row(client, str(examples), *(_cell(value, best) for value in values))
+        table.add_row(Text(client), str(examples), *(_cell(value, best) for value in values))
     table.add_section()
     means = [selection.metrics["test_mean"] for selection in results.values()]
     table.add_row("mean over clients", "", *(_cell(value, max(means)) for value in means))

@@ -32,6 +32,10 @@ from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
 
+LARGEST_NORM = 1e6
+"""Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
+ones would overflow in the product with the Jacobian and reach everybody as NaN."""
+
 ResultT = TypeVar("ResultT", TrainResult, EvaluateResult)
 
 
@@ -138,13 +142,17 @@ class PersonalisedStrategy(Strategy):
         """Return the server's learned state by name, as it is stored in the run folder."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from what `state` returned in another run.
+    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
+        """Find out before anything starts whether `load` can take these tensors.
 
         Raises:
-            ConfigError: this strategy learns nothing that could be loaded.
+            ConfigError: it cannot.
         """
-        raise ConfigError(f"init_from: {self.config.strategy} keeps no state on the server to start from")
+        raise ConfigError(f"init_from: {self.config.strategy} has no way to start from another run")
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from what `state` returned in another run; ConfigError if it does not fit."""
+        self.check_initial(tensors)
 
     # ------------------------------------------------------------------ joining
 
@@ -309,4 +317,7 @@ class PersonalisedStrategy(Strategy):
         if result.weights is None:
             raise WireError("expected weights in the reply, found none")
         result.weights.check(self.layouts[client.about.size], sent.dtype)
+        norm = float(result.weights.values.double().norm())
+        if norm > LARGEST_NORM:
+            raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
         return result.weights.values

@@ -25,7 +25,7 @@ from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.messages import Introduction
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
-from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply
+from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
@@ -40,7 +40,9 @@ class PFedHNOptions(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
     weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
     clip: Rate = Field(50.0, description="total norm to which the server's gradient is clipped")
-    update: Literal["mean", "sequential", "target"] = Field("mean", description="how a cohort's replies are applied")
+    update: UpdateRule = Field(
+        "proximal", description="how a cohort's replies are applied: proximal, mean, sequential, target"
+    )
     embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
     embeddings: Literal["dense", "sparse"] = Field(
         "dense", description="dense: momentum and decay move absent clients' rows too, as in the paper's code"
@@ -61,6 +63,7 @@ class PFedHN(PersonalisedStrategy):
     options_type: ClassVar[type[Section]] = PFedHNOptions
     options: PFedHNOptions
     learner: HypernetworkLearner
+    _initial_dim = 0  # dimension of the embeddings of the run to start from
     _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
 
     def check_config(self) -> None:
@@ -79,11 +82,12 @@ class PFedHN(PersonalisedStrategy):
         options, clients = self.options, self.config.clients
         fixed = options.descriptor == "class-shares"
         assert self.spec is not None
-        dim = self.spec.num_classes if fixed else options.embedding_dim or int(1 + clients / 4)
+        dim = self.spec.num_classes if fixed else options.embedding_dim or self._initial_dim or int(1 + clients / 4)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "hypernetwork"))
+            network: LinearHypernetwork | MLPHypernetwork
             if options.hypernetwork == "linear":
-                network: torch.nn.Module = LinearHypernetwork(self.layouts, dim)
+                network = LinearHypernetwork(self.layouts, dim)
             else:
                 network = MLPHypernetwork(
                     self.layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
@@ -132,9 +136,23 @@ class PFedHN(PersonalisedStrategy):
         """Hypernetwork, embeddings and the optimiser's momentum."""
         return self.learner.state()
 
+    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
+        """Demand a hypernetwork with embeddings, and take over their dimension."""
+        if "embeddings" not in tensors:
+            raise ConfigError(f"init_from: expected a run of pfedhn or pfedhn-pc, found tensors {sorted(tensors)[:3]}")
+        self._initial_dim = tensors["embeddings"].shape[1]
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and embeddings, with a fresh optimiser."""
-        self.learner.load(tensors, with_momentum=False)
+        super().load(tensors)
+        dim = self.learner.table.dim
+        if dim != self._initial_dim:
+            raise ConfigError(f"options.embedding_dim: expected {self._initial_dim} as in init_from, found {dim}")
+        try:
+            self.learner.load(tensors, with_momentum=False)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise ConfigError(f"init_from: its hypernetwork is of another shape than this run's: {reason}") from None
         if self.options.freeze:
             self._known_rows = len(self.learner.table.weight)
 

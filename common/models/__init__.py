@@ -3,7 +3,6 @@
 Every network ends in a linear layer called `head`: the part that a personal classifier keeps on the client.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -65,7 +64,7 @@ def build(spec: ModelSpec) -> nn.Module:
         raise ModelError(f"model: expected one of {', '.join(sorted(MODELS))}, found {spec.name!r}")
     if spec.size not in info.widths:
         raise ModelError(f"size: expected one of {', '.join(info.widths)}, found {spec.size!r}")
-    if spec.num_classes < 1 or not spec.input_shape or math.prod(spec.input_shape) < 1:
+    if spec.num_classes < 1 or not spec.input_shape or min(spec.input_shape) < 1:
         raise ModelError(f"expected inputs and classes, found shape {spec.input_shape} and {spec.num_classes} classes")
     return info.make(spec.input_shape, spec.num_classes, info.widths[spec.size])
 

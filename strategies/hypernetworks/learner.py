@@ -12,12 +12,17 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
+from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
 
 __all__ = ["HypernetworkLearner", "Reply", "UpdateRule"]
 
-UpdateRule = Literal["mean", "sequential", "target"]
+UpdateRule = Literal["proximal", "mean", "sequential", "target"]
+
+TRUNK_LIMIT = 10
+"""Replies beyond which the trunk's summed gradient stops growing; a sum of 50 diverged where one of 10 trained well."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class HypernetworkLearner:
 
     def __init__(
         self,
-        hypernetwork: nn.Module,
+        hypernetwork: MLPHypernetwork | LinearHypernetwork,
         table: EmbeddingTable,
         *,
         learning_rate: float = 1e-2,
@@ -64,10 +69,9 @@ class HypernetworkLearner:
         self.table = table
         self.clip = clip
         self.sparse = sparse or freeze
-        groups = [
-            {"params": list(hypernetwork.parameters()), "lr": learning_rate},
-            {"params": [table.weight], "lr": embedding_learning_rate or learning_rate},
-        ]
+        rates = (learning_rate, embedding_learning_rate or learning_rate)
+        parts = (list(hypernetwork.parameters()), [table.weight])
+        groups = [{"params": part, "lr": rate, "initial_lr": rate} for part, rate in zip(parts, rates, strict=True)]
         self.optimizer = torch.optim.SGD(
             groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay, fused=True
         )
@@ -83,30 +87,57 @@ class HypernetworkLearner:
 
     @torch.no_grad()
     def generate(self, rows: Sequence[int], size: str) -> Tensor:
-        """Return the weights `(C, P)` of clients of one size; with spectral norm, one more power iteration."""
-        self.hypernetwork.train()
+        """Return the weights `(C, P)` of clients of one size."""
+        self.hypernetwork.eval()
         return self._forward(rows, size)
 
     def update(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
         """Learn from a cohort.
 
         With one reply all rules are the paper's step. With more,
+        * `proximal` takes one step on the sum, after taking out what the replies have in common, with rate and
+          momentum such that a client step counts as much as with one client a round (see `_proximal`);
         * `mean` takes one step on the mean gradient;
         * `sequential` takes one step per reply, in order, with the deltas as they were sent;
         * `target` takes one step per reply towards the trained weights, measured from where `h(v)` is by then.
         """
         if not replies:
             return
-        if rule == "mean":
+        if rule == "proximal" and len(replies) > 1:
+            self._proximal(replies)
+        elif rule in ("proximal", "mean"):
             for size, group in _by_size(replies):
                 gradient = torch.stack([-reply.delta for reply in group]) / len(replies)
                 self._backward([reply.row for reply in group], size, gradient)
             self._step([reply.row for reply in replies])
-            return
-        for reply in replies:
-            trained = reply.sent + reply.delta if rule == "target" else None
-            self._backward([reply.row], reply.size, -reply.delta[None], trained)
-            self._step([reply.row])
+        else:
+            for reply in replies:
+                trained = reply.sent + reply.delta if rule == "target" else None
+                self._backward([reply.row], reply.size, -reply.delta[None], trained)
+                self._step([reply.row])
+
+    def _proximal(self, replies: Sequence[Reply]) -> None:
+        """Take one step for `C > 1` replies that is worth `C` steps of one.
+
+        Let `eta = lr / (1 - m)`, what a gradient moves in the end under momentum `m`. A sum of deltas moves `h(v_i)` by
+        `eta sum_j K_ij delta_j`, where `K` is the Gram matrix of the heads' inputs: what the clients share is overshot
+        up to `C` times. The implicit (proximal) step towards the trained weights, `argmin_W 1/2 sum_i |W f_i -
+        trained_i|^2 + 1/(2 eta) |W - W_0|^2`, has the closed form `delta' = (I + eta K)^-1 delta`. Over the `C` steps
+        that it replaces, momentum decays to `m^C` and moves `lr (1 - m^C) / (1 - m)` of a gradient.
+        """
+        count = len(replies)
+        momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
+        for size, group in _by_size(replies):
+            rows = [reply.row for reply in group]
+            deltas = torch.stack([reply.delta for reply in group])  # (C, P)
+            with torch.no_grad():
+                gram = self.hypernetwork.gram(self.table(torch.tensor(rows, device=deltas.device)))  # (C, C)
+            system = torch.eye(len(rows)).to(gram) + rate / (1 - momentum) * gram
+            self._backward(rows, size, -torch.linalg.solve(system, deltas))
+        for name, parameter in self.hypernetwork.named_parameters():
+            if name.startswith("trunk.") and parameter.grad is not None:
+                parameter.grad.mul_(min(1.0, TRUNK_LIMIT / count))
+        self._step([reply.row for reply in replies], count)
 
     def _forward(self, rows: Sequence[int], size: str) -> Tensor:
         index = torch.tensor(rows, device=self.table.weight.device)
@@ -115,21 +146,42 @@ class HypernetworkLearner:
 
     def _backward(self, rows: Sequence[int], size: str, gradient: Tensor, target: Tensor | None = None) -> None:
         """Add the vector-Jacobian product of `h` with `gradient` `(C, P)`, or with `h(v) - target`, to `.grad`."""
-        # Evaluation mode: the weights that were sent, not those after another power iteration of spectral norm.
+        # Evaluation mode, as in `generate`: another power iteration of spectral norm would be another network.
         self.hypernetwork.eval()
         weights = self._forward(rows, size)
         weights.backward(weights.detach() - target if target is not None else gradient)
 
-    def _step(self, rows: Sequence[int]) -> None:
-        """Clip, take the optimiser's step, and forget the gradients."""
+    def _step(self, rows: Sequence[int], worth: int = 1) -> None:
+        """Clip, take the optimiser's step worth `worth` steps, and forget the gradients."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         nn.utils.clip_grad_norm_(parameters, self.clip)
+        if self.optimizer.defaults["momentum"]:
+            for parameter in parameters:
+                # The fused optimiser cannot step parameters with and without momentum together, as it must when a
+                # size joins a cohort for the first time. Zeros are the same as none.
+                if self.optimizer.state[parameter].get("momentum_buffer") is None:
+                    self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        momentum = self.optimizer.defaults["momentum"]
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
+            group["momentum"] = momentum**worth
         if self.sparse:
             self._step_rows(rows)
         else:
             self.optimizer.step()
+        self._iterate_spectral_norm(rows)
         # None, not zero: a head whose size was not in the cohort must feel neither momentum nor weight decay.
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _iterate_spectral_norm(self, rows: Sequence[int]) -> None:
+        """Follow the changed weights with one power iteration, which spectral norm makes in training mode only."""
+        trained = any(parameter.grad is not None for parameter in self.hypernetwork.parameters())
+        if trained and any(is_parametrized(module) for module in self.hypernetwork.modules()):
+            self.hypernetwork.train()
+            with torch.no_grad():
+                for size in self.hypernetwork.heads:
+                    self._forward(rows[:1], size)
+            self.hypernetwork.eval()
 
     def _step_rows(self, rows: Sequence[int]) -> None:
         """Take the step, then put back all embedding rows, and their momentum, that were not in the cohort."""
@@ -160,6 +212,7 @@ class HypernetworkLearner:
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         self.hypernetwork.load_state_dict(own)
         self.table.weight.data = tensors["embeddings"].clone().to(self.table.weight)
+        self.optimizer.state.clear()
         for name, parameter in self._named_parameters():
             if with_momentum and f"momentum.{name}" in tensors:
                 buffer = tensors[f"momentum.{name}"].clone().to(parameter)

@@ -54,6 +54,12 @@ class MLPHypernetwork(nn.Module):
         weights: Tensor = self.heads[size](self.trunk(descriptors))  # (C, k) -> (C, H) -> (C, P)
         return weights
 
+    def gram(self, descriptors: Tensor) -> Tensor:
+        """Return the inner products `(C, C)` of what the heads see: features `(C, H)` and the bias's one."""
+        features = self.trunk(descriptors)
+        gram: Tensor = features @ features.T + 1
+        return gram
+
 
 def _fused_head(hidden_dim: int, layout: Layout) -> nn.Module:
     return nn.Linear(hidden_dim, layout.numel)
@@ -86,3 +92,7 @@ class LinearHypernetwork(nn.Module):
         """Return the weights of a cohort of one size."""
         weights: Tensor = self.heads[size](descriptors)
         return weights
+
+    def gram(self, descriptors: Tensor) -> Tensor:
+        """Return the inner products `(C, C)` of the descriptors."""
+        return descriptors @ descriptors.T

@@ -29,6 +29,15 @@ RUN_ID = "run-of-a-test"
 BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: the tensors here are too small for more, and sums have one order on every machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def forgetful_process() -> Iterator[None]:
     """Let no test see what another one's clients had loaded."""
@@ -94,7 +103,7 @@ class Inline:
         roster: who is known already.
     """
 
-    def __init__(self, config: RunConfig, grid: InlineGrid, roster: Roster | None = None) -> None:
+    def __init__(self, config: RunConfig, grid: RecordingGrid, roster: Roster | None = None) -> None:
         self.config = config
         self.grid = grid
         self.roster = roster or Roster(config.seed)
@@ -105,7 +114,9 @@ class Inline:
 
     def join(self, wanted: int | None = None, initial: Mapping[str, Tensor] | None = None) -> "Inline":
         """Admit the clients, as a session does before the first round."""
-        self.federation.gather(self.strategy, wanted or self.config.clients, 10.0, lambda live: None)
+        if initial is not None:
+            self.strategy.check_initial(initial)
+        self.federation.gather(self.strategy, wanted or self.config.clients, 10.0)
         self.roster.sort(self.known)
         if initial is not None:
             self.strategy.load(initial)

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,17 +48,21 @@ def batches(examples: int, settings: LocalSGD, seed: int) -> list[Tensor]:
 
 
 def local_loop(
-    net: nn.Module, inputs: Tensor, labels: Tensor, settings: LocalSGD, seed: int, optimizer: torch.optim.SGD
+    net: nn.Module, inputs: Tensor, labels: Tensor, settings: LocalSGD, seed: int, *optimizers: torch.optim.SGD
 ) -> float:
-    """Train `net` in place and return the mean loss."""
+    """Train `net` in place and return the mean loss.
+
+    With two optimisers, for the body and for a personal head, only what the first one moves is clipped.
+    """
     losses = []
     for batch in batches(len(labels), settings, seed):
-        optimizer.zero_grad()
+        net.zero_grad()
         loss = F.cross_entropy(net(inputs[batch]), labels[batch])
         loss.backward()
         if settings.clip is not None:
-            torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip)
-        optimizer.step()
+            torch.nn.utils.clip_grad_norm_(optimizers[0].param_groups[0]["params"], settings.clip)
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
     return sum(losses) / len(losses)
 
@@ -108,18 +113,21 @@ class PlainPFedHN:
     ) -> None:
         self.hypernetwork = hypernetwork
         self.clip = clip
-        embedding = list(hypernetwork.embeddings.parameters())
+        self.norms: list[float] = []  # of the gradient in each round, before it is clipped
+        embedding: list[nn.Parameter] = list(hypernetwork.embeddings.parameters())
         rest = [p for name, p in hypernetwork.named_parameters() if not name.startswith("embeddings")]
+        groups: list[dict[str, Any]] = [
+            {"params": rest},
+            {"params": embedding, "lr": embedding_learning_rate or learning_rate},
+        ]
         self.optimizer = torch.optim.SGD(
-            [{"params": rest}, {"params": embedding, "lr": embedding_learning_rate or learning_rate}],
+            groups,
             lr=learning_rate,
             momentum=momentum,
             weight_decay=weight_decay,
         )
 
-    def round(
-        self, client: int, net: nn.Module, inputs: Tensor, labels: Tensor, settings: LocalSGD, seed: int
-    ) -> None:
+    def round(self, client: int, net: nn.Module, inputs: Tensor, labels: Tensor, settings: LocalSGD, seed: int) -> None:
         """Generate, train, pull the difference back through the hypernetwork, step."""
         self.optimizer.zero_grad()
         weights = self.hypernetwork(client)
@@ -133,7 +141,7 @@ class PlainPFedHN:
         )
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+        self.norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, self.clip)))
         self.optimizer.step()
 
     def state(self, size: str) -> dict[str, Tensor]:

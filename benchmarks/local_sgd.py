@@ -1,0 +1,105 @@
+"""Local training on a client: our `client.training.train` against a bare PyTorch loop.
+
+A LeNet of 121,182 floats on CIFAR-10-shaped float tensors, 50 steps with batches of 64, momentum, weight decay and
+clipping as in the paper's code; the same initial weights and the same batches on both sides:
+
+* ours: parameters and gradients in one flat vector each, the step written out (`FlatPart`);
+* other: `nn.Module`, `torch.optim.SGD`, `clip_grad_norm_`, batches indexed from tensors.
+
+    python -m benchmarks.local_sgd [--quick]
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.federation import LENET_FLOATS
+from benchmarks.measure import Comparison, alternate, main
+from hyperbloom.client.training import FlatPart, draw_batches, train
+from hyperbloom.common.config import LocalConfig
+from hyperbloom.common.data import Examples
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import TrainOrder
+from hyperbloom.common.models import ModelSpec, build
+
+SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)
+IMAGES = 800
+
+
+def run(quick: bool = False) -> list[Comparison]:
+    local, repetitions = LocalConfig(), 3 if quick else 15
+    data = random_images(IMAGES)
+    torch.manual_seed(0)
+    module = build(SPEC)
+    initial = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    times, bare_times = alternate(ours(data, initial, local), bare(data, initial, local), repetitions)
+    rates, bare_rates = ([local.steps / seconds for seconds in side] for side in (times, bare_times))
+    conditions = (
+        f"LeNet of {LENET_FLOATS:,} floats, {IMAGES} images of 3 x 32 x 32, batch {local.batch_size}, "
+        f"{local.steps} steps a round; {repetitions} rounds each; {torch.get_num_threads()} threads"
+    )
+    return [Comparison.of("local SGD", rates, bare_rates, "steps/s", conditions, more_is_better=True)]
+
+
+def random_images(count: int) -> Examples:
+    """Return images of noise in ten classes."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand((count, *SPEC.input_shape), generator=generator)
+    return Examples(inputs, torch.randint(SPEC.num_classes, (count,), generator=generator))
+
+
+def ours(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Callable[[], Tensor]:
+    """Return a function that trains from `initial` and returns the trained parameters as one vector."""
+    module = build(SPEC)
+    layout = Layout.of(module)
+    shared, personal = FlatPart(module, layout), FlatPart(module, Layout(()))
+    start = layout.flatten(initial)
+    order = _order(local)
+
+    def one_round() -> Tensor:
+        shared.load(start)
+        train(module, shared, personal, data, order)
+        return shared.values
+
+    return one_round
+
+
+def bare(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Callable[[], Tensor]:
+    """Return a function that does the same with what PyTorch brings."""
+    module = build(SPEC)
+    parameters = list(module.parameters())
+
+    def one_round() -> Tensor:
+        module.load_state_dict(initial)
+        module.train()
+        optimizer = torch.optim.SGD(
+            parameters, lr=local.learning_rate, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+        for batch in draw_batches(len(data), local.batch_size, local.steps, seed=0):
+            optimizer.zero_grad()
+            F.cross_entropy(module(data.inputs[batch]), data.labels[batch]).backward()
+            nn.utils.clip_grad_norm_(parameters, local.clip)
+            optimizer.step()
+        return nn.utils.parameters_to_vector(parameters).detach()
+
+    return one_round
+
+
+def _order(local: LocalConfig) -> TrainOrder:
+    return TrainOrder(
+        run_id="benchmark",
+        round=1,
+        model=SPEC.name,
+        num_classes=SPEC.num_classes,
+        private="none",
+        reply="delta",
+        seed=0,
+        weights=None,
+        **local.model_dump(),
+    )
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

@@ -1,0 +1,89 @@
+"""Round time over gRPC: `flower-client` processes under our loop against stock SuperNodes under Flower's.
+
+Four clients, pFedHN writing a LeNet of 121,182 floats for each, all four in every round; local training is one SGD step
+with one image, so what is left is the round itself. Both sides talk to the same SuperLink process, serve the same app
+on the same data, and are driven by the same strategy; only one side's clients run at a time, in turns:
+
+* ours: `flower-client` (model and data stay loaded), `Federation.exchange` on the server;
+* other: `flower-supernode` (a process per message), `Grid.send_and_receive` (3 s between polls), one thread each.
+
+A round is timed from writing the orders to the hypernetwork's step. The first round of each turn is not counted.
+
+    python -m benchmarks.round_overhead [--quick]
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from flwr.superlink.grid import HttpGrid
+
+from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
+from benchmarks.measure import Comparison, main
+from benchmarks.supernodes import supernodes
+from hyperbloom import __version__
+from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.server.local_clients import local_clients
+from hyperbloom.server.superlink import LiveGrid, free_port, superlink
+
+CLIENTS = 4
+
+Clients = Callable[[RunConfig, str, Path], AbstractContextManager[object]]
+
+
+def run(quick: bool = False) -> list[Comparison]:
+    turns, ours_per_turn, stock_per_turn = (1, 5, 1) if quick else (3, 10, 2)
+    ours: list[float] = []
+    stock: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = write_images(folder / "images.npz", train=80, held_out=40)
+        config = run_config(data, CLIENTS, CLIENTS, LocalConfig(steps=1, batch_size=1))
+        address = f"127.0.0.1:{free_port()}"
+        with superlink(address, folder / "server", __version__) as grid:
+            for turn in range(turns):
+                ours += _turn(grid, grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn)
+                stock += _turn(
+                    grid, stock_grid(grid), supernodes, config, address, folder, f"stock-{turn}", stock_per_turn
+                )
+    conditions = (
+        f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way, 1 local step with 1 image; "
+        f"{len(ours)} rounds of ours, {len(stock)} stock, in {turns} turns"
+    )
+    return [Comparison.of("round over gRPC", ours, stock, "s/round", conditions)]
+
+
+def _turn(
+    live: LiveGrid,
+    grid: HttpGrid,
+    clients: Clients,
+    config: RunConfig,
+    address: str,
+    folder: Path,
+    run_id: str,
+    rounds: int,
+) -> list[float]:
+    """Start one side's clients, play, end them."""
+    exchange = None if grid is live else lambda orders: grid.send_and_receive(orders, timeout=config.round_timeout_s)
+    with clients(config, address, folder / "clients"):
+        joined = Rounds(config, live, run_id)
+        try:
+            return [joined.play(exchange) for _ in range(1 + rounds)][1:]
+        finally:
+            joined.close()
+
+
+def _live(config: RunConfig, address: str, folder: Path) -> AbstractContextManager[object]:
+    return local_clients(config.clients, address, ["--insecure"], config, folder)
+
+
+def stock_grid(grid: LiveGrid) -> HttpGrid:
+    """Return Flower's own grid over the same connection and the same run."""
+    twin = HttpGrid.__new__(HttpGrid)
+    twin.__dict__ = grid.__dict__
+    return twin
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

@@ -1,0 +1,280 @@
+"""`flower-client`: what its flags mean, what it says of wrong ones, and what it leaves behind."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+
+from hyperbloom import __version__
+from hyperbloom.client import runtime
+from hyperbloom.client.cli import build_parser, main
+from hyperbloom.client.runtime import Link
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.state import ClientState
+from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
+from hyperbloom.common.errors import ConnectionFailed, RefusedError
+
+Joined = list[tuple[Link, ClientApp, dict[str, Any], bool]]
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Joined:
+    """Return what the command would have joined with; it connects to nothing."""
+    calls: Joined = []
+    monkeypatch.setattr(
+        runtime, "run_client", lambda link, app, config, stay=False: calls.append((link, app, config, stay))
+    )
+    return calls
+
+
+@pytest.fixture
+def start(tmp_path: Path, joined: Joined) -> Callable[..., int]:
+    """Return the command with the flags that it cannot do without."""
+
+    def run(*flags: str) -> int:
+        needed = ["--server", "host:9092", "--client-id", "ward-7", "--state-dir", str(tmp_path / "state")]
+        return main([*needed, *([] if "--root-certificates" in flags else ["--insecure"]), *flags])
+
+    return run
+
+
+# ---------------------------------------------------------------------- what flags mean
+
+
+def test_the_least_that_one_must_say(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
+    assert start() == 0
+    link, app, config, stay = joined[0]
+    assert link == Link("host:9092", insecure=True)
+    assert not stay
+    assert isinstance(app, ClientApp)
+    assert ClientSettings.from_node_config(config) == ClientSettings("ward-7", state_dir=tmp_path / "state")
+
+
+def test_every_flag_reaches_the_settings(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
+    flags = ["--data", "digits", "--root", str(tmp_path), "--download", "--split", "dirichlet", "--alpha", "5"]
+    flags += ["--classes-per-client", "3", "--partition", "2/6", "--max-train", "50", "--data-seed", "9"]
+    flags += ["--device", "cpu", "--size", "S", "--stay", "--disclose-class-shares"]
+    assert start(*flags) == 0
+    _, _, config, stay = joined[0]
+    spec = DataSpec("digits", tmp_path, True, "dirichlet", 3, 5.0, 2, 6, 50, 9)
+    assert ClientSettings.from_node_config(config) == ClientSettings(
+        "ward-7", spec, "cpu", "S", tmp_path / "state", True
+    )
+    assert stay
+
+
+def test_threads_are_set(start: Callable[..., int]) -> None:
+    before = torch.get_num_threads()
+    try:
+        assert start("--threads", "2") == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_certificates_go_to_the_link(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("PEM")
+    assert start("--root-certificates", str(tmp_path / "ca.pem")) == 0
+    assert joined[0][0] == Link("host:9092", False, tmp_path / "ca.pem")
+
+
+def test_a_client_that_runs_already_is_refused(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, joined: Joined
+) -> None:
+    with ClientState(tmp_path / "state").lock():
+        assert start() == 3
+    assert capsys.readouterr().err == (
+        f"flower-client: process {os.getpid()} already runs as this client (state in {tmp_path / 'state'}); "
+        "stop it, or choose another --client-id or --state-dir\n"
+    )
+    assert joined == []
+
+
+# ---------------------------------------------------------------------- how it ends
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RefusedError("the server refused this client: no"), 3, "the server refused this client: no"),
+        (ConnectionFailed("cannot open a session"), 5, "cannot open a session"),
+        (KeyboardInterrupt(), 0, "left the federation"),
+    ],
+)
+def test_exit_codes(
+    start: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    text: str,
+) -> None:
+    def end(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(runtime, "run_client", end)
+    assert start() == code
+    assert capsys.readouterr().err == f"flower-client: {text}\n"
+
+
+# ---------------------------------------------------------------------- wrong flags
+
+NAME = (
+    "--client-id: expected 1 to 64 letters, digits, dots, hyphens and underscores, starting with a letter or digit; "
+    "found '../x'"
+)
+PARTITION = "--partition: expected I/N with 0 <= I < N, such as 2/6; found "
+NO_DATA = (
+    f"data: expected one of {', '.join(DATASETS)}; a path ending in .npz; an "
+    "existing folder of images by class; or package.module:function; found 'nowhere'"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--partition", "x"], PARTITION + "'x'"),
+        (["--partition", "6/6"], PARTITION + "'6/6'"),
+        (["--partition=-1/6"], PARTITION + "'-1/6'"),
+        (["--partition", "2"], PARTITION + "'2'"),
+        (["--partition", "2/"], PARTITION + "'2/'"),
+        (["--partition", "0/0"], PARTITION + "'0/0'"),
+        (["--partition", "1.0/2"], PARTITION + "'1.0/2'"),
+        (["--data", "nowhere"], NO_DATA),
+        (
+            ["--split", "nothing", "--partition", "0/3"],
+            f"split: expected one of {', '.join(PARTITIONERS)}, found 'nothing'",
+        ),
+        (["--max-train", "0"], "max_train: expected at least 1 or nothing at all, found 0"),
+        (["--alpha", "nan"], "alpha: expected a number above 0, found nan"),
+        (["--classes-per-client", "0"], "classes_per_client: expected at least 1, found 0"),
+        (["--client-id", "../x"], NAME),
+    ],
+)
+def test_a_wrong_flag_is_told_in_one_line(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, flags: list[str], message: str
+) -> None:
+    assert start(*flags) == 2
+    captured = capsys.readouterr()
+    assert (captured.err, captured.out) == (f"flower-client: {message}\n", "")
+    assert joined == []
+
+
+def test_a_device_that_is_not_there_is_told_in_one_line(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start("--device", "gpu") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("flower-client: --device: expected auto or a device of this machine, found 'gpu' (")
+    assert error.count("\n") == 1
+
+
+def test_missing_data_are_told_with_the_way_out(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert start("--data", "cifar10", "--root", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("flower-client: data_batch_1.bin not found; looked at ")
+    assert error.endswith(f"Run with --download, or put the official binary version's files into {tmp_path}.\n")
+    assert start("--data", str(tmp_path / "own.npz")) == 2
+    assert "expected an .npz file, found no file of this name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--client-id", "a", "--insecure"], "the following arguments are required: --server"),
+        (["--server", "a:1", "--insecure"], "the following arguments are required: --client-id"),
+        (
+            ["--server", "a:1", "--client-id", "a", "--insecure", "--root-certificates", "ca.pem"],
+            "argument --root-certificates: not allowed with argument --insecure",
+        ),
+        (["--server", "a:1", "--client-id", "a", "--size", "XL"], "argument --size: invalid choice: 'XL'"),
+        (["--server", "a:1", "--client-id", "a", "--alpha", "x"], "argument --alpha: invalid float value: 'x'"),
+    ],
+)
+def test_flags_that_do_not_parse_end_with_two(capsys: pytest.CaptureFixture[str], flags: list[str], text: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(flags)
+    assert caught.value.code == 2
+    assert f"flower-client: error: {text}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["SM", "SML", ""])
+def test_a_size_is_one_letter(size: str) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--server", "a:1", "--client-id", "a", "--size", size])
+
+
+@pytest.mark.parametrize("threads", ["-1", "0"])
+def test_a_number_of_threads_below_one_is_refused(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], threads: str
+) -> None:
+    assert start(f"--threads={threads}") == 2
+    assert capsys.readouterr().err == f"flower-client: --threads: expected at least 1, found {threads}\n"
+
+
+@pytest.mark.parametrize("name", ["ca.pem", ""])
+def test_certificates_that_are_no_file_are_told(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, tmp_path: Path, name: str
+) -> None:
+    assert start("--root-certificates", str(tmp_path / name)) == 2
+    message = f"flower-client: --root-certificates: expected a file, found none at {tmp_path / name}\n"
+    assert capsys.readouterr().err == message
+    assert joined == []
+
+
+def test_a_state_folder_that_cannot_be_made_is_told(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for path, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "deeper", "Not a directory")):
+        assert start("--state-dir", str(path)) == 2
+        assert capsys.readouterr().err == f"flower-client: --state-dir: cannot use {path}: {reason}\n"
+    assert joined == []
+
+
+# ---------------------------------------------------------------------- help
+
+
+def test_help_shows_how_to_join_and_what_leaves_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "flower-client --server 10.0.0.5:9092 --insecure --client-id client-2 --data digits --partition 2/6" in text
+    assert "--data mypackage.data:load" in text
+    assert "Examples, labels and a personal classifier never do." in text
+    assert "exit codes: 0 the run is over or Ctrl-C, 2 wrong settings or data, 3 refused by the server" in text
+    assert "--parent-pid" not in text
+
+
+def test_the_examples_in_the_help_parse() -> None:
+    lines = [line.split() for line in build_parser().epilog.splitlines() if "flower-client --server" in line]  # type: ignore[union-attr]
+    assert len(lines) == 4
+    found = [build_parser().parse_args(words[1:]) for words in lines]
+    assert [args.data for args in found] == ["digits", "scans.npz", "./scans", "mypackage.data:load"]
+    assert {args.server for args in found} == {"10.0.0.5:9092"}
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"hyperbloom {__version__}\n"
+
+
+def test_the_module_is_the_command_and_a_wrong_flag_costs_no_import_of_torch() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['flower-client', '--server']\n"
+        "try: runpy.run_module('hyperbloom.client', run_name='__main__')\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'flwr' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2 False False\n"
+    assert done.stderr.endswith("flower-client: error: argument --server: expected one argument\n")

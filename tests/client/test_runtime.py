@@ -1,0 +1,491 @@
+"""The live client: how it paces, when it gives up, and what becomes of each message."""
+
+import logging
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from hyperbloom.client import runtime
+from hyperbloom.client.runtime import Link, Pacer, _Finished, _retries, _serve, _Session, run_client
+from hyperbloom.common.errors import ConnectionFailed, RefusedError, WireError
+from hyperbloom.common.messages import Greeting, Notice
+
+RUN, NODE = 77, 5
+LINK = Link("127.0.0.1:1", insecure=True)
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Give this process the identity that Flower's messages ask for."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, 1
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the waits that the runtime asks for; none of them happens."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    return waits
+
+
+# ---------------------------------------------------------------------- pacing
+
+
+@pytest.fixture
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `random.uniform` return the middle."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
+
+
+@pytest.mark.usefixtures("no_jitter")
+def test_after_a_message_waits_grow_from_milliseconds_to_the_active_bound() -> None:
+    pacer = Pacer(fastest=0.005, active=0.05, idle=3.0, active_for=30.0)
+    pacer.message(100.0)
+    waits = [pacer.delay(100.0 + number / 100) for number in range(8)]
+    assert waits == pytest.approx([0.0075, 0.01125, 0.016875, 0.0253125, 0.03796875, 0.05, 0.05, 0.05])
+    pacer.message(101.0)
+    assert pacer.delay(101.0) == pytest.approx(0.0075)
+
+
+@pytest.mark.usefixtures("no_jitter")
+def test_without_messages_waits_grow_to_seconds() -> None:
+    pacer = Pacer()
+    pacer.message(0.0)
+    assert max(pacer.delay(29.9) for _ in range(50)) == pytest.approx(0.05)
+    waits = [pacer.delay(30.0) for _ in range(20)]
+    assert waits[0] == pytest.approx(0.075)
+    assert waits[-1] == pytest.approx(3.0)
+    assert waits == sorted(waits)
+    pacer.message(31.0)
+    assert pacer.delay(31.0) == pytest.approx(0.0075)
+
+
+@pytest.mark.usefixtures("no_jitter")
+def test_a_client_that_has_heard_nothing_yet_is_idle() -> None:
+    pacer = Pacer()
+    assert [pacer.delay(float(number)) for number in range(30)][-1] == pytest.approx(3.0)
+
+
+def test_jitter_is_a_quarter_either_way() -> None:
+    pacer = Pacer(fastest=1.0, active=1.0, idle=1.0)
+    waits = [pacer.delay(0.0) for _ in range(2000)]
+    assert 0.75 <= min(waits) < 0.76
+    assert 1.24 < max(waits) <= 1.25
+    assert sum(waits) / 2000 == pytest.approx(1.0, abs=0.02)
+
+
+def test_jitter_does_not_add_up() -> None:
+    pacer = Pacer()
+    assert all(pacer.delay(0.0) <= 3.75 for _ in range(1000))
+
+
+# ---------------------------------------------------------------------- retries
+
+
+class Lost(grpc.RpcError):  # type: ignore[misc]
+    """An error as gRPC raises it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
+        super().__init__(details)
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status code."""
+        return self._code
+
+
+def failing(*errors: Exception) -> Callable[[], str]:
+    """Return a call that raises these errors in turn and then answers."""
+    left = deque(errors)
+
+    def call() -> str:
+        if left:
+            raise left.popleft()
+        return f"answer, {len(left)} errors left"
+
+    return call
+
+
+def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    waits: list[float] = []
+    retries = _retries(LINK)
+    retries.wait_function = waits.append
+    retries.jitter = None
+    errors = [Lost(grpc.StatusCode.UNAVAILABLE, "connection refused") for _ in range(40)]
+    with caplog.at_level(logging.INFO, "hyperbloom.client"):
+        assert retries.invoke(failing(*errors)) == "answer, 0 errors left"
+    assert waits[:7] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0])
+    assert waits[7:] == [10] * 33
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "127.0.0.1:1 does not answer; trying until it does (Ctrl-C leaves)"
+    assert said[1].startswith("127.0.0.1:1 answers again after ")
+    assert len(said) == 2
+
+
+def test_an_answer_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hyperbloom.client"):
+        assert _retries(LINK).invoke(failing()) == "answer, 0 errors left"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Lost(grpc.StatusCode.PERMISSION_DENIED),
+        Lost(grpc.StatusCode.UNIMPLEMENTED),
+        Lost(grpc.StatusCode.DEADLINE_EXCEEDED),
+        Lost(grpc.StatusCode.INTERNAL),
+        Lost(grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "TLS Handshake: wrong version number"),
+        ValueError("no error of gRPC"),
+    ],
+)
+def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) -> None:
+    retries = _retries(LINK)
+    waits: list[float] = []
+    retries.wait_function = waits.append
+    with pytest.raises(type(error)) as caught:
+        retries.invoke(failing(error))
+    assert caught.value is error
+    assert waits == []
+
+
+# ---------------------------------------------------------------------- a session
+
+
+class NobodyThere(ConnectionError):
+    """The fake server's last word."""
+
+
+class FakeServer:
+    """The primitives of Flower's connection, over a queue of messages."""
+
+    def __init__(self, *messages: Message | None) -> None:
+        self.queue = deque(messages)
+        self.sent: list[Message] = []
+        self.confirmed: list[tuple[int, str]] = []
+        self.seconds: list[float] = []
+        self.unavailable = 0
+        self._contents: dict[str, bytes] = {}
+        self._arriving: tuple[Message, dict[str, bytes], int] | None = None
+
+    @property
+    def primitives(self) -> tuple[Any, ...]:
+        """Return them in Flower's order, the node's id first."""
+        return (NODE, self.receive, self.send, None, None, self.pull_object, self.push_object, self.confirm)
+
+    def receive(self) -> tuple[Message, ObjectTree] | None:
+        """Announce the next message, without content, as the SuperLink does."""
+        if not self.queue:
+            raise NobodyThere
+        message = self.queue.popleft()
+        if message is None:
+            return None
+        self._contents |= {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
+        tree = get_object_tree(message)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        return Message(RecordDict(), metadata=message.metadata), tree  # type: ignore[call-overload]
+
+    def pull_object(self, run_id: int, object_id: str) -> bytes:
+        """Hand out an object, as often late as `unavailable` says."""
+        assert run_id == RUN
+        if self.unavailable:
+            self.unavailable -= 1
+            raise ObjectUnavailableError(object_id)
+        return self._contents[object_id]
+
+    def confirm(self, run_id: int, message_id: str) -> None:
+        """Note that a message is whole."""
+        self.confirmed.append((run_id, message_id))
+
+    def send(self, message: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
+        """Ask for the objects of an announced reply."""
+        wanted = set(get_all_nested_objects(message))
+        self._arriving = (message, {}, len(wanted))
+        self.seconds.append(seconds)
+        return wanted, "session"
+
+    def push_object(self, run_id: int, session_id: str, object_id: str, content: bytes) -> None:
+        """Take an object; when the last one is here, so is the reply."""
+        assert self._arriving is not None
+        assert (run_id, session_id) == (RUN, "session")
+        announced, contents, count = self._arriving
+        contents[object_id] = content
+        if len(contents) == count:
+            whole = inflate_object_from_contents(announced.metadata.message_id, contents)
+            assert isinstance(whole, Message)
+            self.sent.append(whole)
+
+
+def greeting() -> Message:
+    """Return a message to the node."""
+    return Message(Greeting("0.1.0").pack(), NODE, Greeting.type)
+
+
+def notice(kind: str, reason: str = "because") -> Message:
+    """Return the server's last word."""
+    return Message(Notice(kind, reason).pack(), NODE, Notice.type)
+
+
+def app_that(act: Callable[[Message, Context], Any]) -> ClientApp:
+    """Return an app that answers greetings by `act` and notices as the real one does."""
+    app = ClientApp()
+
+    @app.query("greet")
+    def greet(message: Message, context: Context) -> Message:
+        found = act(message, context)
+        return found if isinstance(found, Message) else Message(Greeting(str(found)).pack(), reply_to=message)
+
+    @app.query("notice")
+    def notice(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    return app
+
+
+def serve(app: ClientApp, server: FakeServer) -> None:
+    """Run a session until the fake server has nothing more to say."""
+    with pytest.raises(NobodyThere):
+        _Session(app, {"client-id": "ward-7"}, *server.primitives).run()
+
+
+def test_a_message_is_pulled_confirmed_answered_and_pushed(slept: list[float]) -> None:
+    sent = greeting()
+    server = FakeServer(sent)
+    seen: list[tuple[str, int, Any]] = []
+
+    def act(message: Message, context: Context) -> str:
+        seen.append((Greeting.unpack(message.content).version, context.node_id, context.node_config))
+        return "answer"
+
+    serve(app_that(act), server)
+    assert seen == [("0.1.0", NODE, {"client-id": "ward-7"})]
+    assert server.confirmed == [(RUN, sent.metadata.message_id)]
+    (reply,) = server.sent
+    assert Greeting.unpack(reply.content) == Greeting("answer")
+    assert reply.metadata.reply_to_message_id == sent.metadata.message_id
+    assert (reply.metadata.src_node_id, reply.metadata.run_id) == (NODE, RUN)
+    assert 0 < server.seconds[0] < 5
+
+
+def test_objects_that_are_not_there_yet_are_waited_for(slept: list[float]) -> None:
+    server = FakeServer(greeting())
+    server.unavailable = 4
+    serve(app_that(lambda message, context: "late"), server)
+    assert Greeting.unpack(server.sent[0].content) == Greeting("late")
+
+
+def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
+    slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [WireError("the order does not fit")]
+
+    def act(message: Message, context: Context) -> str:
+        if errors:
+            raise errors.pop()
+        return "well"
+
+    server = FakeServer(greeting(), greeting())
+    with caplog.at_level(logging.ERROR, "hyperbloom.client"):
+        serve(app_that(act), server)
+    first, second = server.sent
+    assert first.has_error()
+    assert first.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert first.error.reason == "WireError: the order does not fit"
+    assert first.metadata.reply_to_message_id == server.confirmed[0][1]
+    assert Greeting.unpack(second.content) == Greeting("well")
+    assert [record.getMessage() for record in caplog.records] == ["query.greet failed"]
+
+
+def test_a_message_that_the_app_does_not_know_is_answered_with_an_error(slept: list[float]) -> None:
+    server = FakeServer(Message(Greeting("0").pack(), NODE, "query.other"))
+    serve(app_that(lambda message, context: "x"), server)
+    assert server.sent[0].error.reason == "ValueError: No query function registered with name 'other'"
+
+
+def test_ctrl_c_in_the_app_tells_the_server_and_goes_on_up(slept: list[float]) -> None:
+    def act(message: Message, context: Context) -> NoReturn:
+        raise KeyboardInterrupt
+
+    server = FakeServer(greeting())
+    with pytest.raises(KeyboardInterrupt):
+        _Session(app_that(act), {}, *server.primitives).run()
+    (reply,) = server.sent
+    assert reply.error.reason == "the client is leaving"
+    assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+
+def test_a_refusal_is_answered_first_and_raised_then(slept: list[float]) -> None:
+    server = FakeServer(notice("refused", "the name is taken"))
+    with pytest.raises(RefusedError, match=r"^the server refused this client: the name is taken$"):
+        _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
+    assert Notice.unpack(server.sent[0].content) == Notice("refused", "the name is taken")
+
+
+def test_the_end_of_the_run_is_answered_first_and_raised_then(
+    slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = FakeServer(notice("finished", "the run is over"), greeting())
+    with caplog.at_level(logging.INFO, "hyperbloom.client"), pytest.raises(_Finished):
+        _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
+    assert Notice.unpack(server.sent[0].content) == Notice("finished", "the run is over")
+    assert len(server.queue) == 1
+    assert [record.getMessage() for record in caplog.records] == ["the server says: the run is over"]
+
+
+def test_the_context_of_a_run_lasts_and_another_run_gets_a_new_one(slept: list[float]) -> None:
+    contexts: list[Context] = []
+    other = greeting()
+    server = FakeServer(greeting(), greeting(), other)
+    session = _Session(
+        app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, *server.primitives
+    )
+    with pytest.raises(NobodyThere):
+        session.run()
+    assert contexts[0] is contexts[1] is contexts[2]
+    assert session._context(RUN) is contexts[0]
+    assert session._context(RUN + 1) is not contexts[0]
+    assert session._context(RUN + 1).run_id == RUN + 1
+
+
+def test_polls_are_paced(slept: list[float]) -> None:
+    serve(app_that(lambda message, context: ""), FakeServer(None, None, None, greeting(), None, None))
+    assert len(slept) == 5
+    assert slept[2] > slept[0]
+    assert 0.75 * 0.0075 <= slept[3] <= 1.25 * 0.0075
+
+
+# ---------------------------------------------------------------------- connections
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Return a function that sets what each attempt to connect brings: a server, or an exception."""
+
+    def prepare(*outcomes: Any) -> list[dict[str, Any]]:
+        left, calls = deque(outcomes), []
+
+        @contextmanager
+        def connection(address: str, insecure: bool, retries: Any, root_certificates: bytes | None) -> Iterator[Any]:
+            calls.append({"address": address, "insecure": insecure, "certificates": root_certificates})
+            outcome = left.popleft()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            try:
+                yield outcome.primitives
+            except Exception:
+                calls[-1]["swallowed"] = True  # as Flower's does
+
+        monkeypatch.setattr(runtime, "grpc_request_response", connection)
+        return calls
+
+    return prepare
+
+
+NOTHING = app_that(lambda message, context: "")
+
+
+def test_a_client_leaves_when_the_run_is_over(connect: Callable[..., Any], slept: list[float]) -> None:
+    calls = connect(FakeServer(notice("finished")), FakeServer())
+    run_client(LINK, NOTHING, {})
+    assert calls == [{"address": "127.0.0.1:1", "insecure": True, "certificates": None}]
+
+
+def test_a_client_that_stays_waits_for_the_next_run(connect: Callable[..., Any], slept: list[float]) -> None:
+    calls = connect(FakeServer(notice("finished")), FakeServer(notice("finished")), FakeServer(notice("refused")))
+    with pytest.raises(RefusedError):
+        run_client(LINK, NOTHING, {}, stay=True)
+    assert len(calls) == 3
+    assert slept == []
+
+
+def test_a_lost_connection_is_opened_again_after_a_while(
+    connect: Callable[..., Any], slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = connect(FakeServer(), FakeServer(None), FakeServer(notice("finished")))
+    with caplog.at_level(logging.WARNING, "hyperbloom.client"):
+        run_client(LINK, NOTHING, {})
+    assert len(calls) == 3
+    long = [wait for wait in slept if wait > 1]
+    assert len(long) == 2
+    assert all(5 <= wait <= 10 for wait in long)
+    assert [record.getMessage()[:33] for record in caplog.records] == ["connection lost; connecting again"] * 2
+
+
+def test_flowers_exit_says_what_may_be_wrong(connect: Callable[..., Any]) -> None:
+    connect(SystemExit(601))
+    with pytest.raises(ConnectionFailed) as caught:
+        run_client(LINK, NOTHING, {})
+    assert str(caught.value) == (
+        "cannot open a session with 127.0.0.1:1: is it the server's Fleet port, and do TLS and certificates match on "
+        "both sides (--insecure or --root-certificates)?"
+    )
+
+
+def test_a_refusal_comes_out_of_the_connection_that_swallows_errors(connect: Callable[..., Any]) -> None:
+    connect(FakeServer(notice("refused", "no")))
+    with pytest.raises(RefusedError, match="no"):
+        _serve(LINK, NOTHING, {})
+
+
+def test_an_error_of_flowers_own_ends_the_session_quietly(connect: Callable[..., Any], slept: list[float]) -> None:
+    connect(RuntimeError("generator didn't stop after throw()"))
+    _serve(LINK, NOTHING, {})
+
+
+def test_certificates_are_read_and_handed_over(connect: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(b"PEM")
+    calls = connect(FakeServer(notice("finished")))
+    run_client(Link("host:9092", root_certificates=tmp_path / "ca.pem"), NOTHING, {})
+    assert calls == [{"address": "host:9092", "insecure": False, "certificates": b"PEM"}]
+
+
+def test_sigterm_is_ctrl_c_while_serving_and_itself_again_afterwards(
+    connect: Callable[..., Any], slept: list[float]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def act(message: Message, context: Context) -> str:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0)  # the handler runs by now
+        return "not reached"
+
+    server = FakeServer(greeting())
+    connect(server)
+    with pytest.raises(KeyboardInterrupt):
+        run_client(LINK, app_that(act), {})
+    assert server.sent[0].error.reason == "the client is leaving"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone(connect: Callable[..., Any]) -> None:
+    connect(FakeServer(notice("finished")))
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run_client(LINK, NOTHING, {})
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert errors == []

@@ -1,0 +1,232 @@
+"""What a client keeps on its disk: its lock, its secret, its personal parameters."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hyperbloom.client.state import ClientState, default_state_dir
+from hyperbloom.client.training import FlatPart
+from hyperbloom.common.errors import HyperbloomError, RefusedError
+from hyperbloom.common.layout import Layout
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> ClientState:
+    """Return the state of a client that never ran."""
+    return ClientState(tmp_path / "state")
+
+
+def make_part(width: int = 3, dtype: torch.dtype = torch.float32) -> FlatPart:
+    """Return all parameters of a linear layer as one part with fixed values."""
+    module = nn.Linear(width, 2).to(dtype)
+    part = FlatPart(module, Layout.of(module))
+    part.load(torch.linspace(-1, 1, part.layout.numel, dtype=dtype) / 3)
+    return part
+
+
+# ---------------------------------------------------------------------- where
+
+
+def test_the_default_place_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state_dir("ward-7") == tmp_path / "hyperbloom" / "ward-7"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_state_dir("ward-7") == tmp_path / ".local" / "state" / "hyperbloom" / "ward-7"
+
+
+def test_nothing_is_written_before_it_is_needed(state: ClientState) -> None:
+    assert not state.folder.exists()
+    assert not state.load_personal("run", make_part())
+    assert not state.folder.exists()
+
+
+# ---------------------------------------------------------------------- the lock
+
+
+def test_a_second_holder_is_refused_with_the_first_ones_number(state: ClientState) -> None:
+    message = (
+        f"process {os.getpid()} already runs as this client (state in {state.folder}); "
+        "stop it, or choose another --client-id or --state-dir"
+    )
+    with state.lock():
+        for _ in range(2):  # a refusal must not take the lock, nor damage what stands in it
+            with pytest.raises(RefusedError, match=f"^{re.escape(message)}$"), ClientState(state.folder).lock():
+                raise AssertionError("two holders")
+
+
+def test_the_lock_is_released_afterwards_also_by_an_error(state: ClientState) -> None:
+    with pytest.raises(KeyError), state.lock():
+        raise KeyError
+    with state.lock():
+        assert (state.folder / "lock").read_text() == str(os.getpid())
+    with state.lock():
+        pass
+
+
+def test_a_longer_number_of_an_earlier_holder_leaves_nothing_behind(state: ClientState) -> None:
+    state.folder.mkdir(parents=True)
+    (state.folder / "lock").write_text("123456789012345")
+    with state.lock():
+        assert (state.folder / "lock").read_text() == str(os.getpid())
+
+
+# What `lock` does, without the seconds that a second process would need to import torch.
+HOLDER = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+file.truncate(0)
+print(os.getpid(), file=file, end="", flush=True)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_another_process_is_named_and_a_killed_one_holds_no_longer(state: ClientState) -> None:
+    state.folder.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLDER, str(state.folder / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "held\n"
+            with pytest.raises(RefusedError, match=rf"^process {child.pid} already runs as this client"), state.lock():
+                pass
+        finally:
+            child.kill()
+    with state.lock():
+        assert (state.folder / "lock").read_text() == str(os.getpid())
+
+
+# ---------------------------------------------------------------------- the secret
+
+
+def test_the_secret_is_made_once_and_only_for_its_owner(state: ClientState) -> None:
+    token = state.token()
+    assert re.fullmatch(r"[0-9a-f]{64}", token)
+    path = state.folder / "identity.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text()) == {"token": token}
+    assert state.token() == token
+    assert ClientState(state.folder).token() == token
+
+
+def test_two_clients_have_two_secrets(tmp_path: Path) -> None:
+    assert ClientState(tmp_path / "a").token() != ClientState(tmp_path / "b").token()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"word"', b"{}", b"null", b"\xff\xfe"])
+def test_a_damaged_identity_is_not_replaced_but_told(state: ClientState, content: bytes) -> None:
+    state.folder.mkdir(parents=True)
+    path = state.folder / "identity.json"
+    path.write_bytes(content)
+    with pytest.raises(HyperbloomError) as caught:
+        state.token()
+    assert str(caught.value) == (
+        f"{path} is damaged: expected JSON with a token. Restore it from a backup, or move it away and ask "
+        "the server's operator to admit this client anew"
+    )
+    assert path.read_bytes() == content
+
+
+# ---------------------------------------------------------------------- personal parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_momentum", [False, True])
+def test_personal_parameters_come_back_bit_for_bit(state: ClientState, dtype: torch.dtype, with_momentum: bool) -> None:
+    part = make_part(dtype=dtype)
+    if with_momentum:
+        part.momentum = torch.randn(part.layout.numel, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    state.save_personal("run-1", part)
+    again = make_part(dtype=dtype)
+    again.load(torch.zeros_like(again.values))
+    again.momentum = torch.ones_like(again.values)
+    assert ClientState(state.folder).load_personal("run-1", again)
+    assert again.values.numpy().tobytes() == part.values.numpy().tobytes()
+    if part.momentum is None:
+        assert again.momentum is None
+    else:
+        assert again.momentum is not None
+        assert again.momentum.numpy().tobytes() == part.momentum.numpy().tobytes()
+
+
+def test_what_is_loaded_is_what_the_network_computes_with(state: ClientState) -> None:
+    state.save_personal("run-1", make_part())
+    module = nn.Linear(3, 2)
+    part = FlatPart(module, Layout.of(module))
+    state.load_personal("run-1", part)
+    assert torch.equal(module.weight.reshape(-1), make_part().values[:6])
+
+
+def test_each_run_has_parameters_of_its_own(state: ClientState) -> None:
+    one, two = make_part(), make_part()
+    two.load(-two.values)
+    state.save_personal("run-1", one)
+    state.save_personal("run-2", two)
+    assert sorted(path.name for path in (state.folder / "personal").iterdir()) == [
+        "run-1.safetensors",
+        "run-2.safetensors",
+    ]
+    found = make_part()
+    state.load_personal("run-2", found)
+    assert torch.equal(found.values, two.values)
+    assert not state.load_personal("run-3", found)
+    assert torch.equal(found.values, two.values)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage that is longer than a header", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_damaged_file_is_told(state: ClientState, content: bytes) -> None:
+    state.save_personal("run-1", make_part())
+    path = state.folder / "personal" / "run-1.safetensors"
+    whole = path.read_bytes()
+    for damaged in (content, whole[: len(whole) // 2], whole[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(HyperbloomError) as caught:
+            state.load_personal("run-1", make_part())
+        text = str(caught.value)
+        assert text.startswith(str(path)), text
+        assert text.endswith("; move it away to start from fresh weights")
+    path.write_bytes(whole)
+    assert state.load_personal("run-1", make_part())
+
+
+def test_another_architecture_is_told_and_nothing_is_touched(state: ClientState) -> None:
+    state.save_personal("run-1", make_part(width=4))
+    part = make_part(width=3)
+    before = part.values.clone()
+    path = state.folder / "personal" / "run-1.safetensors"
+    message = f"{path} belongs to another architecture; move it away to start from fresh weights"
+    with pytest.raises(HyperbloomError, match=f"^{re.escape(message)}$"):
+        state.load_personal("run-1", part)
+    assert torch.equal(part.values, before)
+
+
+def test_a_file_without_values_is_told(state: ClientState) -> None:
+    part = make_part()
+    path = state.folder / "personal" / "run-1.safetensors"
+    path.parent.mkdir(parents=True)
+    save_file({"other": part.values}, path, {"layout": part.layout.digest})
+    with pytest.raises(HyperbloomError, match="move it away to start from fresh weights"):
+        state.load_personal("run-1", part)
+
+
+def test_saving_is_atomic(state: ClientState, monkeypatch: pytest.MonkeyPatch) -> None:
+    state.save_personal("run-1", make_part())
+    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
+    changed = make_part()
+    changed.load(-changed.values)
+    with pytest.raises(ZeroDivisionError):
+        state.save_personal("run-1", changed)
+    path = state.folder / "personal" / "run-1.safetensors"
+    assert torch.equal(load_file(path)["values"], make_part().values)
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,327 @@
+"""Local SGD is `torch.optim.SGD` with clipping of the shared part; evaluation is what one would compute by hand."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperbloom.client import training
+from hyperbloom.client.training import EVALUATION_BATCH, FlatPart, draw_batches, evaluate, train
+from hyperbloom.common.data import Examples
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import TrainOrder
+from hyperbloom.common.models import HEAD, MLP, LeNet
+
+ORDER = TrainOrder(
+    run_id="run",
+    round=1,
+    model="mlp",
+    num_classes=4,
+    private="none",
+    reply="delta",
+    seed=11,
+    steps=20,
+    batch_size=5,
+    learning_rate=0.1,
+    momentum=0.9,
+    weight_decay=5e-3,
+    clip=0.5,
+    weights=None,
+)
+NETWORKS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {"mlp": (MLP, (6,)), "lenet": (LeNet, (1, 16, 16))}
+
+
+def order(**changes: Any) -> TrainOrder:
+    """Return the order above with some fields replaced."""
+    return TrainOrder(**{**vars(ORDER), **changes})
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Return a small network with fixed values."""
+    kind, shape = NETWORKS[name]
+    torch.manual_seed(3)
+    return kind(shape, 4, 4).to(dtype)
+
+
+def some_examples(name: str, count: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Examples:
+    """Return labelled noise; float64 inputs get past the check for float32 on purpose."""
+    generator = torch.Generator().manual_seed(4)
+    inputs = 3 * torch.randn(count, *NETWORKS[name][1], generator=generator)
+    labels = torch.randint(4, (count,), generator=generator)
+    data = Examples(inputs, labels).to(device)
+    object.__setattr__(data, "inputs", data.inputs.to(dtype))
+    return data
+
+
+def parts(module: nn.Module, private: str) -> tuple[FlatPart, FlatPart]:
+    """Return the shared and the personal part of a network."""
+    full = Layout.of(module)
+    shared = {"none": full, "head": Layout.of(module, without=HEAD), "all": Layout(())}[private]
+    personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
+    return FlatPart(module, shared), FlatPart(module, personal)
+
+
+def optimiser(parameters: Iterable[nn.Parameter], given: TrainOrder) -> torch.optim.SGD:
+    """Return torch's own."""
+    return torch.optim.SGD(
+        list(parameters), lr=given.learning_rate, momentum=given.momentum, weight_decay=given.weight_decay
+    )
+
+
+def reference_round(
+    module: nn.Module, optimisers: list[torch.optim.SGD], shared: list[nn.Parameter], data: Examples, given: TrainOrder
+) -> float:
+    """Train with torch's own optimisers and clipping; returns the mean loss."""
+    losses = []
+    for batch in draw_batches(len(data), given.batch_size, given.steps, given.seed):
+        for each in optimisers:
+            each.zero_grad()
+        loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
+        loss.backward()
+        if shared:
+            nn.utils.clip_grad_norm_(shared, given.clip)
+        for each in optimisers:
+            each.step()
+        losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+# ---------------------------------------------------------------------- flat parts
+
+
+def test_a_part_takes_over_the_values_and_stays_bound_to_the_network() -> None:
+    module = build("mlp")
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    part, empty = parts(module, "none")
+    assert all(torch.equal(parameter, before[name]) for name, parameter in module.named_parameters())
+    part.load(torch.arange(part.layout.numel, dtype=torch.float64))
+    assert module.fc1.weight[0, :3].tolist() == [0, 1, 2]  # type: ignore[index, union-attr]
+    assert module.head.bias.tolist() == list(range(part.layout.numel - 4, part.layout.numel))  # type: ignore[operator, union-attr]
+    module(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+    assert part.gradient[-4:].tolist() == [1, 1, 1, 1]  # of the head's bias
+    assert (empty.values.shape, empty.gradient.shape) == ((0,), (0,))
+
+
+def test_loading_copies_and_forgets_the_momentum() -> None:
+    part, _ = parts(build("mlp"), "none")
+    part.gradient.fill_(1.0)
+    part.step(ORDER)
+    assert part.momentum is not None
+    values = torch.ones_like(part.values)
+    part.load(values)
+    assert part.momentum is None
+    part.values.zero_()
+    assert values.sum() == len(values)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
+def test_clipping_is_torchs(scale: float) -> None:
+    module = build("mlp")
+    part, _ = parts(module, "none")
+    part.gradient.copy_(scale * torch.linspace(-1, 2, part.layout.numel, dtype=torch.float64))
+    expected = [nn.Parameter(torch.zeros_like(view)) for view in part.layout.views(part.gradient).values()]
+    for parameter, view in zip(expected, part.layout.views(part.gradient).values(), strict=True):
+        parameter.grad = view.clone()
+    nn.utils.clip_grad_norm_(expected, 0.5)
+    part.clip(0.5)
+    flat = torch.cat([p.grad.reshape(-1) for p in expected if p.grad is not None])
+    assert torch.allclose(part.gradient, flat, rtol=1e-12, atol=0)
+    assert part.gradient.norm() <= 0.5
+    assert scale != 1e3 or part.gradient.norm() > 0.499
+
+
+# ---------------------------------------------------------------------- against torch's own optimiser
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 5e-3, 0.5), (0.0, 0.0, 50.0), (0.5, 0.1, 1e-3)])
+def test_twenty_steps_are_those_of_torch_sgd(name: str, momentum: float, weight_decay: float, clip: float) -> None:
+    given = order(momentum=momentum, weight_decay=weight_decay, clip=clip)
+    data = some_examples(name, 17)
+    ours, theirs = build(name), build(name)
+    shared, personal = parts(ours, "none")
+    loss = train(ours, shared, personal, data, given)
+    wanted = list(theirs.parameters())
+    expected = reference_round(theirs, [optimiser(wanted, given)], wanted, data, given)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    for (parameter_name, got), want in zip(ours.named_parameters(), wanted, strict=True):
+        assert torch.allclose(got, want, rtol=0, atol=1e-6), parameter_name
+    moved = (shared.values - Layout.of(build(name)).flatten(dict(build(name).named_parameters()))).norm()
+    assert moved > 1e-3
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_over_rounds_the_personal_momentum_persists_and_the_shared_starts_afresh(name: str) -> None:
+    given = order(clip=0.05)  # so tight that clipping the personal part as well would show
+    data = some_examples(name, 17)
+    ours, theirs = build(name), build(name)
+    shared, personal = parts(ours, "head")
+    body = [p for n, p in theirs.named_parameters() if not n.startswith(HEAD)]
+    head = [p for n, p in theirs.named_parameters() if n.startswith(HEAD)]
+    persistent = optimiser(head, given)
+    sent = shared.values.clone()
+    for number in range(3):
+        each = order(clip=0.05, seed=number)
+        shared.load(sent)
+        train(ours, shared, personal, data, each)
+        with torch.no_grad():
+            for parameter, view in zip(body, shared.layout.views(sent).values(), strict=True):
+                parameter.copy_(view)
+        reference_round(theirs, [optimiser(body, given), persistent], body, data, each)
+        for (parameter_name, got), want in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(got, want, rtol=0, atol=1e-6), (number, parameter_name)
+        sent = sent + 0.01
+
+
+def test_with_nothing_shared_nothing_is_clipped() -> None:
+    given = order(clip=1e-9)
+    data = some_examples("mlp", 17)
+    ours, theirs = build("mlp"), build("mlp")
+    shared, personal = parts(ours, "all")
+    train(ours, shared, personal, data, given)
+    reference_round(theirs, [optimiser(theirs.parameters(), given)], [], data, given)
+    for got, want in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(got, want, rtol=0, atol=1e-6)
+
+
+def test_dropout_works_while_training_and_rests_while_evaluating() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).double()
+    modes: list[bool] = []
+    module[1].register_forward_pre_hook(lambda layer, _: modes.append(layer.training))
+    train(module, *parts(module, "none"), some_examples("mlp", 9), order(steps=2))
+    evaluate(module, some_examples("mlp", 9))
+    train(module, *parts(module, "none"), some_examples("mlp", 9), order(steps=1))
+    assert modes == [True, True, False, True]
+
+
+def test_a_network_trains_on_fewer_examples_than_a_batch() -> None:
+    given = order(batch_size=64, steps=2)
+    data = some_examples("mlp", 3)
+    ours, theirs = build("mlp"), build("mlp")
+    shared, personal = parts(ours, "none")
+    train(ours, shared, personal, data, given)
+    wanted = list(theirs.parameters())
+    reference_round(theirs, [optimiser(wanted, given)], wanted, data, given)
+    for got, want in zip(ours.parameters(), wanted, strict=True):
+        assert torch.allclose(got, want, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize(("examples", "batch_size", "size"), [(20, 6, 6), (6, 6, 6), (5, 64, 5), (1, 1, 1)])
+def test_each_row_is_a_sample_without_replacement(examples: int, batch_size: int, size: int) -> None:
+    batches = draw_batches(examples, batch_size, 7, 0)
+    assert batches.shape == (7, size)
+    for row in batches.tolist():
+        assert len(set(row)) == size
+        assert 0 <= min(row) <= max(row) < examples
+
+
+def test_batches_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = draw_batches(50, 8, 5, 3)
+    torch.manual_seed(2)
+    assert torch.equal(draw_batches(50, 8, 5, 3), first)
+    assert not torch.equal(draw_batches(50, 8, 5, 4), first)
+    assert torch.equal(draw_batches(50, 8, 2, 3), first[:2])  # fewer steps are the beginning of more
+    assert torch.equal(draw_batches(50, 4, 5, 3), first[:, :4])
+
+
+def test_each_row_is_a_shuffle_of_its_own() -> None:
+    batches = draw_batches(1000, 8, 20, 0)
+    assert len({tuple(row) for row in batches.tolist()}) == 20
+
+
+def test_every_example_is_drawn_equally_often() -> None:
+    counts = torch.bincount(draw_batches(10, 3, 2000, 5).reshape(-1), minlength=10)
+    assert counts.sum() == 6000
+    assert (counts - 600).abs().max() < 5 * math.sqrt(600)
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+class Memory(nn.Module):
+    """Returns its inputs, which are the logits then, and remembers the sizes of the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return x
+
+
+def test_a_score_computed_by_hand() -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0]])
+    score = evaluate(Memory(), Examples(logits, torch.tensor([0, 0, 1, 1])))
+    losses = [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(3)), math.log(2)]
+    assert (score.correct, score.total, score.accuracy) == (1, 4, 0.25)
+    assert score.loss == pytest.approx(sum(losses) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, EVALUATION_BATCH - 1, EVALUATION_BATCH, EVALUATION_BATCH + 1, 2500])
+def test_batches_of_the_evaluation_do_not_show(count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(count, 3, generator=generator)
+    labels = torch.randint(3, (count,), generator=generator)
+    module = Memory()
+    score = evaluate(module, Examples(logits, labels))
+    picked = logits.double()[torch.arange(count), labels]
+    assert score.correct == sum(int(row.argmax()) == label for row, label in zip(logits, labels.tolist(), strict=True))
+    assert score.total == count
+    assert score.loss == pytest.approx((logits.double().logsumexp(1) - picked).mean().item(), rel=1e-5)
+    assert module.sizes == [EVALUATION_BATCH] * (count // EVALUATION_BATCH) + [count % EVALUATION_BATCH] * bool(
+        count % EVALUATION_BATCH
+    )
+
+
+def test_evaluating_changes_nothing() -> None:
+    module = build("lenet", torch.float32)
+    part, _ = parts(module, "none")
+    before = part.values.clone()
+    evaluate(module, some_examples("lenet", 5, torch.float32))
+    assert torch.equal(part.values, before)
+    assert not part.gradient.any()
+    assert part.momentum is None
+
+
+# ---------------------------------------------------------------------- devices
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_cuda_trains_on_the_same_batches_to_the_same_weights(name: str) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        module = build(name).to(device)
+        shared, personal = parts(module, "head")
+        data = some_examples(name, 17, device=device)
+        loss = train(module, shared, personal, data, ORDER)
+        score = evaluate(module, data)
+        results.append((shared.values.cpu(), personal.values.cpu(), loss, score.correct, score.loss))
+        assert shared.values.device.type == device
+    cpu, cuda = results
+    assert torch.allclose(cpu[0], cuda[0], rtol=0, atol=1e-6)
+    assert torch.allclose(cpu[1], cuda[1], rtol=0, atol=1e-6)
+    assert cuda[2:] == pytest.approx(cpu[2:], rel=1e-5)
+
+
+def test_batches_are_drawn_on_the_cpu_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+
+    def keep(*arguments: int) -> Tensor:
+        drawn.append(draw_batches(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(training, "draw_batches", keep)
+    module = build("mlp")
+    train(module, *parts(module, "none"), some_examples("mlp", 17), ORDER)
+    assert [batch.device.type for batch in drawn] == ["cpu"]
+    assert torch.equal(drawn[0], draw_batches(17, 5, 20, 11))

@@ -1,0 +1,392 @@
+"""One client's work: which orders it takes, what it sends back, what it keeps."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hyperbloom import __version__
+from hyperbloom.client import training
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.training import FlatPart, draw_batches
+from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, TrainOrder, Weights
+from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout
+from hyperbloom.common.seeds import derive
+
+from .conftest import SHARE
+
+MakeWorker = Callable[..., Worker]
+SPEC = ModelSpec("mlp", "M", (1, 8, 8), 10)
+FULL, BODY = full_layout(SPEC), body_layout(SPEC)
+LAYOUTS = {"none": FULL, "head": BODY}
+
+
+def initial(layout: Layout = FULL, seed: int = 0) -> Weights:
+    """Return weights as a server might send them."""
+    torch.manual_seed(seed)
+    return Weights(layout, layout.flatten(dict(build(SPEC).named_parameters())))
+
+
+def train_order(private: str = "none", reply: str = "delta", **changes: Any) -> TrainOrder:
+    """Return an order that a worker of `conftest` accepts."""
+    values: dict[str, Any] = {
+        "run_id": "run-1",
+        "round": 1,
+        "model": "mlp",
+        "num_classes": 10,
+        "seed": 5,
+        "steps": 4,
+        "batch_size": 8,
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "clip": 50.0,
+        "weights": None if private == "all" else initial(LAYOUTS.get(private, FULL)),
+    }
+    return TrainOrder(private=private, reply=reply, **values | changes)
+
+
+def evaluate_order(private: str = "none", **changes: Any) -> EvaluateOrder:
+    """Return the order to evaluate what `train_order` trains."""
+    names = {field.name for field in dataclasses.fields(EvaluateOrder)}
+    values = {name: value for name, value in vars(train_order(private)).items() if name in names}
+    return EvaluateOrder(**values | changes)
+
+
+def values_of(weights: Weights | None) -> Tensor:
+    """Return the vector of weights that must be there."""
+    assert weights is not None
+    return weights.values
+
+
+def forget_personal(worker: Worker) -> None:
+    """Delete what run-1 left on the disk, so that the next process of this client starts afresh."""
+    (worker.state.folder / "personal" / "run-1.safetensors").unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------- what it says of itself
+
+
+def test_an_introduction_holds_sizes_and_no_data(make_worker: MakeWorker) -> None:
+    worker = make_worker("ward-7", size="S")
+    data = load_client_data(SHARE)
+    about = worker.introduce()
+    assert (about.client_id, about.version, about.size) == ("ward-7", __version__, "S")
+    assert (about.input_shape, about.num_classes) == ((1, 8, 8), 10)
+    assert (about.train_examples, about.val_examples, about.test_examples) == (40, len(data.val), len(data.test))
+    assert about.class_shares == ()
+    assert about.token == worker.state.token()
+
+
+def test_class_shares_are_told_only_if_that_was_wished(make_worker: MakeWorker) -> None:
+    shares = make_worker(disclose=True).introduce().class_shares
+    assert len(shares) == 10
+    assert sum(shares) == pytest.approx(1)
+    assert shares == pytest.approx(load_client_data(SHARE).class_shares.tolist())
+
+
+def test_data_that_cannot_be_loaded_are_told_before_anything_else(make_worker: MakeWorker) -> None:
+    with pytest.raises(DataError, match="found 'nowhere'"):
+        make_worker(data=DataSpec("nowhere"))
+
+
+def test_a_process_loads_the_data_of_the_same_settings_once() -> None:
+    settings = ClientSettings("a", SHARE, "cpu")
+    worker = worker_for(settings)
+    assert worker_for(ClientSettings("a", SHARE, "cpu")) is worker
+    assert worker_for(ClientSettings("b", SHARE, "cpu")) is not worker
+
+
+# ---------------------------------------------------------------------- refused orders
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "message"),
+    [
+        (train_order(num_classes=9), WireError, "order: 9 classes, but this client's data have 10"),
+        (evaluate_order(num_classes=11), WireError, "order: 11 classes, but this client's data have 10"),
+        (
+            train_order("body"),
+            WireError,
+            "order: expected private to be one of ('none', 'head', 'all'), found 'body'",
+        ),
+        (
+            train_order(reply="gradient"),
+            WireError,
+            "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'gradient', 4 steps",
+        ),
+        (
+            train_order(steps=0),
+            WireError,
+            "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'delta', 0 steps",
+        ),
+        (
+            train_order(batch_size=0),
+            WireError,
+            "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'delta', 4 steps",
+        ),
+        (train_order(weights=None), WireError, "order: expected weights, found none"),
+        (evaluate_order("head", weights=None), WireError, "order: expected weights, found none"),
+        (
+            train_order(weights=initial(BODY)),
+            WireError,
+            "tensor head.weight: expected with shape (10, 100), but it is missing",
+        ),
+        (
+            train_order("head", weights=initial(FULL)),
+            WireError,
+            "tensor head.weight: not expected; expected fc1.weight, fc1.bias",
+        ),
+        (
+            train_order(weights=Weights(FULL, initial().values.double())),
+            WireError,
+            "tensor fc1.weight: expected torch.float32, found torch.float64",
+        ),
+        (
+            train_order(weights=Weights(FULL, torch.full((FULL.numel,), torch.nan))),
+            WireError,
+            f"tensor fc1.weight: {FULL.numel} values are not finite",
+        ),
+        (
+            train_order(model="resnet"),
+            ModelError,
+            f"model: expected one of {', '.join(sorted(MODELS))}, found 'resnet'",
+        ),
+        (
+            train_order(model="lenet"),
+            ModelError,
+            "lenet: expected images (channels, height, width) of at least 16 x 16, found (1, 8, 8); use model: mlp",
+        ),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(
+    make_worker: MakeWorker, order: TrainOrder | EvaluateOrder, error: type[HyperbloomError], message: str
+) -> None:
+    worker = make_worker()
+    act: Any = worker.train if isinstance(order, TrainOrder) else worker.evaluate
+    with pytest.raises(error) as caught:
+        act(order)
+    assert str(caught.value) == message
+
+
+def test_weights_of_another_size_of_the_network_are_refused(make_worker: MakeWorker) -> None:
+    with pytest.raises(WireError, match=r"tensor fc1\.weight: expected shape \(50, 64\), found \(100, 64\)"):
+        make_worker(size="S").train(train_order())
+
+
+def test_a_refused_order_leaves_no_trace(make_worker: MakeWorker) -> None:
+    undisturbed = make_worker("client-0")
+    expected = [undisturbed.train(train_order("head", round=number)) for number in (1, 3)]
+    forget_personal(undisturbed)
+    worker = make_worker("client-0")
+    first = worker.train(train_order("head", round=1))
+    with pytest.raises(WireError):
+        worker.train(train_order("head", round=2, weights=initial(FULL)))
+    third = worker.train(train_order("head", round=3))
+    for got, want in zip((first, third), expected, strict=True):
+        assert torch.equal(values_of(got.weights), values_of(want.weights))
+
+
+# ---------------------------------------------------------------------- replies
+
+
+@pytest.mark.parametrize("private", ["none", "head"])
+def test_a_delta_is_what_was_trained_less_what_was_sent(make_worker: MakeWorker, private: str) -> None:
+    sent = initial(LAYOUTS[private])
+    first = make_worker("client-0")
+    delta = first.train(train_order(private, "delta", weights=sent))
+    forget_personal(first)
+    trained = make_worker("client-0").train(train_order(private, "weights", weights=sent))
+    assert delta.weights is not None
+    assert delta.weights.layout == LAYOUTS[private]
+    assert torch.equal(values_of(delta.weights), values_of(trained.weights) - sent.values)
+    assert values_of(delta.weights).abs().max() > 1e-3
+    assert torch.equal(sent.values, initial(LAYOUTS[private]).values)  # the order is as it was
+
+
+@pytest.mark.parametrize("private", ["none", "head", "all"])
+def test_a_client_that_is_to_send_nothing_sends_its_loss_only(make_worker: MakeWorker, private: str) -> None:
+    result = make_worker().train(train_order(private, "nothing"))
+    assert result.weights is None
+    assert 0 < result.loss < 10
+    assert 0 < result.seconds < 60
+
+
+def test_where_nothing_is_sent_nothing_comes_back(make_worker: MakeWorker) -> None:
+    assert make_worker().train(train_order("all", "delta")).weights is None
+
+
+def test_the_reply_keeps_its_values_when_the_next_order_comes(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    first = values_of(worker.train(train_order(reply="weights")).weights)
+    before = first.clone()
+    worker.train(train_order(reply="weights", round=2, weights=initial(seed=1)))
+    assert torch.equal(first, before)
+
+
+def test_training_is_local_sgd_on_this_clients_data(make_worker: MakeWorker) -> None:
+    data = load_client_data(SHARE).train
+    torch.manual_seed(0)
+    module = build(SPEC)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    losses = []
+    for batch in draw_batches(40, 8, 4, derive(5, "client-0", 1)):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(module(data.inputs[batch]), data.labels[batch])
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 50.0)
+        optimiser.step()
+        losses.append(loss.item())
+    result = make_worker("client-0").train(train_order(reply="weights"))
+    assert result.loss == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert torch.allclose(values_of(result.weights), FULL.flatten(dict(module.named_parameters())), atol=1e-5)
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_rounds_and_clients_draw_batches_of_their_own(make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+
+    def keep(*arguments: int) -> Tensor:
+        drawn.append(draw_batches(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(training, "draw_batches", keep)
+    one, two = make_worker("client-0"), make_worker("client-1")
+    one.train(train_order(round=1))
+    one.train(train_order(round=2))
+    two.train(train_order(round=1))
+    one.train(train_order(round=1, seed=6))
+    one.train(train_order(round=1))
+    assert len({str(batches.tolist()) for batches in drawn[:4]}) == 4
+    assert torch.equal(drawn[4], drawn[0])
+    assert torch.equal(drawn[0], draw_batches(40, 8, 4, derive(5, "client-0", 1)))
+
+
+def test_the_same_order_twice_gives_the_same_bits(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    first = worker.train(train_order())
+    worker.train(train_order(round=2, weights=initial(seed=1)))
+    worker.evaluate(evaluate_order(weights=initial(seed=2)))
+    worker.train(train_order("head"))
+    again = worker.train(train_order())
+    assert again.loss == first.loss
+    assert values_of(again.weights).numpy().tobytes() == values_of(first.weights).numpy().tobytes()
+
+
+# ---------------------------------------------------------------------- what stays here
+
+
+@pytest.mark.parametrize("private", ["head", "all"])
+def test_training_goes_on_where_it_stopped_also_after_a_restart(make_worker: MakeWorker, private: str) -> None:
+    steady = make_worker("client-0", data=SHARE)
+    results = [steady.train(train_order(private, round=number)) for number in (1, 2, 3)]
+    final = steady.evaluate(evaluate_order(private))
+    forget_personal(steady)
+    restarted = [make_worker("client-0").train(train_order(private, round=number)) for number in (1, 2, 3)]
+    assert [result.loss for result in restarted] == [result.loss for result in results]
+    assert make_worker("client-0").evaluate(evaluate_order(private)) == final
+    assert results[2].loss < results[0].loss
+    if private == "head":
+        assert torch.equal(values_of(restarted[2].weights), values_of(results[2].weights))
+
+
+def test_what_is_private_is_on_the_disk_before_the_result_leaves(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    path = worker.state.folder / "personal" / "run-1.safetensors"
+    worker.evaluate(evaluate_order("head"))
+    assert not path.exists()
+    worker.train(train_order("head"))
+    first = path.read_bytes()
+    worker.train(train_order("head", round=2))
+    assert path.read_bytes() != first
+    make_worker("client-1").train(train_order("none"))
+    assert not (worker.state.folder.parent / "client-1").exists()
+
+
+def test_the_personal_part_is_read_once_and_stays_in_memory(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker()
+    reads: list[str] = []
+    load = worker.state.load_personal
+
+    def noted(run_id: str, part: FlatPart) -> bool:
+        reads.append(run_id)
+        return load(run_id, part)
+
+    monkeypatch.setattr(worker.state, "load_personal", noted)
+    for number in (1, 2):
+        worker.train(train_order("head", round=number))
+        worker.evaluate(evaluate_order("head"))
+    worker.train(train_order("none"))  # another network
+    worker.evaluate(evaluate_order("head"))
+    assert reads == ["run-1"]
+    worker.evaluate(evaluate_order("head", run_id="run-2"))
+    worker.evaluate(evaluate_order("head"))
+    assert reads == ["run-1", "run-2", "run-1"]
+
+
+def test_the_head_starts_from_this_clients_own_seed(make_worker: MakeWorker) -> None:
+    scores = {}
+    for name in ("client-0", "client-1", "client-2"):
+        scores[name] = make_worker(name).evaluate(evaluate_order("head"))
+        assert make_worker(name).evaluate(evaluate_order("head")) == scores[name]
+    assert len({score.val_loss for score in scores.values()}) == 3
+    assert make_worker("client-0").evaluate(evaluate_order("head", seed=6)) != scores["client-0"]
+
+
+def test_initialising_the_head_leaves_the_global_generator_alone(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    worker.evaluate(evaluate_order("head"))  # builds the network
+    order = evaluate_order("head", run_id="run-2")
+    before = torch.random.get_rng_state()
+    worker.evaluate(order)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_each_run_starts_with_a_fresh_head_and_finds_its_own_again(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    fresh = worker.evaluate(evaluate_order("head"))
+    worker.train(train_order("head"))
+    trained = worker.evaluate(evaluate_order("head"))
+    assert trained != fresh
+    assert worker.evaluate(evaluate_order("head", run_id="run-2")) == fresh
+    assert worker.evaluate(evaluate_order("head")) == trained
+
+
+def test_evaluation_is_on_validation_and_test_examples_with_the_weights_sent(make_worker: MakeWorker) -> None:
+    data = load_client_data(SHARE)
+    torch.manual_seed(0)
+    module = build(SPEC)
+    counts = []
+    for part in (data.val, data.test):
+        logits = module(part.inputs)
+        counts += [int((logits.argmax(1) == part.labels).sum()), len(part)]
+    result = make_worker().evaluate(evaluate_order())
+    assert isinstance(result, EvaluateResult)
+    assert [result.val_correct, result.val_total, result.test_correct, result.test_total] == counts
+    assert result.val_loss == pytest.approx(
+        nn.functional.cross_entropy(module(data.val.inputs), data.val.labels).item(), rel=1e-5
+    )
+    assert result.test_loss == pytest.approx(
+        nn.functional.cross_entropy(module(data.test.inputs), data.test.labels).item(), rel=1e-5
+    )
+
+
+def test_a_training_that_diverges_does_not_destroy_the_personal_part(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    worker.train(train_order("all"))
+    healthy = worker.evaluate(evaluate_order("all"))
+    with contextlib.suppress(HyperbloomError):  # to say so is allowed
+        worker.train(train_order("all", round=2, learning_rate=1e30))
+    assert worker.evaluate(evaluate_order("all")) == healthy

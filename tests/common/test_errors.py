@@ -1,0 +1,41 @@
+"""The tree of errors is the one that is drawn, and its exit codes are those that the commands promise."""
+
+import re
+
+import hyperbloom.client.cli
+import hyperbloom.server.cli
+from hyperbloom.common import errors
+from hyperbloom.common.errors import HyperbloomError
+
+EXIT_CODES = {
+    "HyperbloomError": 1,
+    "ConfigError": 2,
+    "DataError": 2,
+    "ModelError": 2,
+    "WireError": 1,
+    "RefusedError": 3,
+    "CohortError": 4,
+    "ConnectionFailed": 5,
+}
+
+
+def test_every_error_has_the_exit_code_that_scripts_rely_on() -> None:
+    assert {name: getattr(errors, name).exit_code for name in errors.__all__} == EXIT_CODES
+
+
+def test_all_are_caught_as_one() -> None:
+    assert all(issubclass(getattr(errors, name), HyperbloomError) for name in errors.__all__)
+    assert issubclass(errors.ConfigError, ValueError)
+
+
+def test_the_drawing_names_every_error_and_its_exit_code() -> None:
+    drawn = re.findall(r"\|-- (\w+)(?:.*\(exit code (\d)\))?", errors.__doc__ or "")
+    assert {name for name, _ in drawn} == set(errors.__all__) - {"HyperbloomError"}
+    assert {name: int(code) for name, code in drawn if code} == {k: v for k, v in EXIT_CODES.items() if v > 1}
+
+
+def test_the_commands_promise_these_exit_codes() -> None:
+    for command, codes in ((hyperbloom.server.cli, {0, 2, 4, 5, 130}), (hyperbloom.client.cli, {0, 2, 3, 5})):
+        line = re.search(r"exit codes: (.*)", command._EPILOG)
+        assert line is not None
+        assert {int(code) for code in re.findall(r"\d+", line[1])} == codes

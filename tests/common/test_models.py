@@ -1,0 +1,145 @@
+"""Target networks: their sizes, what they accept and what they refuse."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import HEAD, MODELS, LeNet, ModelSpec, OmniglotCNN, body_layout, build, full_layout
+
+CIFAR, MNIST, DIGITS = (3, 32, 32), (1, 28, 28), (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "input_shape", "classes", "parameters"),
+    [
+        ("lenet", "M", CIFAR, 10, 121_182),
+        ("lenet", "M", CIFAR, 100, 121_182 + 90 * 85),
+        ("lenet", "S", CIFAR, 10, 600 + 8 + 3200 + 16 + 48_000 + 120 + 10_164 + 850),
+        ("lenet", "L", CIFAR, 10, 2432 + 51_264 + 192_120 + 10_164 + 850),
+        ("lenet", "M", MNIST, 10, 416 + 12_832 + 61_560 + 10_164 + 850),
+        ("mlp", "M", MNIST, 10, 78_500 + 1010),
+        ("mlp", "S", DIGITS, 10, 65 * 50 + 510),
+        ("mlp", "L", (12,), 3, 13 * 200 + 603),
+        ("omniglot", "M", MNIST, 55, 160 + 4640 + 9248 + 9248 + 32 * 84 + 84 + 85 * 55),
+    ],
+)
+def test_parameter_counts(name: str, size: str, input_shape: tuple[int, ...], classes: int, parameters: int) -> None:
+    assert full_layout(ModelSpec(name, size, input_shape, classes)).numel == parameters
+
+
+@pytest.mark.parametrize("size", ["S", "M", "L"])
+@pytest.mark.parametrize(
+    ("name", "input_shape"),
+    [("lenet", CIFAR), ("lenet", (1, 16, 20)), ("mlp", DIGITS), ("mlp", (7,)), ("omniglot", (1, 16, 47))],
+)
+def test_logits_have_one_row_per_input(name: str, size: str, input_shape: tuple[int, ...]) -> None:
+    network = build(ModelSpec(name, size, input_shape, 5))
+    batch = torch.randn(3, *input_shape)
+    logits = network(batch)
+    assert logits.shape == (3, 5)
+    assert torch.allclose(network(batch[1:2])[0], logits[1], atol=1e-5)  # no row depends on another one
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_network_ends_in_the_head(name: str) -> None:
+    spec = ModelSpec(name, "M", MNIST, 7)
+    full, body = full_layout(spec), body_layout(spec)
+    head = full.shapes[-2:]
+    assert [(n, shape[0]) for n, shape in head] == [("head.weight", 7), ("head.bias", 7)]
+    assert body.shapes == full.shapes[:-2]
+    assert not any(n.startswith(HEAD) for n, _ in body.shapes)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_layouts_are_those_of_the_network_that_is_built(name: str) -> None:
+    spec = ModelSpec(name, "S", MNIST, 4)
+    assert Layout.of(build(spec)) == full_layout(spec)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_initial_values_come_from_the_global_generator(name: str) -> None:
+    def first() -> torch.Tensor:
+        torch.manual_seed(5)
+        return next(build(ModelSpec(name, "M", MNIST, 4)).parameters())
+
+    assert torch.equal(first(), first())
+
+
+def test_asking_for_a_layout_draws_no_random_number() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    full_layout(ModelSpec("lenet", "M", CIFAR, 10))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "name"),
+    [
+        (CIFAR, "lenet"),
+        (MNIST, "lenet"),
+        ((1, 28, 27), "mlp"),
+        ((1, 27, 28), "mlp"),
+        (DIGITS, "mlp"),
+        ((784,), "mlp"),
+        ((64, 64), "mlp"),
+    ],
+)
+def test_auto_takes_a_lenet_for_images_of_28_pixels(input_shape: tuple[int, ...], name: str) -> None:
+    assert ModelSpec.choose("auto", "M", input_shape, 10) == ModelSpec(name, "M", input_shape, 10)
+
+
+def test_a_name_is_taken_as_it_is() -> None:
+    assert ModelSpec.choose("mlp", "S", CIFAR, 10) == ModelSpec("mlp", "S", CIFAR, 10)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (ModelSpec("resnet", "M", CIFAR, 10), f"model: expected one of {', '.join(sorted(MODELS))}, found 'resnet'"),
+        (ModelSpec("auto", "M", CIFAR, 10), f"model: expected one of {', '.join(sorted(MODELS))}, found 'auto'"),
+        (ModelSpec("mlp", "XL", CIFAR, 10), "size: expected one of S, M, L, found 'XL'"),
+        (ModelSpec("mlp", "M", CIFAR, 0), "expected inputs and classes, found shape (3, 32, 32) and 0 classes"),
+        (ModelSpec("mlp", "M", (), 10), "expected inputs and classes, found shape () and 10 classes"),
+        (ModelSpec("mlp", "M", (3, 0), 10), "expected inputs and classes, found shape (3, 0) and 10 classes"),
+        (
+            ModelSpec("lenet", "M", DIGITS, 10),
+            "lenet: expected images (channels, height, width) of at least 16 x 16, found (1, 8, 8); use model: mlp",
+        ),
+        (
+            ModelSpec("lenet", "M", (784,), 10),
+            "lenet: expected images (channels, height, width) of at least 16 x 16, found (784,); use model: mlp",
+        ),
+        (
+            ModelSpec("omniglot", "M", (1, 28, 15), 10),
+            "omniglot: expected images of at least 16 x 16, found shape (1, 28, 15)",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused(spec: ModelSpec, message: str) -> None:
+    for make in (build, full_layout, body_layout):
+        with pytest.raises(ModelError) as caught:
+            make(spec)
+        assert str(caught.value) == message
+
+
+def test_negative_lengths_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"^expected inputs and classes, found shape \(-8, -8\) and 10 classes$"):
+        full_layout(ModelSpec("mlp", "M", (-8, -8), 10))
+
+
+@pytest.mark.parametrize("kind", [LeNet, OmniglotCNN])
+def test_the_smallest_image_leaves_one_pixel(kind: type[nn.Module]) -> None:
+    network = kind((1, 16, 16), 2, 4)
+    first_linear = next(m for m in network.modules() if isinstance(m, nn.Linear))
+    assert first_linear.in_features == 8
+    assert network(torch.zeros(1, 1, 16, 16)).shape == (1, 2)
+
+
+def test_widths_grow_with_the_size() -> None:
+    for info in MODELS.values():
+        widths: Sequence[int] = [info.widths[size] for size in ("S", "M", "L")]
+        assert widths == sorted(set(widths))

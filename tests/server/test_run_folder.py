@@ -1,0 +1,262 @@
+"""The run folder: how it is made, refused and read back."""
+
+import json
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hyperbloom import __version__
+from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.run_folder import RunFolder, new_run_folder, read_run
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
+from hyperbloom.strategies.roster import Roster
+
+from .conftest import ABOUT
+
+CONFIG = RunConfig(strategy="local", rounds=20, seed=3)
+
+
+def some_strategy(state: Mapping[str, Tensor] | None = None) -> PersonalisedStrategy:
+    """Return a strategy with two clients and this state."""
+    roster = Roster(3)
+    for node, name in ((5, "a"), (4, "b")):
+        roster.admit(node, replace(ABOUT, client_id=name, token=f"secret of {name}"))
+    strategy = make_strategy(CONFIG, "run-1", roster)
+    strategy.state = lambda: dict(state or {})  # type: ignore[method-assign]
+    return strategy
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a .jsonl file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def files(folder: Path) -> list[str]:
+    """Return the names of all files below a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# ---------------------------------------------------------------------- making
+
+
+def test_the_default_folder_is_named_by_date_and_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = new_run_folder(None, "pfedhn")
+    assert folder.parent == Path("runs")
+    assert re.fullmatch(r"\d{8}-\d{6}-pfedhn", folder.name)
+    assert folder.is_dir()
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hyperbloom.server.run_folder.datetime", Standing)
+    names = [new_run_folder(None, "local").name for _ in range(3)]
+    assert names == ["20260102-030405-local", "20260102-030405-local-2", "20260102-030405-local-3"]
+
+
+class Standing:
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls) -> "Standing":
+        """Return the moment."""
+        return cls()
+
+    def __format__(self, form: str) -> str:
+        assert form == "%Y%m%d-%H%M%S"
+        return "20260102-030405"
+
+
+def test_a_given_folder_is_made_with_its_parents_or_taken_if_empty(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    assert new_run_folder(path, "local") == path
+    assert path.is_dir()
+    assert new_run_folder(path, "local") == path
+
+
+def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        new_run_folder(tmp_path, "local")
+    assert str(caught.value) == f"--run-dir: expected a new or empty folder, found files in {tmp_path}"
+
+
+@pytest.mark.parametrize(("below", "reason"), [("", "File exists"), ("deeper", "Not a directory")])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, below: str, reason: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / below if below else tmp_path / "file"
+    with pytest.raises(ConfigError) as caught:
+        new_run_folder(path, "local")
+    assert str(caught.value) == f"--run-dir: cannot use {path}: {reason}"
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def test_the_beginning_of_a_run_is_its_configuration_and_environment(tmp_path: Path) -> None:
+    RunFolder(tmp_path, CONFIG, "run-1")
+    assert files(tmp_path) == ["config.yaml", "environment.json"]
+    assert load_run_config(tmp_path / "config.yaml", {}) == CONFIG
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert (environment["run_id"], environment["seed"]) == ("run-1", 3)
+    assert environment["python"] == platform.python_version()
+    assert environment["versions"]["hyperbloom"] == __version__
+    assert environment["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert set(environment["versions"]) >= {"flwr", "numpy", "grpcio", "protobuf", "safetensors", "torchvision"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", environment["started"])
+    assert isinstance(environment["command"], list)
+
+
+def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    folder.phase(some_strategy(), "local")
+    results = {"a": TrainResult(1.0, 0.25, None), "b": TrainResult(2.0, 0.123456, None)}
+    folder.round_done(RoundReport(1, 20, Round(results, None, {"c": "no reply"}), 0.512349))
+    folder.round_done(RoundReport(2, 20, Round({}, None, {}), 0.5))
+    scores = {"a": EvaluateResult(1, 4, 0.5, 3, 4, 1.5)}
+    folder.round_done(RoundReport(3, 20, Round({"a": results["a"]}, Evaluation(scores), {}), 0.5))
+    metrics = lines(tmp_path / "metrics.jsonl")
+    assert metrics[:2] == [
+        {"round": 1, "seconds": 0.5123, "clients": 2, "loss": 1.5},
+        {"round": 2, "seconds": 0.5, "clients": 0},
+    ]
+    assert metrics[2] == {"round": 3, "seconds": 0.5, "clients": 1, "loss": 1.0} | Evaluation(scores).metrics()
+    assert lines(tmp_path / "clients.jsonl") == [
+        {"round": 1, "client": "a", "loss": 1.0, "seconds": 0.25},
+        {"round": 1, "client": "b", "loss": 2.0, "seconds": 0.1235},
+        {"round": 1, "client": "c", "refused": "no reply"},
+        {"round": 3, "client": "a", "loss": 1.0, "seconds": 0.25},
+        {
+            "round": 3,
+            "client": "a",
+            "val_correct": 1,
+            "val_total": 4,
+            "val_loss": 0.5,
+            "test_correct": 3,
+            "test_total": 4,
+            "test_loss": 1.5,
+        },
+    ]
+
+
+def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    best, last = torch.tensor([1.0]), torch.tensor([2.0])
+    folder.phase(some_strategy(), "local")
+    folder.selected(Selection(7, {"val_mean": 50.0}, {"a": 60.0}), some_strategy({"w": best}))
+    folder.phase_done(some_strategy({"w": last}))
+    for name, value, metadata in (
+        ("hypernetwork.safetensors", best, {"round": "7"}),
+        ("hypernetwork-last.safetensors", last, None),
+    ):
+        with safe_open(tmp_path / name, framework="pt") as file:
+            assert torch.equal(file.get_tensor("w"), value)
+            assert (file.metadata() or None) == metadata
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "local": {"round": 7, "metrics": {"val_mean": 50.0}, "test_accuracy": {"a": 60.0}}
+    }
+
+
+def test_baselines_get_folders_of_their_own_and_share_the_summary(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    for name, state in (("local", None), ("fedavg", {"w": torch.zeros(1)})):
+        folder.phase(some_strategy(), name)
+        folder.round_done(RoundReport(1, 20, Round(), 0.5))
+        folder.selected(Selection(1, {"val_mean": 1.0}, {}), some_strategy(state))
+        folder.phase_done(some_strategy(state))
+    assert files(tmp_path) == [
+        "baselines/fedavg/clients.jsonl",
+        "baselines/fedavg/hypernetwork-last.safetensors",
+        "baselines/fedavg/hypernetwork.safetensors",
+        "baselines/fedavg/metrics.jsonl",
+        "clients.jsonl",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "roster.json",
+        "summary.json",
+    ]
+    assert list(json.loads((tmp_path / "summary.json").read_text())) == ["local", "fedavg"]
+
+
+def test_the_roster_is_kept_without_secrets(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    folder.phase_done(some_strategy())
+    text = (tmp_path / "roster.json").read_text()
+    assert "secret of" not in text
+    assert [(client["client_id"], client["row"]) for client in json.loads(text)["clients"]] == [("a", 0), ("b", 1)]
+
+
+# ---------------------------------------------------------------------- reading back
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """Return the folder of a finished run."""
+    folder = RunFolder(tmp_path / "run", CONFIG, "run-1")
+    folder.selected(Selection(7, {"val_mean": 50.0}, {}), some_strategy({"w": torch.tensor([1.5])}))
+    return tmp_path / "run"
+
+
+def test_a_finished_run_is_read_back(finished: Path) -> None:
+    tensors, roster = read_run(finished)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"w": [1.5]}
+    assert [(client.client_id, client.row, client.node_id) for client in roster] == [("a", 0, None), ("b", 1, None)]
+    assert roster.seed == 3
+
+
+def test_a_client_of_a_finished_run_is_known_by_its_secret(finished: Path) -> None:
+    _, roster = read_run(finished)
+    client, _ = roster.admit(9, replace(ABOUT, client_id="b", token="secret of b"))
+    assert client.row == 1
+
+
+@pytest.mark.parametrize("name", ["hypernetwork.safetensors", "roster.json"])
+@pytest.mark.parametrize("content", [None, b"", b"garbage", b"[]", b"{}", b'{"seed": 0, "clients": [{}]}', b"\xff"])
+def test_a_folder_that_is_no_finished_run_is_refused(finished: Path, name: str, content: bytes | None) -> None:
+    if content is None:
+        (finished / name).unlink()
+    else:
+        (finished / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_run(finished)
+    text = str(caught.value)
+    expected = f"init_from: expected a run folder with hypernetwork.safetensors and roster.json, found {finished} ("
+    assert text.startswith(expected)
+    assert "\n" not in text
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^init_from: .*, found .*/nowhere \("):
+        read_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("about", ["[]", "null", '"words"'])
+def test_a_roster_with_other_entries_is_refused(finished: Path, about: str) -> None:
+    entry = f'{{"client_id": "a", "row": 0, "token_hash": "x", "about": {about}}}'
+    (finished / "roster.json").write_text(f'{{"seed": 0, "clients": [{entry}]}}')
+    with pytest.raises(ConfigError, match=r"^init_from: "):
+        read_run(finished)
+
+
+def test_reading_leaves_the_run_as_it_is(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "before")
+    tensors, _ = read_run(finished)
+    tensors["w"].zero_()
+    save_file(tensors, tmp_path / "elsewhere.safetensors")
+    for name in files(finished):
+        assert (finished / name).read_bytes() == (tmp_path / "before" / name).read_bytes()

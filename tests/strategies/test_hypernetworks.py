@@ -1,0 +1,148 @@
+"""The networks that write networks: one fused head is many, spectral norms are one, rows know no order."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hyperbloom.common.layout import Layout
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
+from tests.strategies.reference import PlainHypernetwork
+
+LAYOUTS = {
+    "S": Layout((("fc1.weight", (4, 3)), ("fc1.bias", (4,)), ("head.weight", (2, 4)))),
+    "M": Layout((("fc1.weight", (5, 3)), ("head.weight", (2, 5)))),
+}
+
+
+def mlp(seed: int = 0, **options: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MLPHypernetwork(LAYOUTS, 3, 8, **options).double()
+
+
+@pytest.mark.parametrize("hidden_layers", [0, 1, 3])
+@pytest.mark.parametrize("size", ["S", "M"])
+def test_the_fused_head_is_a_head_per_tensor(size: str, hidden_layers: int) -> None:
+    fused, layout = mlp(hidden_layers=hidden_layers), LAYOUTS[size]
+    plain = PlainHypernetwork(4, layout.shapes, 3, 8, hidden_layers).double()
+    descriptors = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    state = {f"hypernetwork.{name}": value for name, value in fused.state_dict().items()}
+    plain.copy_from(state | {"embeddings": descriptors}, size)
+    generated = fused(descriptors, size)
+    assert generated.shape == (4, layout.numel)
+    for client in range(4):
+        for name, tensor in layout.views(generated[client]).items():
+            torch.testing.assert_close(tensor, plain(client)[name], rtol=0, atol=1e-14)
+
+
+def test_the_trunk_has_the_papers_depth_and_nothing_between_it_and_the_heads() -> None:
+    network = mlp()
+    linear = [tuple(x.weight.shape) for x in network.trunk if isinstance(x, nn.Linear)]
+    assert linear == [(8, 3), (8, 8), (8, 8), (8, 8)]
+    assert isinstance(network.trunk[-1], nn.Linear)  # no activation before the heads
+    assert sum(isinstance(x, nn.ReLU) for x in network.trunk) == 3
+
+
+def test_a_fused_head_starts_as_separate_heads_do() -> None:
+    # The bound of nn.Linear's default initialisation depends on the fan-in alone.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        head: Any = MLPHypernetwork({"S": Layout((("a", (3000,)), ("b", (2,))))}, 2, 25).heads["S"]
+    bound = 1 / math.sqrt(25)
+    for values in (head.weight, head.bias):
+        assert 0.99 * bound < float(values.detach().abs().max()) <= bound
+
+
+def test_a_linear_hypernetwork_is_a_matrix() -> None:
+    network: Any = LinearHypernetwork(LAYOUTS, 3)
+    descriptors = torch.randn(5, 3)
+    for size, layout in LAYOUTS.items():
+        matrix = network.heads[size].weight
+        assert matrix.shape == (layout.numel, 3)
+        torch.testing.assert_close(network(descriptors, size), descriptors @ matrix.T)
+    assert len(list(network.parameters())) == len(LAYOUTS)  # no bias: v = 0 gives the zero network
+
+
+def test_spectral_norm_leaves_every_layer_and_every_tensors_head_with_norm_one() -> None:
+    network = mlp(spectral_norm=True)
+    network.train()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(3.0)  # away from where the constructor has iterated already
+        for _ in range(300):
+            for size in LAYOUTS:
+                network(torch.zeros(1, 3, dtype=torch.float64), size)
+    network.eval()
+    heads = [part for size in LAYOUTS for part in network.heads[size].parts]
+    layers = [x for x in network.trunk if isinstance(x, nn.Linear)]
+    assert [len(network.heads[size].parts) for size in LAYOUTS] == [3, 2]
+    for layer in [*layers, *heads]:
+        assert float(torch.linalg.matrix_norm(layer.weight.detach(), ord=2)) == pytest.approx(1, abs=1e-8)
+    # Stacking the parts first and normalising then would be another network.
+    stacked = torch.cat([part.weight.detach() for part in network.heads["S"].parts])
+    assert float(torch.linalg.matrix_norm(stacked, ord=2)) > 1.05
+
+
+def test_spectral_norm_divides_what_is_generated_by_the_norms() -> None:
+    network = mlp(3, hidden_layers=0, spectral_norm=True)
+    for _ in range(300):
+        network(torch.zeros(1, 3, dtype=torch.float64), "S")
+    network.eval()
+    v = torch.randn(1, 3, dtype=torch.float64)
+
+    def normalised(layer: Any, x: Tensor) -> Tensor:
+        matrix: Tensor = layer.parametrizations.weight.original.detach()
+        bias: Tensor = layer.bias.detach()
+        largest: Tensor = torch.linalg.svdvals(matrix)[0]
+        return x @ (matrix / largest).T + bias
+
+    features = normalised(network.trunk[0], v)
+    expected = torch.cat([normalised(part, features) for part in network.heads["S"].parts], dim=1)
+    torch.testing.assert_close(network(v, "S").detach(), expected, rtol=0, atol=1e-9)
+
+
+def test_a_row_depends_on_the_seed_and_the_name_and_not_on_who_joined_before() -> None:
+    tables = {seed: EmbeddingTable(4, seed) for seed in (0, 1)}
+    for name in "abc":
+        tables[0].grow(name)
+        tables[1].grow(name)
+    other = EmbeddingTable(4, 0)
+    for name in "cxa":
+        other.grow(name)
+    a, _, c = tables[0].weight.detach()
+    assert torch.equal(other.weight[[2, 0]], torch.stack([a, c]))
+    rows = torch.cat([tables[0].weight, tables[1].weight, other.weight[1:2]]).detach()
+    assert len({tuple(row.tolist()) for row in rows}) == 7  # all others differ
+
+
+def test_new_rows_are_standard_normal() -> None:
+    table = EmbeddingTable(50, 0)
+    for client in range(200):
+        table.grow(f"client-{client}")
+    # 10,000 values: three standard errors of the mean are 0.03, of the variance 0.043.
+    values = table.weight.detach()
+    assert abs(float(values.mean())) < 0.03
+    assert abs(float(values.var()) - 1) < 0.043
+
+
+def test_growing_leaves_the_other_rows_and_global_randomness_alone() -> None:
+    table = EmbeddingTable(3, 0)
+    table.grow("a")
+    table.grow("given", torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64))
+    before = table.weight.detach().clone()
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    table.grow("b")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(table.weight[:2], before)
+    assert table.weight[1].tolist() == [0.5, 0.25, 0.25]
+    assert table.weight.shape == (3, 3)
+    assert torch.equal(table(torch.tensor([2, 0])), table.weight[[2, 0]])
+
+
+def test_given_descriptors_are_not_trainable() -> None:
+    assert not EmbeddingTable(3, 0, trainable=False).weight.requires_grad
+    assert EmbeddingTable(3, 0).weight.requires_grad

@@ -1,0 +1,494 @@
+"""Whole federations of pFedHN in one process: the authors' loop, sizes, repeats, restarts, novel clients."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hyperbloom.client.worker import worker_for
+from hyperbloom.common.config import LocalConfig
+from hyperbloom.common.data import ClientData, load_client_data
+from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.messages import EvaluateResult
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.hypernetworks import LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks.learner import UpdateRule
+from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions
+from hyperbloom.strategies.roster import Roster
+from tests.strategies.conftest import (
+    RUN_ID,
+    History,
+    Inline,
+    RecordingGrid,
+    assert_same,
+    digits_config,
+    digits_federation,
+    digits_grid,
+    digits_settings,
+    introduction,
+)
+from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN, local_loop, seed_of
+
+BODY = {"fc1.weight": (50, 64), "fc1.bias": (50,)}
+HEAD = {"head.weight": (10, 50), "head.bias": (10,)}
+BODY_LENGTH, HEAD_LENGTH = 50 * 64 + 50, 10 * 50 + 10
+
+
+def plain_net() -> nn.Sequential:
+    """Return the target network of size S on the digits, made of torch's own parts."""
+    layers = OrderedDict(flat=nn.Flatten(), fc1=nn.Linear(64, 50), act=nn.ReLU(), head=nn.Linear(50, 10))
+    return nn.Sequential(layers)
+
+
+def data_of(federation: Inline, folder: Path) -> dict[str, ClientData]:
+    settings = digits_settings(federation.config, folder)
+    return {each.client_id: load_client_data(each.data) for each in settings}
+
+
+def scores_of(history: History) -> dict[str, EvaluateResult]:
+    evaluation = history.rounds[-1].evaluation
+    assert evaluation is not None
+    return dict(evaluation.scores)
+
+
+# ---------------------------------------------------------------------- against the authors' loop
+
+
+@pytest.mark.parametrize("rule", get_args(UpdateRule))
+def test_one_client_a_round_is_the_authors_loop_through_the_whole_stack(rule: str, tmp_path: Path) -> None:
+    local = LocalSGD(5, 16, 0.1, 0.8, 5e-3, 1.0)
+    server = {
+        "learning_rate": 0.05,
+        "embedding_learning_rate": 0.2,
+        "momentum": 0.8,
+        "weight_decay": 1e-2,
+        "clip": 1.35,
+    }
+    config = digits_config(
+        clients=4,
+        rounds=8,
+        eval_every=8,
+        seed=3,
+        local=LocalConfig(**vars(local)),
+        options={"hidden_dim": 16, "hidden_layers": 2, "update": rule, **server},
+    )
+    federation = digits_federation(config, tmp_path)
+    data, start = data_of(federation, tmp_path), federation.state()
+    history, _ = federation.run()
+    found = federation.state()
+
+    exact, rounded = (
+        _authors_state(start, history, data, local, server, dtype) for dtype in (torch.float64, torch.float32)
+    )
+    assert sorted(found) == sorted(exact)
+    assert len({name for (name,) in history.cohorts}) > 1
+    for name, expected in exact.items():
+        # The same sums in another order: as far from the exact result as the plain loop in single precision is. The
+        # factor is for luck in that one sample of rounding errors, the floor for tensors with hardly any.
+        noise = float((rounded[name].double() - expected).abs().max())
+        error = float((found[name].double() - expected).abs().max())
+        assert error <= 10 * noise + 1e-7, name
+        assert 10 * noise + 1e-7 < 1e-5, name
+        before = start[name] if name in start else torch.zeros_like(expected)
+        assert float((expected - before).abs().max()) > 1e-3, name
+
+
+def _authors_state(
+    start: Mapping[str, Tensor],
+    history: History,
+    data: Mapping[str, ClientData],
+    local: LocalSGD,
+    server: dict[str, float],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    hypernetwork = PlainHypernetwork(4, list((BODY | HEAD).items()), 2, 16, 2).to(dtype)
+    hypernetwork.copy_from(start, "S")
+    authors, net = PlainPFedHN(hypernetwork, **server), plain_net().to(dtype)
+    for number, (name,) in enumerate(history.cohorts, start=1):
+        examples = data[name].train
+        row, seed = int(name.removeprefix("client-")), seed_of(3, name, number)
+        authors.round(row, net, examples.inputs.to(dtype), examples.labels, local, seed)
+    assert min(authors.norms) < server["clip"] < max(authors.norms)  # the clip binds in some rounds and not in others
+    return authors.state("S")
+
+
+def test_a_score_is_that_of_the_clients_generated_network_on_its_own_examples(tmp_path: Path) -> None:
+    federation = digits_federation(digits_config(rounds=2), tmp_path)
+    history, selection = federation.run()
+    data, net = data_of(federation, tmp_path), plain_net()
+    for client in federation.roster:
+        (weights,) = federation.strategy.weights_for([client])
+        net.load_state_dict(federation.strategy.layouts["S"].views(weights))
+        score = scores_of(history)[client.client_id]
+        for split, part in (("val", data[client.client_id].val), ("test", data[client.client_id].test)):
+            logits = net(part.inputs).detach()
+            assert score.score(split).correct == int((logits.argmax(1) == part.labels).sum())
+            assert score.score(split).total == len(part)
+            loss = float(nn.functional.cross_entropy(logits, part.labels))
+            assert score.score(split).loss == pytest.approx(loss, rel=1e-5)
+    assert selection.metrics["test_pooled"] == pytest.approx(
+        100 * sum(s.test_correct for s in scores_of(history).values()) / sum(len(d.test) for d in data.values())
+    )
+
+
+# ---------------------------------------------------------------------- options
+
+
+def test_the_defaults_are_the_numbers_of_the_authors_code() -> None:
+    options, local = PFedHNOptions(), LocalConfig()
+    assert (options.learning_rate, options.momentum, options.weight_decay, options.clip) == (1e-2, 0.9, 1e-3, 50.0)
+    assert (options.hidden_dim, options.hidden_layers, options.embeddings) == (100, 3, "dense")
+    assert options.embedding_learning_rate is None
+    assert PFedHNPCOptions().learning_rate == 5e-2
+    assert PFedHNPCOptions().model_dump(exclude={"learning_rate"}) == options.model_dump(exclude={"learning_rate"})
+    assert (local.steps, local.batch_size, local.learning_rate) == (50, 64, 5e-3)
+    assert (local.momentum, local.weight_decay, local.clip) == (0.9, 5e-5, 50.0)
+
+
+def built(**changes: Any) -> Any:
+    """Return a strategy that a first client has made build its networks."""
+    strategy = make_strategy(digits_config(**changes), RUN_ID, Roster(0))
+    strategy.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10))
+    return strategy
+
+
+@pytest.mark.parametrize(("clients", "dim"), [(1, 1), (3, 1), (4, 2), (6, 2), (7, 2), (10, 3), (50, 13), (100, 26)])
+def test_the_dimension_of_an_embedding_is_int_of_1_plus_a_quarter_of_the_clients(clients: int, dim: int) -> None:
+    strategy = built(clients=clients)
+    assert strategy.learner.table.dim == dim
+    assert strategy.learner.hypernetwork.trunk[0].weight.shape == (16, dim)
+
+
+def test_options_reach_the_hypernetwork_and_its_optimiser() -> None:
+    strategy = built(options={"embedding_dim": 7, "hidden_dim": 9, "hidden_layers": 1, "embedding_learning_rate": 0.3})
+    network = strategy.learner.hypernetwork
+    assert isinstance(network, MLPHypernetwork)
+    assert [tuple(p.shape) for p in network.trunk.parameters()] == [(9, 7), (9,), (9, 9), (9,)]
+    assert [group["lr"] for group in strategy.learner.optimizer.param_groups] == [1e-2, 0.3]
+    linear = built(options={"hypernetwork": "linear", "embeddings": "sparse"}).learner
+    assert isinstance(linear.hypernetwork, LinearHypernetwork)
+    assert linear.sparse and not strategy.learner.sparse
+    assert len(built(options={"spectral_norm": True}).learner.hypernetwork.heads["S"].parts) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"freeze": True}, "options.freeze: expected init_from to name the run"),
+        ({"freeze": True, "descriptor": "class-shares"}, "options.freeze: expected descriptor: learned"),
+        ({"hypernetwork": "linear", "spectral_norm": True}, "options.spectral_norm: expected hypernetwork: mlp"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], text: str) -> None:
+    init_from = "elsewhere" if len(options) == 2 else None
+    with pytest.raises(ConfigError, match=text):
+        make_strategy(digits_config(options=options, init_from=init_from), RUN_ID, Roster(0))
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(("momentum", "first"), [(0.0, 1), (0.9, 1), (0.9, 3)])
+def test_a_round_moves_the_shared_trunk_and_the_heads_of_the_sizes_in_it(
+    momentum: float, first: int, tmp_path: Path
+) -> None:
+    options = {"hidden_dim": 8, "momentum": momentum, "weight_decay": 0.1}
+    config = digits_config(clients=6, rounds=1, eval_every=1, cohort=6, sizes=("S", "M", "L"), options=options)
+    federation = digits_federation(config, tmp_path)
+    strategy = federation.strategy
+    assert [client.about.size for client in federation.roster] == list("SMLSML")
+    if first == 3:  # a first round of everybody builds up momentum in all heads
+        federation.run()
+    strategy.config = federation.config = config.model_copy(update={"cohort": 1, "rounds": 8, "eval_every": 8})
+    before = federation.state()
+    history, _ = federation.run()
+    sizes = [federation.roster.draw(number, 1)[0].about.size for number in range(1, 9)]
+    assert set(sizes) == set("SML")
+    for (name,), size, after in zip(history.cohorts, sizes, history.states, strict=True):
+        trained = next(client for client in federation.roster if client.client_id == name)
+        assert trained.about.size == size
+        for tensor in before:
+            moves = "heads" not in tensor or f"heads.{size}." in tensor
+            assert torch.equal(before[tensor], after[tensor]) != moves, tensor
+        before = after
+    assert [scores.val_total for scores in scores_of(history).values()] != []
+
+
+def test_weights_of_mixed_sizes_come_back_in_the_order_of_the_clients(tmp_path: Path) -> None:
+    config = digits_config(clients=6, sizes=("S", "M", "L"))
+    federation = digits_federation(config, tmp_path)
+    learner, clients = federation.strategy.learner, list(federation.roster)
+    for chosen in (clients, clients[::-1], [clients[i] for i in (4, 0, 3, 1)]):
+        weights = federation.strategy.weights_for(chosen)
+        for client, found in zip(chosen, weights, strict=True):
+            expected = learner.generate([client.row], client.about.size)[0]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    lengths = {size: layout.numel for size, layout in federation.strategy.layouts.items()}
+    assert lengths == {"S": 3760, "M": 7510, "L": 15010}
+
+
+# ---------------------------------------------------------------------- repeats
+
+
+@pytest.mark.parametrize("strategy", ["pfedhn", "pfedhn-pc"])
+def test_a_run_repeats_to_the_bit_whoever_joins_first(strategy: str, tmp_path: Path) -> None:
+    config = digits_config(strategy=strategy, clients=4, cohort=2, sizes=("S", "M"))
+    starts, ends, runs = {}, {}, {}
+    for name, seed, order in (("one", 0, 1), ("again", 0, 1), ("reversed", 0, -1), ("seed", 1, 1)):
+        settings = digits_settings(config, tmp_path / name)
+        grid = digits_grid(settings[::order])
+        federation = Inline(config.model_copy(update={"seed": seed}), grid)
+        federation.join()
+        nodes = [client.node_id for client in federation.roster]
+        assert nodes == [2, 3, 4, 5][::order]
+        assert [client.client_id for client in federation.roster] == [each.client_id for each in settings]
+        starts[name] = federation.state()
+        history, selection = federation.run()
+        ends[name] = federation.state()
+        runs[name] = ([outcome.evaluation for outcome in history.rounds], history.cohorts, selection)
+    for other in ("again", "reversed"):
+        assert_same(starts["one"], starts[other])
+        assert_same(ends["one"], ends[other])
+        assert runs["one"] == runs[other]
+    for states in (starts, ends):
+        assert all(not torch.equal(value, states["seed"][name]) for name, value in states["one"].items())
+    assert runs["one"][0] != runs["seed"][0]
+
+
+@pytest.mark.parametrize("options", [{}, {"spectral_norm": True}])
+def test_looking_more_often_does_not_change_what_is_learned(options: dict[str, Any], tmp_path: Path) -> None:
+    states = []
+    for every in (1, 4):
+        config = digits_config(eval_every=every, options={"hidden_dim": 8, **options})
+        federation = digits_federation(config, tmp_path / str(every))
+        federation.run()
+        states.append(federation.state())
+    assert_same(*states)
+
+
+# ---------------------------------------------------------------------- the personal classifier
+
+
+def personal_file(folder: Path, name: str) -> dict[str, Tensor]:
+    return load_file(folder / name / "personal" / f"{RUN_ID}.safetensors")
+
+
+def test_the_head_never_travels(tmp_path: Path) -> None:
+    federation = digits_federation(digits_config(strategy="pfedhn-pc", cohort=2), tmp_path)
+    assert dict(federation.strategy.layouts["S"].shapes) == BODY
+    assert federation.strategy.learner.hypernetwork.heads["S"].weight.shape == (BODY_LENGTH, 16)
+    heads: list[Tensor] = []
+
+    def keep(number: int) -> None:
+        for client in federation.roster:
+            path = tmp_path / client.client_id / "personal" / f"{RUN_ID}.safetensors"
+            heads.extend(load_file(path).values() if path.exists() else ())
+
+    federation.run(keep)
+    assert len(heads) >= 8 and all(head.shape == (HEAD_LENGTH,) for head in heads)
+    grid = federation.grid
+    orders_and_replies = grid.fields("train")
+    assert len(orders_and_replies) == 2 * 2 * 4
+    for fields in [*orders_and_replies, *(f for f in grid.fields("evaluate") if "run_id" in f)]:
+        assert {name: tuple(shape) for name, shape in json.loads(fields["tensors"])} == BODY
+        assert len(fields["values"]) == 4 * BODY_LENGTH
+    passed = b"".join(_everything(grid))
+    windows = {head[i : i + 4].numpy().tobytes() for head in heads for i in range(0, HEAD_LENGTH - 4)}
+    assert not [window for window in windows if window in passed]
+    # The search does find what travels: every client's body, four numbers at a time.
+    bodies = federation.strategy.learner.generate([0, 1, 2], "S")
+    assert all(body[i : i + 4].numpy().tobytes() in passed for body in bodies for i in range(0, BODY_LENGTH - 4, 100))
+
+
+def _everything(grid: RecordingGrid) -> list[bytes]:
+    """Return every value of every message as bytes."""
+    kinds = {kind for kind, _ in grid.passed}
+    values = [value for kind in kinds for fields in grid.fields(kind) for value in fields.values()]
+    return [value if isinstance(value, bytes) else repr(value).encode() for value in values]
+
+
+def test_without_a_personal_classifier_the_head_travels(tmp_path: Path) -> None:
+    federation = digits_federation(digits_config(rounds=1, eval_every=1), tmp_path)
+    federation.run()
+    for fields in federation.grid.fields("train"):
+        assert {name: tuple(shape) for name, shape in json.loads(fields["tensors"])} == BODY | HEAD
+    assert not list(tmp_path.glob("*/personal"))
+
+
+def test_the_head_and_its_momentum_survive_a_restart_of_the_clients(tmp_path: Path) -> None:
+    config = digits_config(strategy="pfedhn-pc", rounds=6, cohort=2)
+    outcomes = {}
+    for name in ("whole", "restarted"):
+        federation = digits_federation(config, tmp_path / name)
+
+        def restart(number: int, name: str = name) -> None:
+            if name == "restarted":
+                worker_for.cache_clear()
+
+        history, selection = federation.run(restart)
+        stored = {client.client_id: personal_file(tmp_path / name, client.client_id) for client in federation.roster}
+        outcomes[name] = (history.states, stored, scores_of(history), selection)
+    whole, restarted = outcomes["whole"], outcomes["restarted"]
+    for one, other in zip(whole[0], restarted[0], strict=True):
+        assert_same(one, other)
+    for client, tensors in whole[1].items():
+        assert sorted(tensors) == ["momentum", "values"]
+        assert float(tensors["momentum"].abs().max()) > 1e-3
+        assert_same(tensors, restarted[1][client])
+    assert whole[2:] == restarted[2:]
+
+
+def test_a_head_is_trained_with_the_body_by_an_optimiser_of_its_own_that_lasts(tmp_path: Path) -> None:
+    local = LocalConfig(steps=5, batch_size=16, learning_rate=0.1, momentum=0.8, weight_decay=5e-3, clip=0.5)
+    config = digits_config(strategy="pfedhn-pc", clients=1, rounds=4, eval_every=4, local=local)
+    federation = digits_federation(config, tmp_path)
+    (data,) = data_of(federation, tmp_path).values()
+    history, _ = federation.run()
+    sent = [f for f in federation.grid.fields("train") if "reply" in f]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(0, "client-0", "head."))
+        net = plain_net()
+    parameters = dict(net.named_parameters())
+    settings = LocalSGD(**local.model_dump())
+
+    def optimizer_of(names: Mapping[str, Any]) -> torch.optim.SGD:
+        return torch.optim.SGD([parameters[name] for name in names], lr=0.1, momentum=0.8, weight_decay=5e-3)
+
+    lasting = optimizer_of(HEAD)
+    for number, order in enumerate(sent, start=1):
+        body = torch.frombuffer(bytearray(order["values"]), dtype=torch.float32).split([3200, 50])
+        net.load_state_dict({"fc1.weight": body[0].view(50, 64), "fc1.bias": body[1]}, strict=False)
+        seed = seed_of(0, "client-0", number)
+        fresh = optimizer_of(BODY)
+        loss = local_loop(net, data.train.inputs, data.train.labels, settings, seed, fresh, lasting)
+        assert history.rounds[number - 1].results["client-0"].loss == pytest.approx(loss, rel=1e-5)
+    stored = personal_file(tmp_path, "client-0")["values"]
+    expected = torch.cat([parameters[name].detach().flatten() for name in HEAD])
+    # 20 steps of single precision on numbers below one: rounding errors of about 1e-7 each, that do not grow.
+    torch.testing.assert_close(stored, expected, rtol=0, atol=2e-6)
+
+
+# ---------------------------------------------------------------------- novel clients and given descriptors
+
+
+def trained_run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], Roster]:
+    """Return state and roster of a finished run of three clients, as they are stored."""
+    federation = digits_federation(digits_config(rounds=3, eval_every=3, **changes), folder)
+    federation.run()
+    return federation.state(), Roster.from_json(json.loads(json.dumps(federation.roster.to_json())))
+
+
+def test_novel_clients_move_their_own_rows_and_nothing_else(tmp_path: Path) -> None:
+    stored, roster = trained_run(tmp_path)
+    options = {"hidden_dim": 16, "freeze": True, "learning_rate": 0.1, "weight_decay": 0.1}
+    config = digits_config(rounds=6, cohort=2, options=options, init_from="the run above")
+    # one of the old clients is back; the names of the new ones come first in the alphabet
+    settings = digits_settings(config, tmp_path, ["client-0", "a-novel", "b-novel"])
+    federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
+    assert [(c.client_id, c.row) for c in federation.roster.live] == [("client-0", 0), ("a-novel", 3), ("b-novel", 4)]
+    start = federation.state()
+    assert torch.equal(start["embeddings"][:3], stored["embeddings"])
+    history, _ = federation.run()
+    end = federation.state()
+    hypernetwork = [name for name in stored if name.startswith("hypernetwork.")]
+    assert_same({name: end[name] for name in hypernetwork}, {name: stored[name] for name in hypernetwork})
+    assert torch.equal(end["embeddings"][:3], stored["embeddings"])
+    assert float((end["embeddings"][3:] - start["embeddings"][3:]).abs().min()) > 1e-4
+    assert history.cohorts == [["a-novel", "b-novel"]] * 6
+    assert sorted(scores_of(history)) == ["a-novel", "b-novel", "client-0"]
+    assert set(end) == {*hypernetwork, "embeddings", "momentum.embeddings"}
+    assert torch.equal(end["momentum.embeddings"][:3], torch.zeros(3, 1))
+
+
+def test_without_freezing_a_run_goes_on_from_another_ones_state_with_fresh_momentum(tmp_path: Path) -> None:
+    stored, roster = trained_run(tmp_path)
+    config = digits_config(rounds=2, cohort=3, init_from="the run above")
+    settings = digits_settings(config, tmp_path)
+    federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
+    assert_same(federation.state(), {name: value for name, value in stored.items() if "momentum" not in name})
+    history, _ = federation.run()
+    assert history.cohorts == [["client-0", "client-1", "client-2"]] * 2
+    assert all(not torch.equal(federation.state()[name], stored[name]) for name in stored)
+
+
+def test_there_may_be_fewer_novel_clients_than_there_were_clients(tmp_path: Path) -> None:
+    stored, roster = trained_run(tmp_path, clients=4)
+    assert stored["embeddings"].shape == (4, 2)
+    config = digits_config(clients=2, options={"hidden_dim": 16, "freeze": True}, init_from="the run above")
+    settings = digits_settings(config, tmp_path, ["a-novel", "b-novel"])
+    federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
+    assert federation.state()["embeddings"].shape == (6, 2)  # and not int(1 + 2 / 4)
+    federation.run()
+    assert torch.equal(federation.state()["embeddings"][:4], stored["embeddings"])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"hidden_dim": 16, "embedding_dim": 3}, "options.embedding_dim: expected 1 as in init_from, found 3"),
+        ({"hidden_dim": 17}, r"init_from: its hypernetwork is of another shape .*\[3760, 16\]"),
+        ({"hidden_dim": 16, "hidden_layers": 2}, "init_from: its hypernetwork is of another shape"),
+    ],
+)
+def test_a_hypernetwork_that_does_not_fit_is_refused(options: dict[str, Any], text: str, tmp_path: Path) -> None:
+    start = built(clients=3, options={"hidden_dim": 16})
+    start.learner.grow("a")
+    strategy = make_strategy(digits_config(options=options, init_from="the run above"), RUN_ID, Roster(0))
+    strategy.check_initial(start.state())
+    strategy.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10))
+    with pytest.raises(ConfigError, match=text):
+        strategy.load(start.state())
+
+
+def test_only_runs_with_embeddings_can_be_started_from() -> None:
+    strategy = make_strategy(digits_config(init_from="a run of fedavg"), RUN_ID, Roster(0))
+    with pytest.raises(ConfigError, match=r"expected a run of pfedhn or pfedhn-pc, found tensors .'fc1.weight'"):
+        strategy.check_initial({"fc1.weight": torch.zeros(2, 2)})
+
+
+def test_given_descriptors_are_what_the_clients_sent_and_stay_so(tmp_path: Path) -> None:
+    options = {"hidden_dim": 16, "descriptor": "class-shares"}
+    federation = digits_federation(digits_config(cohort=2, options=options), tmp_path)
+    shares = torch.stack([each.class_shares for each in data_of(federation, tmp_path).values()])
+    start = federation.state()
+    assert torch.equal(start["embeddings"], shares)
+    assert shares.shape == (3, 10)
+    assert bool((shares.gt(0).sum(dim=1) == 3).all())
+    federation.run()
+    end = federation.state()
+    assert torch.equal(end["embeddings"], shares)
+    assert "momentum.embeddings" not in end
+    assert not torch.equal(end["hypernetwork.trunk.0.weight"], start["hypernetwork.trunk.0.weight"])
+
+
+def test_class_shares_are_not_sent_unless_the_run_asks_and_are_demanded_if_it_does(tmp_path: Path) -> None:
+    federation = digits_federation(digits_config(), tmp_path)
+    assert [client.about.class_shares for client in federation.roster] == [(), (), ()]
+    asking = make_strategy(digits_config(options={"descriptor": "class-shares"}), RUN_ID, Roster(0))
+    with pytest.raises(RefusedError, match="--disclose-class-shares"):
+        asking.check_newcomer(federation.roster.live[0].about)
+    asking.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=2, class_shares=(0.5, 0.5)))
+    assert asking.layouts["S"].shapes[-1] == ("head.bias", (2,))
+
+
+def test_a_client_that_joins_during_the_run_gets_a_row_and_leaves_the_others_theirs(tmp_path: Path) -> None:
+    config = digits_config(clients=4, rounds=2, eval_every=2, cohort=4)
+    settings = digits_settings(config, tmp_path)
+    federation = Inline(config, digits_grid(settings[:3])).join(wanted=3)
+    federation.run()
+    before = federation.state()
+    client, _ = federation.roster.admit(99, introduction("late", input_shape=(1, 8, 8), num_classes=10))
+    federation.strategy.joined(client)
+    after = federation.state()
+    assert client.row == 3 and after["embeddings"].shape == (4, 2)
+    for name in before:
+        rows = 3 if "embeddings" in name else None
+        assert torch.equal(after[name][:rows], before[name]), name
+    assert torch.equal(after["momentum.embeddings"][3], torch.zeros(2))

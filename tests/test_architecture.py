@@ -1,0 +1,226 @@
+"""What holds of the code as a whole: who may import whom, what is public, what the wheel and the app bundle hold."""
+
+import ast
+import configparser
+import importlib
+import io
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hyperbloom
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("client", "common", "server", "strategies")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+# Flower's public packages; everything else of it may change between two releases.
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
+PURE_TORCH = {"client/training.py", "client/state.py", "client/settings.py", "client/worker.py"}
+
+# Who may import whom; a package may always import itself.
+ALLOWED = {
+    "common": set(),
+    "client": {"common"},
+    "strategies": {"common"},
+    "server": {"common", "strategies"},
+}
+EXCEPTIONS = {("server/engine.py", "client")}  # virtual clients in the server's process
+
+FLOWERS_OWN_WARNING = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
+
+def relative(path: Path) -> str:
+    """Return a source file's name as it is written above."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the full name of every module that a file imports, wherever in the file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}: imports are absolute"
+            assert node.module is not None
+            # `from hyperbloom import server` names a package as `import hyperbloom.server` does
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def belongs(name: str, package: str) -> bool:
+    """Tell whether a dotted name is a package or in it."""
+    return name == package or name.startswith(package + ".")
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(SOURCES) > 40
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.relative_to(ROOT).parts[0]
+    for name in imports(path):
+        assert name.split(".")[0] not in PACKAGES, f"{name}: import it as hyperbloom.{name}"
+        for other in PACKAGES:
+            if belongs(name, f"hyperbloom.{other}") and other != own:
+                assert other in ALLOWED[own] or (relative(path), other) in EXCEPTIONS, name
+
+
+def test_the_exceptions_are_needed() -> None:
+    for file, package in EXCEPTIONS:
+        assert any(belongs(name, f"hyperbloom.{package}") for name in imports(ROOT / file))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_the_algorithms_know_nothing_of_flower(path: Path) -> None:
+    if relative(path).startswith("strategies/hypernetworks/") or relative(path) in PURE_TORCH:
+        assert not [name for name in imports(path) if belongs(name, "flwr")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_flowers_internals_are_used_in_three_files(path: Path) -> None:
+    flower = [name for name in imports(path) if belongs(name, "flwr")]
+    internal = [name for name in flower if not any(belongs(name, public) for public in PUBLIC_FLOWER)]
+    assert bool(internal) == (relative(path) in USE_INTERNALS), internal
+
+
+def test_the_commands_import_nothing_heavy_before_they_have_read_their_flags() -> None:
+    code = (
+        "import sys, hyperbloom.client.cli, hyperbloom.server.cli\n"
+        "print([name for name in ('torch', 'flwr', 'sklearn', 'grpc') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------------- what is public
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_every_public_name_exists(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    listed = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+    ]
+    if not listed:
+        return
+    names = ast.literal_eval(listed[0])
+    assert len(names) == len(set(names))
+    dotted = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    module = importlib.import_module(f"hyperbloom.{dotted}")
+    assert [name for name in names if not hasattr(module, name)] == []
+    assert not [name for name in names if name.startswith("_")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert text
+    assert text.splitlines()[0].endswith((".", ":", "?"))
+
+
+# ---------------------------------------------------------------------- what is shipped
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Build a wheel from a copy of the sources, as building leaves files beside them."""
+    pytest.importorskip("setuptools", reason="setuptools builds the wheel")
+    pytest.importorskip("pip", reason="pip builds the wheel")
+    copy, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("hyperbloom", *PACKAGES):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
+    done = subprocess.run([*command, str(out), str(copy)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
+    owned = {name.split("/")[0] for name in wheel.namelist()}
+    assert owned == {"hyperbloom", f"hyperbloom-{hyperbloom.__version__}.dist-info"}
+
+
+def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in SOURCES)]
+    found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
+    assert sorted(found) == sorted(expected)
+    for path in SOURCES:
+        assert wheel.read(f"hyperbloom/{relative(path)}") == path.read_bytes()
+
+
+def test_the_wheel_brings_both_commands_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    info = f"hyperbloom-{hyperbloom.__version__}.dist-info"
+    entries = configparser.ConfigParser()
+    entries.read_string(wheel.read(f"{info}/entry_points.txt").decode())
+    assert {section: dict(entries[section]) for section in entries.sections()} == {
+        "console_scripts": {
+            "flower-client": "hyperbloom.client.cli:main",
+            "flower-server": "hyperbloom.server.cli:main",
+        }
+    }
+    assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
+
+
+def test_the_package_list_is_what_lies_on_the_disk() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {f"hyperbloom.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}" for path in SOURCES}
+    assert set(listed) == {"hyperbloom", *folders}
+
+
+def test_the_links_for_static_tools_point_at_the_packages() -> None:
+    for package in PACKAGES:
+        link = ROOT / "hyperbloom" / package
+        assert link.is_symlink()
+        assert link.readlink() == Path("..") / package  # relative, or a clone elsewhere would be broken
+
+
+@FLOWERS_OWN_WARNING
+def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
+    from hyperbloom.server.superlink import bundle
+
+    content = bundle("1.2.3")
+    assert bundle("1.2.3") == content
+    assert bundle("1.2.4") != content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = [name for name in archive.namelist() if not name.startswith(".info/")]  # Flower's own list of contents
+        assert sorted(names) == ["hyperbloom_bundle.py", "pyproject.toml"]
+        code = archive.read("hyperbloom_bundle.py").decode()
+        described = tomllib.loads(archive.read("pyproject.toml").decode())
+    assert "from hyperbloom.client.app import app" in code
+    assert described["project"]["version"] == "1.2.3"
+    scope: dict[str, object] = {}
+    exec(compile(code, "hyperbloom_bundle.py", "exec"), scope)
+    from hyperbloom.client.app import app
+
+    assert scope["client"] is app
+
+
+@FLOWERS_OWN_WARNING
+def test_flower_accepts_the_app_bundle() -> None:
+    from flwr.common.config import get_fab_config, validate_config
+
+    from hyperbloom.server.superlink import bundle
+
+    config = get_fab_config(bundle("1.2.3"))
+    valid, errors, _ = validate_config(config, check_module=False)
+    assert (valid, errors) == (True, [])
+    assert config["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "hyperbloom_bundle:server",
+        "clientapp": "hyperbloom_bundle:client",
+    }
