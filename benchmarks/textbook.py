@@ -8,6 +8,7 @@ is that of the authors' public code (https://github.com/AvivSham/pFedHN).
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class TextbookHypernetwork(nn.Module):
         hidden_dim: int = 100,
         hidden_layers: int = 3,
     ) -> None:
+        """Initialise from torch's global generator."""
         super().__init__()
         dim = embedding_dim or int(1 + clients / 4)
         self.embeddings = nn.Embedding(clients, dim)
@@ -52,6 +54,7 @@ class TextbookHypernetwork(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(hidden_dim, size) for size in layout.sizes)
 
     def forward(self, client: int) -> Weights:
+        """Return one client's weights by name."""
         features = self.trunk(self.embeddings(torch.tensor([client])))
         return {
             name: head(features).view(shape)
@@ -63,6 +66,7 @@ class TextbookServer:
     """A hypernetwork and its optimiser, with the values of the authors' code."""
 
     def __init__(self, hypernetwork: TextbookHypernetwork) -> None:
+        """Make the optimiser that persists over rounds."""
         self.hypernetwork = hypernetwork
         self.parameters = list(hypernetwork.parameters())
         self.optimizer = torch.optim.SGD(self.parameters, lr=1e-2, momentum=0.9, weight_decay=1e-3)
@@ -84,15 +88,23 @@ class TextbookServer:
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Bytes that become floats one image at a time, as a data set with transforms does (without PIL: faster)."""
+    """Bytes that become floats one image at a time, as a data set with transforms does (without PIL: faster).
 
-    def __init__(self, images: NDArray, labels: NDArray) -> None:  # type: ignore[type-arg]
+    Args:
+        images: uint8 `(N, H, W, C)`.
+        labels: `(N,)`.
+    """
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
+        """Keep the arrays as they are."""
         self.images, self.labels = images, labels
 
     def __len__(self) -> int:
+        """Return the number of images."""
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image between 0 and 1, and its class."""
         return torch.from_numpy(self.images[index]).permute(2, 0, 1).float().div(255), int(self.labels[index])
 
 

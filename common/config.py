@@ -86,7 +86,7 @@ class RunConfig(Section):
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
-    options: dict[str, Any] = Field({}, description="options of the strategy itself; see --help-strategy NAME")
+    options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
     baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
@@ -131,6 +131,8 @@ def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> Sec
     """
     try:
         return section.model_validate(_tuples(values))
+    except RecursionError:
+        raise ConfigError(f"a section contains itself in {where}") from None
     except ValidationError as error:
         details = error.errors()[0]
         key = " ".join(".".join(str(part) for part in details["loc"]).split())
@@ -172,7 +174,9 @@ def _suggest(section: type[Section], loc: Iterable[int | str]) -> str:
         section = section.model_fields[parent].annotation  # type: ignore[assignment]
     known = sorted(section.model_fields)
     close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]}?" if close else f" Known keys: {', '.join(known)}."
+    if close:
+        return f" Did you mean {close[0]}?"
+    return f" Known keys: {', '.join(known)}." if known else " There are none."
 
 
 def _check_combinations(config: RunConfig) -> None:

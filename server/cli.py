@@ -174,15 +174,16 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
     check_run(config, uses_data_section=bool(args.local_clients) or args.engine == "inline")
+    if args.engine == "grpc" and args.port:
+        _check_port(args.host, args.port)
     folder = new_run_folder(args.run_dir, config.strategy)
     run_id = f"{folder.name}-{secrets.token_hex(4)}"
-    _log_to(folder / "server.log")
     view = TerminalView(console)
     recorder = RunFolder(folder, config, run_id)
     _say(console, f"run folder: {folder}")
 
     try:
-        with _grid(args, config, security, folder, console) as (grid, watch):
+        with _log_to(folder / "server.log"), _grid(args, config, security, folder, console) as (grid, watch):
             session = Session(config, grid, run_id, [recorder, view], watch)
             results = session.run()
     finally:
@@ -210,7 +211,6 @@ def _grid(
     from hyperbloom.server.superlink import Tls, free_port, superlink
 
     port = args.port or free_port()
-    _check_port(args.host, port)
     if args.insecure and args.host not in ("127.0.0.1", "localhost", "::1"):
         _say(console, "--insecure: everyone on the network can read and forge what is sent", "yellow")
     tls = (
@@ -232,7 +232,7 @@ def _grid(
 
 def _say(console: Console, text: str, style: str = "") -> None:
     """Print a line as it is: paths and names are no markup."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _check_port(host: str, port: int) -> None:
@@ -247,11 +247,18 @@ def _check_port(host: str, port: int) -> None:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
 
-def _log_to(path: Path) -> None:
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Write our log, and Flower's, into the run folder."""
     handler = logging.FileHandler(path)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("hyperbloom")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logging.getLogger("flwr").addHandler(handler)
+    loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()

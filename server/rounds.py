@@ -32,8 +32,7 @@ def run_rounds(
     for number in range(1, config.rounds + 1):
         start = time.perf_counter()
         federation.gather(strategy, 1, config.join_timeout_s)
-        _train(strategy, federation, config, number)
-        fruitless = 0 if strategy.round.results else fruitless + 1
+        fruitless = 0 if _train(strategy, federation, config, number) else fruitless + 1
         if number % config.eval_every == 0 or number == config.rounds:
             _evaluate(strategy, federation, config, number)
             selection = _selection(strategy, number)
@@ -52,9 +51,11 @@ def run_rounds(
     return best
 
 
-def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
+def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> bool:
+    """Return False if clients were asked and none of them answered usefully."""
     orders = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), federation.grid)
     strategy.aggregate_train(number, _exchange(federation, orders, config))
+    return bool(strategy.round.results) or not orders
 
 
 def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:

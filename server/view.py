@@ -63,7 +63,7 @@ class TerminalView(Listener):
     def _line(self, text: str, style: str = "") -> None:
         """Print text that may come from a client: no markup, no control characters."""
         plain = "".join(character if character.isprintable() else "?" for character in text)
-        self.console.print(plain, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(plain, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def round_done(self, report: RoundReport) -> None:
         """Advance."""

@@ -32,6 +32,9 @@ from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
 
+LARGEST_NETWORK = 50_000_000
+"""Parameters beyond which the first client's word is not enough to build a target network."""
+
 LARGEST_NORM = 1e6
 """Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
 ones would overflow in the product with the Jacobian and reach everybody as NaN."""
@@ -180,14 +183,21 @@ class PersonalisedStrategy(Strategy):
                 self._adopt(about)
             except ModelError as error:
                 raise RefusedError(str(error)) from None
+            except (RuntimeError, OverflowError) as error:
+                raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
 
     def _adopt(self, about: Introduction) -> None:
         """Build the target networks for the shape of the first client's data."""
         of = {"none": full_layout, "head": body_layout, "all": full_layout}[self.private]
         data = (about.input_shape, about.num_classes)
         specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
-        self.layouts = {spec.size: of(spec) for spec in specs}
-        self.spec = specs[0]
+        layouts = {spec.size: of(spec) for spec in specs}
+        largest = max(layout.numel for layout in layouts.values())
+        if largest > LARGEST_NETWORK and self.config.input_shape is None:
+            raise ModelError(
+                f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape if they are meant"
+            )
+        self.layouts, self.spec = layouts, specs[0]
         self.build()
 
     # ------------------------------------------------------------------ one round, in the order of time

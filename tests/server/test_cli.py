@@ -711,7 +711,6 @@ def test_explaining_a_strategy_lists_every_key_with_default_and_meaning(
             assert rows[name].split()[1] == str(field.default)
 
 
-@pytest.mark.xfail(strict=True, reason="the description of options names --help-strategy; the flag is --explain")
 def test_descriptions_name_flags_that_exist() -> None:
     text = " ".join(field.description or "" for field in RunConfig.model_fields.values())
     known = {flag for action in build_parser()._actions for flag in action.option_strings}

@@ -232,7 +232,6 @@ def test_a_newcomer_that_does_not_fit_is_told_why(
     assert len(party.roster) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="torch's error about a network of absurd size comes through and ends the run")
 @pytest.mark.parametrize(
     ("strategy", "about"), [("local", {"input_shape": (2**62,)}), ("pfedhn", {"num_classes": 10**13})]
 )

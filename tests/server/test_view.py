@@ -162,7 +162,6 @@ def test_any_reason_can_be_shown(now: list[float], reason: str) -> None:
     assert text(shown) == f"12:34:56 {reason}\n"
 
 
-@pytest.mark.xfail(strict=True, reason="without emoji=False rich turns :name: into a picture")
 def test_no_word_becomes_a_picture(now: list[float]) -> None:
     shown = console()
     TerminalView(shown).event("refused: ValueError:bug: no")

@@ -63,7 +63,7 @@ def learner(
     sized = {"hidden_dim": HIDDEN, "spectral_norm": spectral_norm} if network is MLPHypernetwork else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        hypernetwork = network(layouts, dim, **sized).double()
+        hypernetwork: Any = network(layouts, dim, **sized).double()
     made = HypernetworkLearner(hypernetwork, EmbeddingTable(dim, seed).double(), **options)
     for client in range(clients):
         made.grow(f"client-{client}")
@@ -379,7 +379,7 @@ def test_cohorts_follow_the_formula_of_their_rule(rule: UpdateRule, sizes: str, 
 
 def test_the_rules_differ_on_a_cohort_and_agree_on_one_client() -> None:
     states: dict[int, list[dict[str, Tensor]]] = {1: [], 3: []}
-    for rule in RULES:
+    for rule in RULES_FOR_ONE:
         for cohort, collected in states.items():
             made = learner(learning_rate=0.2)
             made.update(replies_to(made, range(cohort), "MMM"[:cohort]), rule)
@@ -406,7 +406,7 @@ def test_an_empty_cohort_changes_nothing() -> None:
     made = learner()
     made.update([reply(made, 0)], "mean")
     before = snapshot(made)
-    for rule in RULES:
+    for rule in RULES_FOR_ONE:
         made.update([], rule)
     assert_same(before, made.state())
 
