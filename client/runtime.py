@@ -22,6 +22,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.inflatable.inflatable_object import (
@@ -106,6 +107,7 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
         RefusedError: the server does not admit this client.
         ConnectionFailed: the connection can never work (certificates, a port that speaks something else).
     """
+    threading.excepthook = _quiet_heartbeat
     with _terminate_as_interrupt():
         while True:
             try:
@@ -124,8 +126,20 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
     """Hold one session with the SuperLink; returns when it is lost."""
     certificates = link.root_certificates.read_bytes() if link.root_certificates else None
     outcome: Exception | None = None
+    channels: list[grpc.Channel] = []
+
+    def stub(channel: grpc.Channel) -> FleetStub:
+        channels.append(channel)
+        return FleetStub(channel)
+
     try:
-        connection = grpc_request_response(link.address, link.insecure, _retries(link), root_certificates=certificates)
+        connection = grpc_request_response(
+            link.address,
+            link.insecure,
+            _retries(link),
+            root_certificates=certificates,
+            adapter_cls=cast(type[FleetStub], stub),
+        )
         with connection as primitives:
             session = _Session(app, node_config, *primitives)
             log.info("connected to %s as node %d", link.address, session.node_id)
@@ -142,7 +156,12 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
             "match on both sides (--insecure or --root-certificates)?"
         ) from None
     except RuntimeError as error:
+        # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
+        # and an open channel keeps the process from ending.
         log.debug("session closed uncleanly: %s", error)
+    finally:
+        for channel in channels:
+            channel.close()
     if outcome is not None:
         raise outcome
 
@@ -218,6 +237,14 @@ class _Session:
             raise RefusedError(f"the server refused this client: {notice.reason}")
         log.info("the server says: %s", notice.reason)
         raise _Finished
+
+
+def _quiet_heartbeat(failure: threading.ExceptHookArgs) -> None:
+    """Log what ends Flower's heartbeat thread: the main loop meets the same error and reconnects."""
+    if isinstance(failure.exc_value, grpc.RpcError | RuntimeError):
+        log.debug("heartbeat ended: %s", failure.exc_value)
+    else:
+        threading.__excepthook__(failure)
 
 
 def _failure(reason: str) -> Error:

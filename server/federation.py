@@ -20,6 +20,7 @@ __all__ = ["Federation"]
 NETWORK_ERRORS = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is unavailable
 VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
+GOODBYE_S = 30.0  # a client in the middle of its training hears the goodbye after it
 NOTICE_TTL_S = 600.0
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 
@@ -187,7 +188,7 @@ class Federation:
         """Tell all clients that the run is over, and wait briefly until they have heard it."""
         nodes = [client.node_id for client in self.roster.live if client.node_id is not None]
         left = self._notify(nodes, "finished", reason)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + GOODBYE_S
         while left and time.monotonic() < deadline:
             left -= {reply.metadata.reply_to_message_id for reply in self._pull(left)}
             left = left if set(self.grid.get_node_ids()) & set(nodes) else set()
