@@ -7,6 +7,7 @@ of exchanging them can be timed around the same strategy.
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -37,7 +38,7 @@ def write_images(path: Path, train: int, held_out: int, seed: int = 0) -> Path:
         seed: of the random images.
     """
     rng = np.random.default_rng(seed)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part, count in (("train", train), ("val", held_out), ("test", held_out)):
         arrays[f"x_{part}"] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
         # Every class is there, however small the part: the number of classes is read from the labels.

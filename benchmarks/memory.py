@@ -33,10 +33,12 @@ def run(quick: bool = False, rounds: int = ROUNDS) -> list[Comparison]:
         data = write_images(folder / "images.npz", train=80, held_out=40)
         start, end = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
     conditions = (
-        f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way; ours after {rounds} rounds, "
-        f"other after {WARM}"
+        f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way; 'ours' is after {rounds} rounds, "
+        f"'other' after {WARM}"
     )
-    return [Comparison(f"memory, {role}", "MiB", end[role], start[role], conditions) for role in sorted(start)]
+    return [
+        Comparison(f"memory that stays, {role}", "MiB", end[role], start[role], conditions) for role in sorted(start)
+    ]
 
 
 def command(data: Path, run_folder: Path, rounds: int) -> list[str]:

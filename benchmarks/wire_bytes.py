@@ -13,6 +13,7 @@ call, so they grow with the number of objects), polls and heartbeats. Nothing is
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -109,7 +110,7 @@ def _weigh(message: Message, to_client: bool) -> Exchange:
     return Exchange(size, len(objects))
 
 
-def _fields() -> dict[str, str | int | float]:
+def _fields() -> dict[str, Any]:
     return {
         "run_id": "20260101-120000-pfedhn-0123abcd",
         "round": 100,

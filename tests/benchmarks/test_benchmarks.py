@@ -1,0 +1,120 @@
+"""The benchmarks run, and compare two sides that do the same. Nothing here depends on how long anything takes."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import (
+    end_to_end,
+    federation,
+    local_sgd,
+    memory,
+    round_overhead,
+    run_all,
+    server_step,
+    supernodes,
+    wire_bytes,
+)
+from benchmarks.measure import Comparison, alternate
+from benchmarks.textbook import TextbookHypernetwork, TextbookServer
+from hyperbloom.client.worker import worker_for
+from hyperbloom.common.config import LocalConfig
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import MLP, build
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply
+
+TINY = LocalConfig(steps=2, batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def clean_process() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    worker_for.cache_clear()
+
+
+def test_turns_alternate_and_medians_make_the_ratio() -> None:
+    calls: list[str] = []
+    times, others = alternate(lambda: calls.append("a"), lambda: calls.append("b"), repetitions=2, warm_up=1)
+    assert calls == ["a", "b"] * 3
+    assert len(times) == len(others) == 2
+    cost = Comparison.of("c", [3.0, 1.0, 2.0], [8.0, 4.0, 9.0], "s", "here")
+    assert (cost.ours, cost.other, cost.ratio, cost.spread) == (2.0, 8.0, 4.0, (1.0, 3.0, 4.0, 9.0))
+    assert Comparison("r", "1/s", 6.0, 2.0, "here", more_is_better=True).ratio == 3.0
+    assert str(cost).splitlines()[0] == "c: 4x"
+    page = run_all.page([cost], "the command", "a machine", 1.2)
+    assert "| c | 2 | 8 | s | **4** | here |" in page and "    the command\n" in page
+
+
+def test_the_textbook_takes_the_same_server_step_as_the_learner() -> None:
+    layout, clients, cohort = Layout.of(MLP((5,), 3, width=4)), 4, [0, 2, 3]
+    torch.manual_seed(0)
+    textbook = TextbookHypernetwork(clients, layout, hidden_dim=8)
+    server = TextbookServer(textbook)
+    learner = HypernetworkLearner(MLPHypernetwork({"M": layout}, 2, 8), EmbeddingTable(2, seed=0))
+    for client in range(clients):
+        learner.grow(str(client))
+    ours, theirs = learner.hypernetwork.state_dict(), textbook.state_dict()
+    for name in ("weight", "bias"):
+        ours[f"heads.M.{name}"] = torch.cat([theirs[f"heads.{i}.{name}"] for i in range(len(layout.shapes))])
+    trunk = {name: value for name, value in theirs.items() if name.startswith("trunk.")}
+    learner.hypernetwork.load_state_dict(ours | trunk)
+    learner.table.weight.data.copy_(textbook.embeddings.weight)
+    for _ in range(3):
+        deltas = torch.randn(len(cohort), layout.numel)
+        sent = learner.generate(cohort, "M")
+        generated = server.generate(cohort)
+        for row, weights in zip(sent, generated, strict=True):
+            torch.testing.assert_close(row, layout.flatten(weights))
+        learner.update([Reply(c, "M", s, d) for c, s, d in zip(cohort, sent, deltas, strict=True)], "mean")
+        server.update(generated, [layout.views(delta) for delta in deltas])
+    torch.testing.assert_close(learner.table.weight, textbook.embeddings.weight)
+
+
+def test_both_local_loops_train_the_same_weights() -> None:
+    data = local_sgd.random_images(20)
+    torch.manual_seed(0)
+    initial = {name: p.detach().clone() for name, p in build(local_sgd.SPEC).named_parameters()}
+    one, other = local_sgd.ours(data, initial, TINY)(), local_sgd.bare(data, initial, TINY)()
+    assert one.numel() == federation.LENET_FLOATS
+    torch.testing.assert_close(one, other)
+    assert not torch.equal(one, Layout.of(build(local_sgd.SPEC)).flatten(initial))
+
+
+def test_server_step_with_a_small_hypernetwork() -> None:
+    row = server_step.compare(cohort=2, repetitions=1, hidden=2)
+    assert row.ours > 0 and row.other > 0
+    assert server_step.traffic(floats=10, hidden=100, cohort=3) == 4 * 10 * (100 * 12 + 3 * 6)
+
+
+def test_end_to_end_with_two_tiny_steps() -> None:
+    row = end_to_end.compare(images=8, local=TINY, repetitions=1)
+    assert row.ours > 0 and row.other > 0 and row.more_is_better
+
+
+def test_wire_bytes() -> None:
+    rows = wire_bytes.run(quick=True)
+    assert [row.name for row in rows] == ["wire, MLP", "wire, LeNet"]
+    assert all(1.0 < row.ours < row.other < 1.05 for row in rows)
+    assert "121,182 floats in 10 tensors" in rows[1].conditions and "6 objects" in rows[1].conditions
+
+
+def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None:
+    data = federation.write_images(tmp_path / "images.npz", train=80, held_out=40)
+    config = federation.run_config(data, 4, 4, TINY)
+    assert (config.clients, config.cohort, config.data.split) == (4, 4, "iid")
+    words = memory.command(data, tmp_path / "run", 60)
+    assert words[1:3] == ["-m", "hyperbloom.server"] and str(data) in words
+    assert supernodes.LEAVE_TIMEOUT_S > 0 and round_overhead.CLIENTS == 4
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert memory.resident(child.pid).keys() == {"flower-server"}
+    finally:
+        child.communicate(b"\n")
