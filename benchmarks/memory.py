@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.federation import LENET_FLOATS, write_images
@@ -69,10 +70,10 @@ def watch(words: list[str], metrics: Path, rounds: int) -> tuple[dict[str, float
             if time.monotonic() - since > PATIENCE_S:
                 raise RuntimeError(f"no round was finished for {PATIENCE_S:.0f} s after round {done}")
             if done >= WARM:
-                # A process that is about to leave is not what we want to see: keep the last full picture.
                 picture = resident(child.pid)
                 start = start or picture
-                end = picture if len(picture) >= len(start) else end
+                # When the last round is over they leave, one by one: keep the last full picture.
+                end = picture if picture.keys() == start.keys() else end
         code = child.wait(PATIENCE_S)
     finally:
         if child.poll() is None:
@@ -88,9 +89,11 @@ def resident(server: int) -> dict[str, float]:
     sizes = {"flower-server": _mib(server)}
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     for pid in children:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        role = words[words.index("--client-id") + 1] if "--client-id" in words else "superlink"
-        sizes[role] = _mib(int(pid))
+        with suppress(FileNotFoundError):  # it left a moment ago
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if len(words) > 1:  # else it has left, and nobody has asked for its exit code yet
+                role = words[words.index("--client-id") + 1] if "--client-id" in words else "superlink"
+                sizes[role] = _mib(int(pid))
     return sizes
 
 

@@ -8,11 +8,8 @@ that turn a message into objects and back.
 
 import logging
 import random
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +38,7 @@ from flwr.supercore.retry.retry_invoker import RetryState, exponential
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.messages import Notice
+from hyperbloom.common.signals import terminate_as_interrupt
 
 __all__ = ["Link", "Pacer", "exit_with_parent", "run_client"]
 
@@ -108,7 +106,7 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
         ConnectionFailed: the connection can never work (certificates, a port that speaks something else).
     """
     threading.excepthook = _quiet_heartbeat
-    with _terminate_as_interrupt():
+    with terminate_as_interrupt():
         while True:
             try:
                 _serve(link, app, node_config)
@@ -275,23 +273,6 @@ def _retries(link: Link) -> RetryInvoker:
         on_success=back,
         should_giveup=hopeless,
     )
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does: deregister, then go."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def exit_with_parent(parent_pid: int) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config, parse_assignment
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError
+from hyperbloom.common.signals import terminate_as_interrupt
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -110,7 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
 
             print_keys(console, args.explain)
         else:
-            _run(args, console)
+            with terminate_as_interrupt():
+                _run(args, console)
     except HyperbloomError as error:
         print(f"flower-server: {error}", file=sys.stderr)
         return error.exit_code

@@ -57,9 +57,10 @@ def test_killed_doubled_and_interrupted_clients(site: Site, until: Until) -> Non
 
     roster = json.loads((run / "roster.json").read_text())["clients"]
     assert [(client["client_id"], client["row"]) for client in roster] == [("c0", 0), ("c1", 1), ("c2", 2)]
-    server.interrupt()
+    server.popen.terminate()
     assert server.wait() == 130
     assert clients[0].wait() == 0
+    assert "the server says: the run is over" in clients[0].output
 
 
 def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until) -> None:
