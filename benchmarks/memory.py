@@ -1,9 +1,9 @@
-"""Resident memory of every process of a gRPC run: once it is warm, and at the end. What grows, leaks.
+"""Resident memory of every process of a gRPC run: once it is warm, and at the end. What grows with rounds, leaks.
 
 `flower-server --local-clients 4` with pFedHN and a LeNet of 121,182 floats, all four clients in every round, one local
-step with one image, evaluation every 50 rounds, for 200 rounds or as many as asked. The ratio is the memory after
-`WARM` rounds over the memory after the last, so below 1 it grew. `flower-server` is our Python process with the
-hypernetwork (12.1 million weights, and momentum), `superlink` its child. Needs Linux's /proc.
+step with one image, evaluation every 50 rounds, for 200 rounds or as many as asked. The ratio is the memory in rounds
+20 to 30 over the memory in the last ten (medians of samples), so below 1 it grew. `flower-server` is our Python
+process with the hypernetwork (12.1 million weights, and momentum), `superlink` its child. Needs Linux's /proc.
 
     python -m benchmarks.memory [--quick] [--rounds N]
 """
@@ -11,6 +11,7 @@ hypernetwork (12.1 million weights, and momentum), `superlink` its child. Needs 
 import argparse
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from benchmarks.measure import Comparison, machine
 
 CLIENTS = 4
 WARM = 20
+WINDOW = 10
 ROUNDS = 200
 PATIENCE_S = 120.0
 
@@ -34,8 +36,8 @@ def run(quick: bool = False, rounds: int = ROUNDS) -> list[Comparison]:
         data = write_images(folder / "images.npz", train=80, held_out=40)
         start, end = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
     conditions = (
-        f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way; 'ours' is after {rounds} rounds, "
-        f"'other' after {WARM}"
+        f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way; 'ours' is in the last "
+        f"{WINDOW} of {rounds} rounds, 'other' in rounds {WARM} to {WARM + WINDOW}"
     )
     return [
         Comparison(f"memory that stays, {role}", "MiB", end[role], start[role], conditions) for role in sorted(start)
@@ -52,36 +54,37 @@ def command(data: Path, run_folder: Path, rounds: int) -> list[str]:
 
 
 def watch(words: list[str], metrics: Path, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Run a command and return its processes' MiB after `WARM` rounds and as late as they could be read.
+    """Run a command and return its processes' MiB early and late: medians over `WINDOW` rounds.
 
     Raises:
         RuntimeError: the run failed, or stood still for `PATIENCE_S` seconds.
     """
-    start: dict[str, float] = {}
-    end: dict[str, float] = {}
+    samples: list[tuple[int, dict[str, float]]] = []
     child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         done, since = 0, time.monotonic()
         while child.poll() is None and done < rounds:
-            time.sleep(0.2)
+            time.sleep(0.1)
             now = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
             if now > done:
                 done, since = now, time.monotonic()
             if time.monotonic() - since > PATIENCE_S:
                 raise RuntimeError(f"no round was finished for {PATIENCE_S:.0f} s after round {done}")
-            if done >= WARM:
-                picture = resident(child.pid)
-                start = start or picture
-                # When the last round is over they leave, one by one: keep the last full picture.
-                end = picture if picture.keys() == start.keys() else end
+            samples.append((done, resident(child.pid)))
         code = child.wait(PATIENCE_S)
     finally:
         if child.poll() is None:
-            child.send_signal(signal.SIGINT)  # it ends its SuperLink and its clients
+            child.send_signal(signal.SIGTERM)  # it ends its SuperLink and its clients
             child.wait(PATIENCE_S)
-    if code or not end:
+    if code or done < rounds:
         raise RuntimeError(f"the run ended with code {code} after {done} rounds")
-    return start, end
+    return _median(samples, WARM, WARM + WINDOW), _median(samples, rounds - WINDOW, rounds)
+
+
+def _median(samples: list[tuple[int, dict[str, float]]], first: int, last: int) -> dict[str, float]:
+    """Return each process's median while the rounds from `first` to `last` were played; an evaluation is a peak."""
+    chosen = [sizes for done, sizes in samples if first <= done < last and len(sizes) == CLIENTS + 2]
+    return {role: statistics.median(sizes[role] for sizes in chosen) for role in chosen[0]}
 
 
 def resident(server: int) -> dict[str, float]:
@@ -107,6 +110,8 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds (default: %(default)s)")
     args = parser.parse_args()
+    if args.rounds < WARM + WINDOW:
+        parser.error(f"--rounds: expected at least {WARM + WINDOW}, found {args.rounds}")
     print(machine())
     for comparison in run(args.quick, args.rounds):
         print(comparison)
