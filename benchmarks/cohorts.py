@@ -1,19 +1,25 @@
-"""What a cohort costs: accuracy per client step for the cohort rules of pFedHN.
+"""What a cohort costs: accuracy per client step, per round and per second for the cohort rules of pFedHN.
 
-One process, no network; the server's learner and the clients' training are the shipped ones. The paper's split and
-rates, 50 local steps a client step. Prints a Markdown row per 100 client steps' worth of evaluation: pooled test
-accuracy in percent, as the authors' code reports it.
+One process, one thread, no network; the server's learner and the clients' training are the shipped ones. The paper's
+split and rates, 50 local steps a client step. Each call adds a line to a file of results; `--figure` draws them.
+Accuracy is pooled over test examples, in percent, as the authors' code reports it. Seconds are those of a federation
+whose clients train side by side: per round the slowest client's and the server's, no network.
 
     python -m benchmarks.cohorts --data cifar10 --root DIR --rule proximal --cohort 10
-    python -m benchmarks.cohorts --data mnist --root DIR --rule mean --cohort 10 --every 200
+    python -m benchmarks.cohorts --data cifar10 --root DIR --cohort 1 --save early.safetensors
+    python -m benchmarks.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
+    python -m benchmarks.cohorts --figure docs/cohorts.png
 """
 
 import argparse
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from hyperbloom.client.training import FlatPart, evaluate, train
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
@@ -40,12 +46,16 @@ class Study:
         for index in range(len(clients)):
             self.learner.grow(f"client-{index}")
 
-    def round(self, number: int, cohort: int, rule: UpdateRule) -> None:
-        """Draw a cohort, train its members, learn from what they bring."""
+    def round(self, number: int, cohort: int, rule: UpdateRule) -> float:
+        """Draw a cohort, train its members, learn from what they bring; return seconds if they trained side by side."""
+        start = time.perf_counter()
         generator = torch.Generator().manual_seed(derive(self.seed, "cohort", number))
         rows = sorted(torch.randperm(len(self.clients), generator=generator)[:cohort].tolist())
-        replies = []
-        for row, sent in zip(rows, self.learner.generate(rows, "M"), strict=True):
+        replies: list[Reply] = []
+        weights = self.learner.generate(rows, "M")
+        server, slowest = time.perf_counter() - start, 0.0
+        for row, sent in zip(rows, weights, strict=True):
+            start = time.perf_counter()
             self.shared.load(sent)
             order = TrainOrder(
                 run_id="",
@@ -65,7 +75,10 @@ class Study:
             )
             train(self.module, self.shared, self.personal, self.clients[row].train, order)
             replies.append(Reply(row, "M", sent.clone(), self.shared.values - sent))
+            slowest = max(slowest, time.perf_counter() - start)
+        start = time.perf_counter()
         self.learner.update(replies, rule)
+        return server + slowest + time.perf_counter() - start
 
     def accuracy(self) -> float:
         """Return pooled test accuracy in percent."""
@@ -77,8 +90,72 @@ class Study:
         return 100 * correct / total
 
 
+def study(args: argparse.Namespace) -> dict[str, Any]:
+    """Run one rule and return its curve: `client_steps`, `seconds` and `accuracy` are lists of equal length."""
+    torch.set_num_threads(1)
+    specs = [
+        DataSpec(args.data, args.root, partition=index, partitions=args.clients, seed=args.seed)
+        for index in range(args.clients)
+    ]
+    clients = [load_client_data(spec) for spec in specs]
+    clients = [replace(c, train=c.train.to("cpu"), test=c.test.to("cpu")) for c in clients]
+    made = Study(clients, "mlp" if args.data == "mnist" else "auto", args.seed)
+    if args.load:
+        made.learner.load(load_file(args.load))
+    seconds, curve = 0.0, {"client_steps": [0.0], "seconds": [0.0], "accuracy": [made.accuracy()]}
+    for number in range(1, args.steps // args.cohort + 1):
+        # Rounds after a loaded state draw other cohorts and batches than the rounds that led to it.
+        seconds += made.round(number + (100_000 if args.load else 0), args.cohort, args.rule)
+        if number * args.cohort % args.every == 0:
+            for key, value in zip(curve, (number * args.cohort, seconds, made.accuracy()), strict=True):
+                curve[key].append(round(value, 2))
+    if args.save:
+        save_file(made.learner.state(), args.save)
+    words = ("data", "clients", "rule", "cohort", "seed")
+    return {key: getattr(args, key) for key in words} | {"late": bool(args.load)} | curve
+
+
+def row(result: dict[str, Any]) -> str:
+    """Return a Markdown row: phase, rule, cohort, accuracy after so many client steps, rounds, seconds."""
+    accuracy = " / ".join(f"{value:.1f}" for value in result["accuracy"][1:])
+    rounds = result["client_steps"][-1] / result["cohort"]
+    phase = "late" if result["late"] else "early"
+    head = f"| {result['data']} | {phase} | `{result['rule']}` | {result['cohort']} |"
+    return f"{head} {accuracy} | {rounds:.0f} | {result['seconds'][-1]:.0f} |"
+
+
+def figure(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw accuracy over client steps, rounds and seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [result for result in results if not result["late"]]
+    canvas, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), sharey=True, constrained_layout=True)
+    cohorts = sorted({result["cohort"] for result in shown})
+    colours = dict(zip(cohorts, ("black", "tab:blue", "tab:green", "tab:red", "tab:purple"), strict=False))
+    styles = {"proximal": "-", "mean": "--", "target": ":", "sequential": "-."}
+    for result in shown:
+        rounds = [steps / result["cohort"] for steps in result["client_steps"]]
+        label = "the paper, C = 1" if result["cohort"] == 1 else f"{result['rule']}, C = {result['cohort']}"
+        for axis, x in zip(axes, (result["client_steps"], rounds, result["seconds"]), strict=True):
+            style = styles[result["rule"]]
+            axis.plot(x, result["accuracy"], style, color=colours[result["cohort"]], label=label, marker=".")
+    for axis, label in zip(axes, ("client steps", "rounds", "seconds, clients side by side"), strict=True):
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+        if label != "client steps":
+            axis.set_xscale("symlog", linthresh=1)
+    axes[0].set_ylabel("pooled test accuracy, percent")
+    axes[0].legend(fontsize=8)
+    title = f"{shown[0]['data']}, {shown[0]['clients']} clients, pFedHN: what a cohort of C clients a round costs"
+    canvas.suptitle(title)
+    canvas.savefig(path, dpi=110)
+
+
 def main() -> None:
-    """Print one Markdown row: rule, cohort, accuracy after so many client steps, rounds, seconds."""
+    """Run one rule and keep its curve, or draw what is kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--root", type=Path)
@@ -88,20 +165,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="client steps in all")
     parser.add_argument("--every", type=int, default=100, help="client steps between evaluations")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help="keep the server's state at the end")
+    parser.add_argument("--load", type=Path, help="start from a state that --save kept: the late phase")
+    parser.add_argument("--results", type=Path, default=Path("docs/cohorts.jsonl"), help="file of results")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the results instead of adding to them")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    specs = [
-        DataSpec(args.data, args.root, partition=index, partitions=args.clients, seed=args.seed)
-        for index in range(args.clients)
-    ]
-    study = Study([load_client_data(spec) for spec in specs], "mlp" if args.data == "mnist" else "auto", args.seed)
-    start, cells = time.perf_counter(), []
-    for number in range(1, args.steps // args.cohort + 1):
-        study.round(number, args.cohort, args.rule)
-        if number * args.cohort % args.every == 0:
-            cells.append(f"{study.accuracy():.1f}")
-    seconds = time.perf_counter() - start
-    print(f"| {args.data} | {args.rule} | {args.cohort} | {' / '.join(cells)} | {number} | {seconds:.0f} |", flush=True)
+    if args.figure:
+        results = [json.loads(line) for line in args.results.read_text().splitlines()]
+        print("\n".join(row(result) for result in results))
+        figure(results, args.figure)
+        return
+    result = study(args)
+    print(row(result), flush=True)
+    with args.results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
