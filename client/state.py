@@ -23,7 +23,10 @@ from hyperbloom.client.training import FlatPart
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.storage import write_json, write_tensors
 
-__all__ = ["ClientState", "default_state_dir"]
+__all__ = ["ClientState", "FileState", "default_state_dir"]
+
+FileState = tuple[int, int, int] | None
+"""Inode, time of change and size of a file; None if there is none."""
 
 
 def default_state_dir(client_id: str) -> Path:
@@ -83,6 +86,14 @@ class ClientState:
                 f"{path} is damaged: expected JSON with a token. Restore it from a backup, or move it away and ask "
                 "the server's operator to admit this client anew"
             ) from None
+
+    def personal_file(self, run_id: str) -> FileState:
+        """Return what changes whenever anybody writes this run's personal part."""
+        try:
+            status = self._personal_path(run_id).stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def load_personal(self, run_id: str, part: FlatPart) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.

@@ -6,10 +6,16 @@ from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data import DataSpec
+from hyperbloom.common.data import DataSource, DataSpec, data_source
 from hyperbloom.server.inline import InlineGrid
 
 __all__ = ["client_settings", "inline_grid"]
+
+
+class _VirtualGrid(InlineGrid):
+    """Keeps the data set open as long as there are clients: ten thousand must not read it ten thousand times."""
+
+    source: DataSource
 
 
 def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
@@ -43,6 +49,8 @@ def inline_grid(config: RunConfig, folder: Path) -> InlineGrid:
     """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
+    grid = _VirtualGrid(app, configs)
+    grid.source = data_source(settings[0].data)
     for each in configs:
         worker_for(ClientSettings.from_node_config(each))  # data that are not there are told now, not by ten refusals
-    return InlineGrid(app, configs)
+    return grid

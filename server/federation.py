@@ -67,20 +67,20 @@ class Federation:
             CohortError: too few came in time.
         """
         self._strategy = strategy
-        if len(self.roster.live) >= wanted:
+        if self.roster.live_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        self._on_event(f"waiting for {wanted - len(self.roster.live)} clients until {until}")
+        self._on_event(f"waiting for {wanted - self.roster.live_count} clients until {until}")
         deadline = time.monotonic() + timeout_s
-        while len(self.roster.live) < wanted:
+        while self.roster.live_count < wanted:
             self._watch()
             self._visit()
             self._welcome(self._pull(set()))
-            if len(self.roster.live) < wanted and time.monotonic() > deadline:
+            if self.roster.live_count < wanted and time.monotonic() > deadline:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 raise CohortError(
-                    f"{len(self.roster.live)} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start the "
-                    "others, or set clients to fewer or join_timeout_s to more"
+                    f"{self.roster.live_count} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start "
+                    "the others, or set clients to fewer or join_timeout_s to more"
                 )
             time.sleep(SLOWEST_POLL_S)
 
@@ -155,7 +155,7 @@ class Federation:
             self._strategy.joined(client)
         came = "joined" if client.row >= known else "is back"
         what = f"{about.train_examples} training examples, size {about.size}"
-        self._on_event(f"{client.client_id} {came} ({what}); {len(self.roster.live)} clients are here")
+        self._on_event(f"{client.client_id} {came} ({what}); {self.roster.live_count} clients are here")
 
     # ------------------------------------------------------------------ orders and replies
 
@@ -178,8 +178,7 @@ class Federation:
                     delay = FASTEST_POLL_S
                     yield reply
             self._visit()
-            living = {client.node_id for client in self.roster.live}
-            pending = {message_id: node for message_id, node in pending.items() if node in living}
+            pending = {message_id: node for message_id, node in pending.items() if self.roster.on_node(node)}
             if pending:
                 time.sleep(delay)
                 delay = min(1.5 * delay, SLOWEST_POLL_S)

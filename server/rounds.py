@@ -15,6 +15,12 @@ __all__ = ["run_rounds"]
 
 FRUITLESS_ROUNDS = 10
 
+BYTES_AT_ONCE = 256 * 2**20
+"""Weights that an evaluation holds at a time; messages in flight hold them once or twice more."""
+
+MOST_AT_ONCE = 1000
+"""Clients that are evaluated at a time, however small their networks: a message is some kilobytes by itself."""
+
 
 def run_rounds(
     strategy: PersonalisedStrategy,
@@ -59,8 +65,16 @@ def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunCo
 
 
 def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
-    orders = strategy.configure_evaluate(number, ArrayRecord(), ConfigRecord(), federation.grid)
-    strategy.aggregate_evaluate(number, _exchange(federation, orders, config))
+    """Evaluate everyone who is there now, so many at once as memory allows: each has weights of its own."""
+    rows = [client.row for client in strategy.roster.live]
+    largest = max((4 * layout.numel for layout in strategy.layouts.values()), default=1)
+    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // largest))
+    for start in range(0, len(rows), at_once):
+        asked = set(rows[start : start + at_once])
+        # Looked up again: while the others were asked, some may have left or moved to another node.
+        clients = [client for client in strategy.roster.live if client.row in asked]
+        orders = strategy.evaluation_orders(number, clients)
+        strategy.aggregate_evaluate(number, _exchange(federation, orders, config))
 
 
 def _exchange(federation: Federation, orders: list[Message], config: RunConfig) -> list[Message]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from itertools import islice
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -14,6 +15,9 @@ from hyperbloom.strategies.personalised import PersonalisedStrategy
 __all__ = ["TerminalView", "results_table"]
 
 _WAITING = "waiting for the first evaluation"
+
+MOST_ROWS = 200
+"""Clients beyond which the table shows the first ones only; the run folder holds all."""
 
 
 class TerminalView(Listener):
@@ -88,7 +92,7 @@ def _accuracy(metrics: Mapping[str, float]) -> str:
 
 
 def results_table(results: Mapping[str, Selection], train_examples: Mapping[str, int]) -> Table:
-    """Return test accuracy per client and strategy, at the round that validation selected.
+    """Return test accuracy per client (of the first `MOST_ROWS`) and strategy, at the round that validation selected.
 
     Args:
         results: selection of each strategy, the main one first.
@@ -99,10 +103,12 @@ def results_table(results: Mapping[str, Selection], train_examples: Mapping[str,
     table.add_column("examples", justify="right")
     for name, selection in results.items():
         table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right")
-    for client, examples in train_examples.items():
+    for client, examples in islice(train_examples.items(), MOST_ROWS):
         values = [selection.test_accuracy.get(client) for selection in results.values()]
         best = max((value for value in values if value is not None), default=None)
         table.add_row(Text(client), str(examples), *(_cell(value, best) for value in values))
+    if len(train_examples) > MOST_ROWS:
+        table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")
     table.add_section()
     means = [selection.metrics["test_mean"] for selection in results.values()]
     table.add_row("mean over clients", "", *(_cell(value, max(means)) for value in means))

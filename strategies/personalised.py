@@ -240,16 +240,20 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send every live client the weights that are its own now."""
+        return self.evaluation_orders(server_round, self.roster.live)
+
+    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+        """Send some clients the weights that are their own now; those asked before must have been heard."""
         return self._address(
-            self.roster.live,
+            clients,
             lambda weights: EvaluateOrder(**self._common(server_round), weights=weights),
             EvaluateOrder.type,
             server_round,
         )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Collect the scores; per-client results are in `round.evaluation`."""
-        scores: dict[str, EvaluateResult] = {}
+        """Collect the scores; those of all that were asked in this round are in `round.evaluation`."""
+        scores = dict(self.round.evaluation.scores) if self.round.evaluation else {}
         for client, _, result in self._match(replies, EvaluateResult):
             try:
                 result.check()

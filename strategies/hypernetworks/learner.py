@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
+from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable, append_row
 from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
 
 __all__ = ["HypernetworkLearner", "Reply", "UpdateRule"]
@@ -83,7 +83,7 @@ class HypernetworkLearner:
         state = self.optimizer.state[self.table.weight]
         if state.get("momentum_buffer") is not None:
             buffer = state["momentum_buffer"]
-            state["momentum_buffer"] = torch.cat([buffer, buffer.new_zeros(1, buffer.shape[1])])
+            state["momentum_buffer"] = append_row(buffer, buffer.new_zeros(buffer.shape[1]))
 
     @torch.no_grad()
     def generate(self, rows: Sequence[int], size: str) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from hyperbloom import __version__
 from hyperbloom.client import training
+from hyperbloom.client import worker as worker_module
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import FlatPart, draw_batches
-from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.client.worker import LOADED_WORKERS, Worker, worker_for
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Layout
@@ -334,6 +335,57 @@ def test_the_personal_part_is_read_once_and_stays_in_memory(
     worker.evaluate(evaluate_order("head", run_id="run-2"))
     worker.evaluate(evaluate_order("head"))
     assert reads == ["run-1", "run-2", "run-1"]
+
+
+def test_what_another_process_learned_meanwhile_is_read_again(make_worker: MakeWorker) -> None:
+    steady = make_worker("client-0")
+    path = steady.state.folder / "personal" / "run-1.safetensors"
+    expected, files = [], []
+    for number in (1, 2, 3):
+        expected.append(steady.train(train_order("head", round=number)))
+        files.append(path.read_bytes())
+    forget_personal(steady)
+    worker = make_worker("client-0")
+    worker.train(train_order("head", round=1))
+    path.write_bytes(files[1])  # round 2 was another process's
+    third = worker.train(train_order("head", round=3))
+    assert torch.equal(values_of(third.weights), values_of(expected[2].weights))
+    assert path.read_bytes() == files[2]
+
+
+@pytest.mark.parametrize("private", ["head", "all"])
+def test_clients_that_take_turns_in_one_process_share_networks_and_nothing_else(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, private: str
+) -> None:
+    names, rounds = ("client-0", "client-1", "client-2"), (1, 2, 3)
+    alone = {}
+    for name in names:
+        worker = make_worker(name)
+        alone[name] = [worker.train(train_order(private, round=number)) for number in rounds]
+        forget_personal(worker)
+    built: list[ModelSpec] = []
+    monkeypatch.setattr(worker_module, "build", lambda spec: built.append(spec) or build(spec))
+    worker_module._network.cache_clear()
+    workers = {name: make_worker(name) for name in names}
+    for number in rounds:
+        for name, worker in workers.items():
+            result = worker.train(train_order(private, round=number))
+            assert result.loss == alone[name][number - 1].loss
+            if private == "head":
+                assert torch.equal(values_of(result.weights), values_of(alone[name][number - 1].weights))
+    # One for all; the others are the initial values of each client's personal part.
+    assert len(built) == 1 + len(names)
+
+
+def test_a_process_keeps_a_limited_number_of_clients_loaded(make_worker: MakeWorker) -> None:
+    first = ClientSettings("client-0", SHARE, "cpu", state_dir=make_worker("client-0").state.folder)
+    loaded = [worker_for(first)]
+    loaded[0].train(train_order("head"))
+    for index in range(LOADED_WORKERS):
+        worker_for(ClientSettings(f"other-{index}", SHARE, "cpu"))
+    loaded.append(worker_for(first))
+    assert loaded[0] is not loaded[1]
+    assert loaded[1].evaluate(evaluate_order("head")) == loaded[0].evaluate(evaluate_order("head"))
 
 
 def test_the_head_starts_from_this_clients_own_seed(make_worker: MakeWorker) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateResult, TrainResult
 from hyperbloom.server.listener import RoundReport, Selection
-from hyperbloom.server.view import TerminalView, results_table
+from hyperbloom.server.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
 from hyperbloom.strategies.roster import Roster
@@ -70,6 +70,14 @@ def test_a_client_that_was_not_evaluated_is_shown_as_such() -> None:
     results = {"pfedhn": selection(1, {"a": 10.0}), "local": selection(2, {"b": 20.0})}
     table = rows(results, {"a": 1, "b": 2, "c": 3})
     assert table[2:5] == [["a", "1", "10.0", "-"], ["b", "2", "-", "20.0"], ["c", "3", "-", "-"]]
+
+
+def test_a_table_of_many_clients_says_where_the_others_are() -> None:
+    names = [f"client-{index}" for index in range(MOST_ROWS + 7)]
+    table = rows({"local": selection(2, dict.fromkeys(names, 20.0))}, dict.fromkeys(names, 5))
+    assert len(table) == 2 + MOST_ROWS + 1 + 3
+    assert table[2 + MOST_ROWS][0] == "7 more in summary.json"
+    assert table[1 + MOST_ROWS][0] == names[MOST_ROWS - 1]
 
 
 def test_the_best_of_a_row_stands_out() -> None:
