@@ -32,7 +32,7 @@ __all__ = ["Worker", "worker_for"]
 
 Order = TrainOrder | EvaluateOrder
 
-LOADED_WORKERS = 1024
+LOADED_WORKERS = 256
 """Virtual clients of one process whose data stay loaded; those beyond are read again when their turn comes."""
 
 

@@ -15,6 +15,7 @@ from benchmarks import (
     memory,
     round_overhead,
     run_all,
+    scale,
     server_step,
     supernodes,
     wire_bytes,
@@ -104,6 +105,14 @@ def test_wire_bytes() -> None:
     assert [row.name for row in rows] == ["wire, MLP", "wire, LeNet"]
     assert all(1.0 < row.ours < row.other < 1.05 for row in rows)
     assert "121,182 floats in 10 tensors" in rows[1].conditions and "6 objects" in rows[1].conditions
+
+
+def test_scale_with_a_handful_of_clients() -> None:
+    memory_row, registered, *linear = scale.measure(few=4, many=6, rounds=40, repetitions=1, cohort=3, cohorts=(2,))
+    assert memory_row.name == "memory that stays, 6 clients"
+    assert 50 < memory_row.ours < 100_000 and 50 < memory_row.other < 100_000
+    assert registered.ours > 0 and registered.other > 0
+    assert [row.name for row in linear] == ["a client's share of a round, cohort of 2"]
 
 
 def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None:

@@ -529,7 +529,7 @@ def test_ctrl_c_ends_with_130(
     ("flags", "text"),
     [
         (["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
-        (["--engine", "ray"], "argument --engine: invalid choice: 'ray'"),
+        (["--engine", "mpi"], "argument --engine: invalid choice: 'mpi'"),
         (["--nothing"], "unrecognized arguments: --nothing"),
     ],
 )
