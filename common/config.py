@@ -91,6 +91,16 @@ class RunConfig(Section):
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
     round_timeout_s: Rate = Field(300.0, description="seconds after which a round goes on without the missing replies")
+    min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
+    )
+    asynchronous: bool = Field(
+        False, description="no rounds: cohort clients train at any time, each reply is applied when it comes"
+    )
+    max_staleness: Positive | None = Field(
+        None, description="asynchronous: replies applied since an order beyond which its reply is dropped; "
+        "default: 20 times cohort"
+    )
 
 
 def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:

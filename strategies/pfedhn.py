@@ -116,8 +116,8 @@ class PFedHN(PersonalisedStrategy):
         self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 
     def trainable(self) -> list[Client]:
-        """All live clients; with a frozen hypernetwork only those that it never saw."""
-        return [client for client in self.roster.live if client.row >= self._known_rows]
+        """All idle clients; with a frozen hypernetwork only those that it never saw."""
+        return [client for client in self.roster.idle if client.row >= self._known_rows]
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """theta_i = h(v_i; phi), one forward pass for all clients of a size."""

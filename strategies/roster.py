@@ -40,6 +40,7 @@ class Roster:
     def __init__(self, seed: int) -> None:
         """Start empty."""
         self.seed = seed
+        self.busy: set[int] = set()  # nodes that still work on an order
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}  # of the clients that are on a node now, by node
 
@@ -60,6 +61,16 @@ class Roster:
     def live_count(self) -> int:
         """Number of clients that are on a node now."""
         return len(self._names)
+
+    @property
+    def idle_count(self) -> int:
+        """Number of clients that are on a node now and have no order left to answer."""
+        return len(self._names.keys() - self.busy)
+
+    @property
+    def idle(self) -> list[Client]:
+        """Clients that are on a node now and have no order left to answer, by row."""
+        return [client for client in self.live if client.node_id not in self.busy]
 
     def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
         """Put a client on a node.
@@ -124,10 +135,10 @@ class Roster:
 
         Args:
             round_number: decides the draw together with the seed.
-            size: clients to draw; fewer if fewer are live.
-            among: the candidates; all live clients by default.
+            size: clients to draw; fewer if fewer are there.
+            among: the candidates; all idle clients by default.
         """
-        candidates = list(self.live if among is None else among)
+        candidates = list(self.idle if among is None else among)
         generator = torch.Generator().manual_seed(derive(self.seed, "cohort", round_number))
         chosen = torch.randperm(len(candidates), generator=generator)[:size].sort().values
         return [candidates[int(index)] for index in chosen]
