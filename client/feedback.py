@@ -1,0 +1,41 @@
+"""Error feedback: what compression left out of one reply is added to the next change before it is compressed.
+
+Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu: 1-Bit Stochastic Gradient Descent and its Application to
+Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014.
+Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian U. Stich, Martin Jaggi: Error Feedback Fixes SignSGD and other
+Gradient Compression Schemes, ICML 2019, https://arxiv.org/abs/1901.09847.
+
+    p_t = delta_t + e_t         the change, and what is still owed
+    send C(p_t)
+    e_(t+1) = p_t - C(p_t)      so that all that was sent, and e, add up to all changes
+
+Departures: delta is the outcome of a round of local SGD, not one scaled gradient; and `e` starts anew when `p` has
+grown beyond what the server takes.
+"""
+
+from torch import Tensor
+
+from hyperbloom.client.state import ClientState
+from hyperbloom.common.compression import Codec
+from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import LARGEST_NORM
+
+__all__ = ["encode_with_feedback"]
+
+
+def encode_with_feedback(codec: Codec, state: ClientState, run_id: str, layout: Layout, delta: Tensor) -> bytes:
+    """Return the bytes for a `(P,)` change and what is owed, and keep on the disk what they lose.
+
+    Raises:
+        HyperbloomError: the change is not finite or too large; nothing of it is kept.
+    """
+    owed = state.load_residual(run_id, layout)
+    total = delta if owed is None else delta + owed
+    norm = float(total.double().norm())
+    if not norm <= LARGEST_NORM:
+        state.forget_residual()
+        raise HyperbloomError(f"training diverged (norm of the change {norm:.1e}); lower local.learning_rate")
+    encoded = codec.encode(total, layout)
+    state.save_residual(run_id, layout, total - codec.decode(encoded, layout))
+    return encoded
