@@ -3,7 +3,7 @@
 The demo (`examples/demo.yaml`: scikit-learn's digits, six clients, 60 rounds) in the inline engine, on one thread, once
 per codec and seed. Bytes are those of the whole message with the reply, as `wire_bytes` counts them. Accuracy is the
 mean over clients on their test examples, in percent: after the last round, and at the round that validation selected.
-`forgetful` is the same codec on clients that lose what compression left out, after every round: what error feedback
+`/forgetful` is the same codec on clients that lose what compression left out, after every round: what error feedback
 is worth. Sizes are exact; accuracy varies with the seed, so each is a mean over seeds with the least and the largest.
 
     python -m benchmarks.compression [--quick] [--strategy fedavg --set data.split=iid]
@@ -31,7 +31,11 @@ from hyperbloom.server.listener import Listener, RoundReport
 from hyperbloom.server.session import Session
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.yaml"
-CODECS = ("none", "fp16", "bf16", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8")
+FORGETFUL = "/forgetful"
+CODECS = [
+    *("none", "fp16", "bf16", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8"),
+    *(f"top-k:0.1+int8{FORGETFUL}", f"top-k:0.01+int8{FORGETFUL}"),
+]
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def play(overrides: Mapping[str, Any], forgetful: bool = False) -> Outcome:
 
 
 def row(codec: str, outcomes: list[Outcome], plain: int) -> str:
-    """Return a line of the table; `plain` is the size of a reply without compression."""
+    """Return a line of the table; `plain` is the size of a reply of the first codec, which is `none`."""
     reply = outcomes[0].reply
     columns = [codec, f"{reply:,}", f"{plain / reply:.1f}"]
     for values in ([each.last for each in outcomes], [each.selected for each in outcomes]):
@@ -92,6 +96,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each codec (default: %(default)s)")
     parser.add_argument("--strategy", default="pfedhn", help="which replies to compress (default: %(default)s)")
+    parser.add_argument("--codecs", default=",".join(CODECS), metavar="A,B", help="which ones (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any other key of the run")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -100,15 +105,13 @@ def main() -> None:
         given = {"strategy": args.strategy, "options": {}, **given}
     if args.quick:
         given |= {"rounds": 4, "eval_every": 2}
-    print(f"{machine()}\n\n| compression | bytes of a reply | less by | last round | selected round |")
+    print(f"{machine()}\n\n| compression | bytes of a reply | times less | last round | selected round |")
     print("|---|---:|---:|---:|---:|", flush=True)
     plain = 0
-    for codec in (*CODECS, f"{CODECS[-1]}, forgetful"):
-        name, _, forgetful = codec.partition(", ")
-        outcomes = [
-            play({"compression": name, "seed": seed, **given}, bool(forgetful))
-            for seed in range(1 if args.quick else args.seeds)
-        ]
+    for codec in args.codecs.split(","):
+        name, forgetful = codec.removesuffix(FORGETFUL), codec.endswith(FORGETFUL)
+        seeds = range(1 if args.quick else args.seeds)
+        outcomes = [play({"compression": name, "seed": seed, **given}, forgetful) for seed in seeds]
         plain = plain or outcomes[0].reply
         print(row(codec, outcomes, plain), flush=True)
 

@@ -103,7 +103,8 @@ class Worker:
             if codec is None:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
-                encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent)
+                bounded = order.reply == "delta"
+                encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded)
         return TrainResult(loss, time.perf_counter() - start, reply, encoded)
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:

@@ -35,9 +35,9 @@ def state(tmp_path: Path) -> ClientState:
     return ClientState(tmp_path / "state")
 
 
-def send(state: ClientState, name: str, delta: Tensor, run_id: str = "run", layout: Layout = LAYOUT) -> Tensor:
+def send(state: ClientState, name: str, delta: Tensor, run_id: str = "run", bounded: bool = False) -> Tensor:
     """Return what the server makes of the next reply."""
-    return codec(name).decode(encode_with_feedback(codec(name), state, run_id, layout, delta), layout)
+    return codec(name).decode(encode_with_feedback(codec(name), state, run_id, LAYOUT, delta, bounded), LAYOUT)
 
 
 def owed(state: ClientState, run_id: str = "run", layout: Layout = LAYOUT) -> Tensor:
@@ -85,6 +85,26 @@ def descend(send_one: Callable[[int, Tensor], Tensor]) -> Tensor:
     return x
 
 
+@pytest.mark.parametrize("name", ["top-k:0.02+fp16", "top-k:0.1"])
+def test_bounded_what_is_owed_keeps_its_direction_within_the_norm_of_the_change(state: ClientState, name: str) -> None:
+    before, cut = torch.zeros(LAYOUT.numel), 0
+    for delta in (each.abs() for each in changes(20)):  # asks for the same again and again
+        lost = delta + before - send(state, name, delta, bounded=True)
+        factor = min(1.0, float(delta.norm() / lost.norm()))
+        before, cut = owed(state), cut + (factor < 1)
+        torch.testing.assert_close(before, lost * factor, rtol=0, atol=1e-5)
+    assert cut > 10  # without the bound it would have grown to several times as much
+
+
+def test_a_bound_that_is_not_reached_changes_nothing_and_after_no_change_nothing_is_owed(state: ClientState) -> None:
+    other = ClientState(state.folder.parent / "other")
+    for delta in changes(5):
+        assert torch.equal(send(state, "int8", delta, bounded=True), send(other, "int8", delta))
+        assert torch.equal(owed(state), owed(other))
+    assert int(send(state, "top-k:0.1", torch.zeros(LAYOUT.numel), bounded=True).count_nonzero()) == 5
+    assert not owed(state).any()
+
+
 def test_where_the_largest_entry_hides_the_others_top_k_stalls_without_feedback_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +146,7 @@ def test_of_a_change_that_no_server_takes_nothing_is_kept(state: ClientState, ba
     spoiled = good.clone()
     spoiled[7] = bad
     with pytest.raises(HyperbloomError, match=r"training diverged \(norm of the change .*lower local.learning_rate"):
-        encode_with_feedback(codec("top-k:0.1"), state, "run", LAYOUT, spoiled)
+        encode_with_feedback(codec("top-k:0.1"), state, "run", LAYOUT, spoiled, bounded=True)
     assert state.load_residual("run", LAYOUT) is None
     assert bool(send(state, "top-k:0.1", good).isfinite().all())
 
