@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState, FileState
 from hyperbloom.client.training import FlatPart, evaluate, train
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
@@ -90,6 +92,7 @@ class Worker:
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
         start = time.perf_counter()
+        codec = _codec(order)
         network = self._load(order)
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
         own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
@@ -101,11 +104,15 @@ class Worker:
             self.state.save_personal(order.run_id, network.personal)
             network.holds = (self, order.run_id, self.state.personal_file(order.run_id))
         trained = network.shared.values.cpu()
-        reply = None
+        reply, encoded = None, None
         if order.reply != "nothing" and order.weights is not None:
-            values = trained - order.weights.values if order.reply == "delta" else trained.clone()
-            reply = Weights(network.shared.layout, values)
-        return TrainResult(loss, time.perf_counter() - start, reply)
+            layout, sent = network.shared.layout, order.weights.values
+            if codec is None:
+                reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
+            else:
+                bounded = order.reply == "delta"
+                encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded)
+        return TrainResult(loss, time.perf_counter() - start, reply, encoded)
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
@@ -146,6 +153,13 @@ class Worker:
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
             fresh = dict(build(spec).named_parameters())
         network.personal.load(network.personal.layout.flatten(fresh))
+
+
+def _codec(order: TrainOrder) -> Codec | None:
+    try:
+        return Codec.parse(order.compression or "none")
+    except ConfigError as error:
+        raise WireError(f"order: {error}") from None
 
 
 @cache

@@ -84,6 +84,9 @@ class RunConfig(Section):
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
+    compression: str = Field(
+        "none", description="codec of replies: none, fp16, bf16, int8, top-k:SHARE, or top-k:SHARE+int8 (+fp16, +bf16)"
+    )
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")

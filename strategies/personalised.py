@@ -16,10 +16,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    LARGEST_NORM,
     EvaluateOrder,
     EvaluateResult,
     Introduction,
@@ -34,10 +36,6 @@ __all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
-
-LARGEST_NORM = 1e6
-"""Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
-ones would overflow in the product with the Jacobian and reach everybody as NaN."""
 
 ResultT = TypeVar("ResultT", TrainResult, EvaluateResult)
 
@@ -98,7 +96,7 @@ class PersonalisedStrategy(Strategy):
         roster: who is in the federation; kept up to date by whoever runs the rounds.
 
     Raises:
-        ConfigError: the strategy's options are wrong.
+        ConfigError: the strategy's options, or the name of the compression, are wrong.
     """
 
     options_type: ClassVar[type[Section]] = NoOptions
@@ -112,6 +110,7 @@ class PersonalisedStrategy(Strategy):
         self.run_id = run_id
         self.roster = roster
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
+        self.codec = Codec.parse(config.compression)
         self.layouts: dict[str, Layout] = {}
         self.round = Round()
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
@@ -212,7 +211,11 @@ class PersonalisedStrategy(Strategy):
         return self._address(
             cohort,
             lambda weights: TrainOrder(
-                **self._common(server_round), reply=self.reply, weights=weights, **local.model_dump()
+                **self._common(server_round),
+                reply=self.reply,
+                weights=weights,
+                compression=self.codec.name if self.codec else None,
+                **local.model_dump(),
             ),
             TrainOrder.type,
             server_round,
@@ -328,10 +331,19 @@ class PersonalisedStrategy(Strategy):
     def _returned(self, result: TrainResult, client: Client, sent: Tensor | None) -> Tensor | None:
         if sent is None:
             return None
-        if result.weights is None:
+        layout = self.layouts[client.about.size]
+        weights = result.weights if self.codec is None else self._decoded(self.codec, result, layout, sent)
+        if weights is None:
             raise WireError("expected weights in the reply, found none")
-        result.weights.check(self.layouts[client.about.size], sent.dtype)
-        norm = float(result.weights.values.double().norm())
+        weights.check(layout, sent.dtype)
+        norm = float(weights.values.double().norm())
         if norm > LARGEST_NORM:
             raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
-        return result.weights.values
+        return weights.values
+
+    def _decoded(self, codec: Codec, result: TrainResult, layout: Layout, sent: Tensor) -> Weights:
+        """Return what an encoded change stands for: itself, or the weights that it makes of those sent."""
+        if result.encoded is None:
+            raise WireError(f"expected a change encoded as {codec.name}, found none")
+        delta = codec.decode(result.encoded, layout)
+        return Weights(layout, sent + delta if self.reply == "weights" else delta)

@@ -417,6 +417,13 @@ def test_a_state_without_embeddings_is_refused(run: Done, refused: Callable[...,
             "options.freeze: expected init_from to name the run whose hypernetwork to keep",
         ),
         ("--explain nothing", f"--explain: expected one of {', '.join(STRATEGIES)}, found 'nothing'"),
+        (
+            "--set compression=zip",
+            (
+                "compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or "
+                "top-k:SHARE+fp16, +bf16 or +int8, found 'zip'"
+            ),
+        ),
         ("--config /nowhere.yaml", "--config: cannot read /nowhere.yaml: No such file or directory"),
     ],
 )
