@@ -15,7 +15,6 @@ from hyperbloom.client import worker as worker_module
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import FlatPart, draw_batches
 from hyperbloom.client.worker import LOADED_WORKERS, Worker, worker_for
-from hyperbloom.client.worker import Worker, worker_for
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
