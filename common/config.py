@@ -101,8 +101,9 @@ class RunConfig(Section):
         False, description="no rounds: cohort clients train at any time, each reply is applied when it comes"
     )
     max_staleness: Positive | None = Field(
-        None, description="asynchronous: replies applied since an order beyond which its reply is dropped; "
-        "default: 20 times cohort"
+        None,
+        description="asynchronous: replies applied since an order beyond which its reply is dropped; "
+        "default: 20 times cohort",
     )
 
 

@@ -163,11 +163,6 @@ class Federation:
 
     # ------------------------------------------------------------------ orders and replies
 
-    @property
-    def waiting(self) -> int:
-        """Number of orders that wait for an answer."""
-        return len(self._open)
-
     def exchange(self, orders: list[Message], timeout_s: float) -> Iterator[Message]:
         """Send orders and yield the replies as they come.
 
@@ -179,9 +174,10 @@ class Federation:
         while self._open and time.monotonic() < deadline:
             replies = self.poll()
             yield from replies
-            delay = FASTEST_POLL_S if replies else min(1.5 * delay, SLOWEST_POLL_S)
+            delay = FASTEST_POLL_S if replies else delay
             if self._open:
                 time.sleep(delay)
+                delay = min(1.5 * delay, SLOWEST_POLL_S)
         self.give_up(0)
 
     def send(self, orders: list[Message]) -> None:
@@ -207,6 +203,10 @@ class Federation:
         self._given_up = {i: node for i, node in self._given_up.items() if self.roster.on_node(node)}
         self._note_busy()
         return replies
+
+    def expects(self, message_id: str) -> bool:
+        """Return whether the answer to an order may still come in time."""
+        return message_id in self._open
 
     def give_up(self, timeout_s: float) -> None:
         """Wait no longer for the answers to orders that are older than `timeout_s` seconds."""

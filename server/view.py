@@ -34,10 +34,11 @@ class TerminalView(Listener):
         self._task = TaskID(0)
         self._start = 0.0
         self._name = ""
+        self._done = 0
 
     def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """Begin a new line for a strategy."""
-        self._start, self._name = time.perf_counter(), name
+        self._start, self._name, self._done = time.perf_counter(), name, 0
         if self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("[bold]{task.description:<10}"),
@@ -76,7 +77,9 @@ class TerminalView(Listener):
         rate = report.number / (time.perf_counter() - self._start)
         metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
         if self._progress:
-            self._progress.update(self._task, completed=report.number)
+            # In asynchronous mode an evaluation is reported after rounds that came later.
+            self._done = max(report.number, self._done)
+            self._progress.update(self._task, completed=self._done)
             if metrics:
                 self._progress.update(self._task, state=f"{_accuracy(metrics)}  {rate:.1f} rounds/s")
         elif metrics:

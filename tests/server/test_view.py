@@ -111,7 +111,7 @@ def report(number: int, evaluated: bool = True, **refused: str) -> RoundReport:
     """Return a round with two clients, one of them right in 3 of 4 and one in 1 of 4 cases."""
     scores = {"a": EvaluateResult(1, 4, 1.0, 3, 4, 1.0), "b": EvaluateResult(1, 4, 1.0, 1, 4, 1.0)}
     outcome = Round({"a": TrainResult(1.0, 0.1, None)}, Evaluation(scores) if evaluated else None, refused)
-    return RoundReport(number, 20, outcome, 0.5)
+    return RoundReport(number, 20, outcome, 0.5, 0.5)
 
 
 def test_without_a_terminal_an_evaluation_is_a_line(now: list[float]) -> None:
