@@ -108,14 +108,14 @@ def test_wire_bytes() -> None:
     assert "121,182 floats in 10 tensors" in rows[1].conditions and "6 objects" in rows[1].conditions
 
 
-<<<<<<< HEAD
 def test_scale_with_a_handful_of_clients() -> None:
     memory_row, registered, *linear = scale.measure(few=4, many=6, rounds=40, repetitions=1, cohort=3, cohorts=(2,))
     assert memory_row.name == "memory that stays, 6 clients"
     assert 50 < memory_row.ours < 100_000 and 50 < memory_row.other < 100_000
     assert registered.ours > 0 and registered.other > 0
     assert [row.name for row in linear] == ["a client's share of a round, cohort of 2"]
-=======
+
+
 def test_compression_weighs_replies_and_scores_runs() -> None:
     brief = {"rounds": 2, "eval_every": 1, "local.steps": 2, "data.max_train": 20}
     plain, small = (compression.play({"compression": name, **brief}) for name in ("none", "top-k:0.01+int8"))
@@ -125,7 +125,6 @@ def test_compression_weighs_replies_and_scores_runs() -> None:
     assert 0 < plain.last < 100 and 0 < plain.selected < 100
     line = compression.row("int8", [compression.Outcome(50, 1.0, 2.0), compression.Outcome(50, 3.0, 4.0)], 200)
     assert line == "| int8 | 50 | 4.0 | 2.0 (1.0 to 3.0) | 3.0 (2.0 to 4.0) |"
->>>>>>> work-compress
 
 
 def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None:
