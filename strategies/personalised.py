@@ -364,7 +364,11 @@ class PersonalisedStrategy(Strategy):
 
     def _expected(self) -> dict[str, _Order]:
         """Return the orders that wait for an answer, by message id; they must have been sent."""
-        self._orders |= {order.message.metadata.message_id: order for order in self._unsent}
+        for order in self._unsent:
+            if message_id := order.message.metadata.message_id:
+                self._orders[message_id] = order
+            else:
+                self.round.refused[order.client.client_id] = "its node cannot be reached"
         self._unsent = []
         return self._orders
 
