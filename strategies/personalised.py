@@ -8,7 +8,7 @@ so this subclasses `Strategy` itself.
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -47,7 +47,7 @@ class NoOptions(Section):
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A reply that was accepted: `sent` and `returned` are `(P,)`.
+    """A reply that was accepted: `sent` and `returned` are `(P,)`; `result` is without what they are made of.
 
     `sent` is None if the strategy does not keep it, `returned` where nothing travels.
     """
@@ -283,7 +283,9 @@ class PersonalisedStrategy(Strategy):
             return None
         try:
             result = self._unpack(reply, order, TrainResult)
-            return ClientUpdate(order.client, result, order.sent, self._returned(result, order))
+            returned = self._returned(result, order)
+            # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
+            return ClientUpdate(order.client, replace(result, weights=None, encoded=None), order.sent, returned)
         except WireError as error:
             self.round.refused[order.client.client_id] = str(error)
             return None
@@ -354,7 +356,8 @@ class PersonalisedStrategy(Strategy):
         message_type: str,
         server_round: int,
     ) -> list[Message]:
-        """Write one message per client and remember what it was sent."""
+        """Write one message per client and remember what it was sent; messages written before must have been sent."""
+        self._expected()  # lets go of those
         rows = self.weights_for(clients) if clients else []
         messages = []
         for index, client in enumerate(clients):
