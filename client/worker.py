@@ -81,13 +81,28 @@ class Worker:
         Raises:
             WireError: the order does not fit this client.
         """
+        start = time.perf_counter()
+        network, own = self.prepare(order)
+        loss = train(network.module, network.shared, network.personal, self.train_data, own)
+        return self.conclude(order, network, loss, time.perf_counter() - start)
+
+    def prepare(self, order: TrainOrder) -> tuple[_Network, TrainOrder]:
+        """Return the network with everything in its place, and the order with a seed of this client and round.
+
+        Raises:
+            WireError: the order does not fit this client.
+        """
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
-        start = time.perf_counter()
-        network = self._load(order)
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
-        own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
-        loss = train(network.module, network.shared, network.personal, self.train_data, own)
+        return self._load(order), replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
+
+    def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
+        """Keep what is private of the trained network, and return what the order asks for.
+
+        Raises:
+            HyperbloomError: the training diverged.
+        """
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             self._personal = None  # what is on the disk is still good
             raise HyperbloomError(f"training diverged (loss {loss}); lower local.learning_rate")
@@ -98,7 +113,7 @@ class Worker:
         if order.reply != "nothing" and order.weights is not None:
             values = trained - order.weights.values if order.reply == "delta" else trained.clone()
             reply = Weights(network.shared.layout, values)
-        return TrainResult(loss, time.perf_counter() - start, reply)
+        return TrainResult(loss, seconds, reply)
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""

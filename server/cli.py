@@ -81,6 +81,11 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
     machines = parser.add_argument_group("machines")
     machines.add_argument("--engine", choices=["grpc", "inline"], default="grpc", help="real clients, or virtual ones")
+    machines.add_argument(
+        "--vectorise",
+        action=argparse.BooleanOptionalAction,
+        help="with --engine inline: train the clients of a cohort at once (default: on a CUDA device)",
+    )
     machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
     machines.add_argument(
         "--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)"
@@ -168,6 +173,8 @@ def _security(args: argparse.Namespace) -> _Security:
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = _config(args)
     security = _security(args) if args.engine == "grpc" else _Security()
+    if args.vectorise is not None and args.engine != "inline":
+        raise ConfigError("--vectorise: expected with --engine inline, whose clients share a process")
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
     from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.session import Session, check_run
@@ -207,7 +214,7 @@ def _grid(
     if args.engine == "inline":
         from hyperbloom.server.engine import inline_grid
 
-        yield inline_grid(config, folder), lambda: None
+        yield inline_grid(config, folder, args.vectorise), lambda: None
         return
     from hyperbloom.server.local_clients import local_clients, printed_line
     from hyperbloom.server.superlink import Tls, free_port, superlink

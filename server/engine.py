@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hyperbloom.client.app import app
+from hyperbloom.client.app import app, train_all
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import RunConfig
@@ -35,14 +35,22 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
     )
 
 
-def inline_grid(config: RunConfig, folder: Path) -> InlineGrid:
+def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) -> InlineGrid:
     """Return a grid of `config.clients` virtual clients whose state lies under `folder`.
+
+    Args:
+        config: the run.
+        folder: the run's.
+        vectorise: train the clients of a cohort at once; by default on a CUDA device, which one small network after
+            the other leaves idle. A CPU is faster at it for small MLPs only (`benchmarks/vectorised.py`).
 
     Raises:
         DataError: the data set is not there, or cannot be split like this.
     """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
-    for each in configs:
-        worker_for(ClientSettings.from_node_config(each))  # data that are not there are told now, not by ten refusals
-    return InlineGrid(app, configs)
+    # Data that are not there are told now, not by ten refusals.
+    workers = [worker_for(ClientSettings.from_node_config(each)) for each in configs]
+    if vectorise is None:
+        vectorise = any(worker.device.type == "cuda" for worker in workers)
+    return InlineGrid(app, configs, train_all if vectorise else None)

@@ -469,7 +469,7 @@ def test_a_run_to_start_from_must_exist(refused: Callable[..., str]) -> None:
 def test_clients_that_do_not_come_end_the_run_with_four(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "inline_grid", lambda config, folder: InlineGrid(app, []))
+    monkeypatch.setattr(engine, "inline_grid", lambda *_: InlineGrid(app, []))
     assert refused("--join-timeout", "0.1", code=4) == (
         "0 of 6 clients joined within 0 s (none). Start the others, or set clients to fewer or join_timeout_s to more"
     )

@@ -1,0 +1,161 @@
+"""Local training of several clients at once: `training.train` with an axis for clients.
+
+The networks of all clients run as one, whose weights have an axis more (`torch.func`): a step costs a few large kernels
+in place of many small ones for each client. Batches, clipping, weight decay and momentum are each client's own, so the
+results are those of training one after the other, up to the order in which floats are summed.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import prod
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from hyperbloom.client.training import Flat, draw_batches
+from hyperbloom.client.worker import Worker
+from hyperbloom.common.data import Examples
+from hyperbloom.common.messages import TrainOrder, TrainResult
+
+__all__ = ["Task", "train_rows", "train_together"]
+
+INPUTS_AT_ONCE = 2**24
+"""Floats of input in a step beyond which clients train in several chunks: 85 clients with batches of 64 CIFAR images,
+for which the paper's LeNet holds about 2 GB of activations and their gradients."""
+
+Task = tuple[Worker, TrainOrder]
+Results = dict[int, TrainResult | Exception]
+T = TypeVar("T")
+
+
+def train_rows(
+    module: nn.Module, shared: Flat, personal: Flat, data: Sequence[Examples], orders: Sequence[TrainOrder]
+) -> Tensor:
+    """Take all orders' SGD steps in place and return each client's mean loss, `(C,)`.
+
+    Args:
+        module: the architecture; its own parameters are neither read nor written.
+        shared: `(C, P)`, what the server sent; each row's gradient is clipped to `clip` of the orders.
+        personal: `(C, Q)`, what stays on the clients, with its momentum; not clipped. Either may be empty.
+        data: each client's training examples, all on one device, with equal sizes of batches.
+        orders: each client's; they differ in their seeds only.
+    """
+    parts = [part for part in (shared, personal) if part.layout.numel]
+    labels = torch.cat([each.labels for each in data])
+    inputs = torch.cat([each.inputs for each in data])  # copied once, so that a step gathers its batches in one go
+    batches = _draw_rows(data, orders).to(labels.device)  # (steps, C, B)
+    order, total = orders[0], torch.zeros(len(orders), device=labels.device)
+
+    def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
+        parameters: dict[str, Tensor] = {}
+        for part, vector in zip(parts, vectors, strict=True):
+            parameters |= part.layout.views(vector)
+        return F.cross_entropy(functional_call(module, parameters, (x,)), y)
+
+    gradients_and_losses = vmap(grad_and_value(loss))
+    module.train()
+    for batch in batches:
+        gradients, losses = gradients_and_losses(tuple(part.values for part in parts), inputs[batch], labels[batch])
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.gradient = gradient
+        if shared.layout.numel:
+            shared.clip(order.clip)
+        for part in parts:
+            part.step(order)
+        total += losses
+    return total / order.steps
+
+
+def _draw_rows(data: Sequence[Examples], orders: Sequence[TrainOrder]) -> Tensor:
+    """Return the batches `(steps, C, B)` that each client draws alone, as indices into all clients' data in a row."""
+    starts = accumulate((len(each) for each in data[:-1]), initial=0)
+    rows = [
+        start + draw_batches(len(each), order.batch_size, order.steps, order.seed)
+        for start, each, order in zip(starts, data, orders, strict=True)
+    ]
+    return torch.stack(rows, dim=1)
+
+
+def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
+    """Return for each task what `worker.train(order)` returns or raises.
+
+    Clients of one architecture, with equal orders and sizes of batches, train at once; who is alone trains as always.
+    """
+    results: Results = {}
+    for chunk in _chunks(tasks):
+        if len(chunk) == 1:
+            worker, order = tasks[chunk[0]]
+            results[chunk[0]] = attempt(worker.train, order)
+        else:
+            results |= _train_chunk({index: tasks[index] for index in chunk})
+    return [results[index] for index in range(len(tasks))]
+
+
+def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
+    """Yield the indices of tasks that can train at once, not more of them than memory allows."""
+    groups: dict[tuple[int, Hashable], list[int]] = {}
+    turns: dict[Worker, int] = {}
+    for index, (worker, order) in enumerate(tasks):
+        turns[worker] = turns.get(worker, 0) + 1  # a second order to the same client builds on what the first left
+        about = (worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
+        kind = (about, min(order.batch_size, len(worker.train_data)), replace(order, weights=None))
+        groups.setdefault((turns[worker], kind), []).append(index)
+    for _, group in sorted(groups.items(), key=lambda item: item[0][0]):
+        worker, order = tasks[group[0]]
+        floats = min(order.batch_size, len(worker.train_data)) * prod(worker.input_shape)
+        most = max(1, INPUTS_AT_ONCE // max(1, floats))
+        yield from (group[start : start + most] for start in range(0, len(group), most))
+
+
+def _train_chunk(tasks: Mapping[int, Task]) -> Results:
+    start = time.perf_counter()
+    results: Results = {}
+    networks, orders, data = {}, [], []
+    vectors: list[tuple[Tensor, Tensor]] = []
+    momenta: list[Tensor | None] = []
+    for index, (worker, order) in tasks.items():
+        prepared = attempt(worker.prepare, order)
+        if isinstance(prepared, Exception):
+            results[index] = prepared
+            continue
+        networks[index], own = prepared
+        orders.append(own)
+        data.append(worker.train_data)
+        vectors.append((networks[index].shared.values.clone(), networks[index].personal.values.clone()))
+        momenta.append(networks[index].personal.momentum)
+    if not networks:
+        return results
+    first = next(iter(networks.values()))
+    shared, personal = (
+        Flat(part.layout, torch.stack(rows))
+        for part, rows in zip((first.shared, first.personal), zip(*vectors, strict=True), strict=True)
+    )
+    if any(momentum is not None for momentum in momenta):
+        # Zeros are the same as none.
+        none = torch.zeros_like(first.personal.values)
+        personal.momentum = torch.stack([none if momentum is None else momentum for momentum in momenta])
+    losses = attempt(lambda: train_rows(first.module, shared, personal, data, orders).tolist())
+    if isinstance(losses, Exception):
+        return results | dict.fromkeys(networks, losses)
+    seconds = (time.perf_counter() - start) / len(networks)
+    for row, (index, network) in enumerate(networks.items()):
+        worker, order = tasks[index]
+        network.shared.load(shared.values[row])
+        network.personal.load(personal.values[row])
+        if personal.momentum is not None:
+            network.personal.momentum = personal.momentum[row].clone()
+        results[index] = attempt(worker.conclude, order, network, losses[row], seconds)
+    return results
+
+
+def attempt(function: Callable[..., T], *arguments: object) -> T | Exception:
+    """Return what a function returns, or the exception that it raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error
