@@ -8,7 +8,6 @@ results are those of training one after the other, up to the order in which floa
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from math import prod
 from typing import TypeVar
 
@@ -42,25 +41,26 @@ def train_rows(
         module: the architecture; its own parameters are neither read nor written.
         shared: `(C, P)`, what the server sent; each row's gradient is clipped to `clip` of the orders.
         personal: `(C, Q)`, what stays on the clients, with its momentum; not clipped. Either may be empty.
-        data: each client's training examples, all on one device, with equal sizes of batches.
+        data: each client's training examples, all on one device.
         orders: each client's; they differ in their seeds only.
     """
     parts = [part for part in (shared, personal) if part.layout.numel]
     labels = torch.cat([each.labels for each in data])
     inputs = torch.cat([each.inputs for each in data])  # copied once, so that a step gathers its batches in one go
-    batches = _draw_rows(data, orders).to(labels.device)  # (steps, C, B)
+    batches, shares = (drawn.to(labels.device) for drawn in _draw_rows(data, orders))
     order, total = orders[0], torch.zeros(len(orders), device=labels.device)
 
-    def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
+    def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         parameters: dict[str, Tensor] = {}
         for part, vector in zip(parts, vectors, strict=True):
             parameters |= part.layout.views(vector)
-        return F.cross_entropy(functional_call(module, parameters, (x,)), y)
+        return F.cross_entropy(functional_call(module, parameters, (x,)), y, reduction="none") @ share
 
     gradients_and_losses = vmap(grad_and_value(loss))
     module.train()
     for batch in batches:
-        gradients, losses = gradients_and_losses(tuple(part.values for part in parts), inputs[batch], labels[batch])
+        values = tuple(part.values for part in parts)
+        gradients, losses = gradients_and_losses(values, inputs[batch], labels[batch], shares)
         for part, gradient in zip(parts, gradients, strict=True):
             part.gradient = gradient
         if shared.layout.numel:
@@ -71,20 +71,28 @@ def train_rows(
     return total / order.steps
 
 
-def _draw_rows(data: Sequence[Examples], orders: Sequence[TrainOrder]) -> Tensor:
-    """Return the batches `(steps, C, B)` that each client draws alone, as indices into all clients' data in a row."""
-    starts = accumulate((len(each) for each in data[:-1]), initial=0)
-    rows = [
-        start + draw_batches(len(each), order.batch_size, order.steps, order.seed)
-        for start, each, order in zip(starts, data, orders, strict=True)
-    ]
-    return torch.stack(rows, dim=1)
+def _draw_rows(data: Sequence[Examples], orders: Sequence[TrainOrder]) -> tuple[Tensor, Tensor]:
+    """Return the batches that each client draws alone, and the share of each example in the mean loss.
+
+    Shape:
+        batches `(steps, C, B)`, indices into the data of all clients in a row; shares `(C, B)`. Where a client has less
+        than `B` examples, the first of its batch stands in for the others, with a share of zero.
+    """
+    size = max(min(order.batch_size, len(each)) for each, order in zip(data, orders, strict=True))
+    shares = data[0].inputs.new_zeros(len(data), size, device="cpu")
+    rows, start = [], 0
+    for share, each, order in zip(shares, data, orders, strict=True):
+        batches = start + draw_batches(len(each), order.batch_size, order.steps, order.seed)
+        share[: batches.shape[1]] = 1 / batches.shape[1]
+        rows.append(torch.cat([batches, batches[:, :1].expand(-1, size - batches.shape[1])], dim=1))
+        start += len(each)
+    return torch.stack(rows, dim=1), shares
 
 
 def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
     """Return for each task what `worker.train(order)` returns or raises.
 
-    Clients of one architecture, with equal orders and sizes of batches, train at once; who is alone trains as always.
+    Clients of one architecture and with equal orders train at once; who is alone in this trains as always.
     """
     results: Results = {}
     for chunk in _chunks(tasks):
@@ -103,11 +111,12 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
     for index, (worker, order) in enumerate(tasks):
         turns[worker] = turns.get(worker, 0) + 1  # a second order to the same client builds on what the first left
         about = (worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
-        kind = (about, min(order.batch_size, len(worker.train_data)), replace(order, weights=None))
-        groups.setdefault((turns[worker], kind), []).append(index)
+        groups.setdefault((turns[worker], (about, replace(order, weights=None))), []).append(index)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0]):
-        worker, order = tasks[group[0]]
-        floats = min(order.batch_size, len(worker.train_data)) * prod(worker.input_shape)
+        floats = max(
+            min(order.batch_size, len(worker.train_data)) * prod(worker.input_shape)
+            for worker, order in (tasks[index] for index in group)
+        )
         most = max(1, INPUTS_AT_ONCE // max(1, floats))
         yield from (group[start : start + most] for start in range(0, len(group), most))
 
