@@ -514,6 +514,28 @@ def test_more_local_clients_than_clients_are_refused(refused: Callable[..., str]
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flag", ["--vectorise", "--no-vectorise"])
+def test_real_clients_cannot_train_at_once(refused: Callable[..., str], tmp_path: Path, flag: str) -> None:
+    message = refused("--insecure", flag, engine="grpc")
+    assert message == "--vectorise: expected with --engine inline, whose clients share a process"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], None), (["--vectorise"], True), (["--no-vectorise"], False)])
+def test_the_engine_is_told_whether_to_train_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], expected: bool | None
+) -> None:
+    told: list[bool | None] = []
+
+    def noted(config: RunConfig, folder: Path, vectorise: bool | None) -> InlineGrid:
+        told.append(vectorise)
+        return inline_grid(config, folder, vectorise)
+
+    monkeypatch.setattr(engine, "inline_grid", noted)
+    assert execute(tmp_path / "run", *LOCAL, "--engine", "inline", *flags).code == 0
+    assert told == [expected]
+
+
 def test_ctrl_c_ends_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
