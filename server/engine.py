@@ -42,7 +42,7 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
         config: the run.
         folder: the run's.
         vectorise: train the clients of a cohort at once; by default on a CUDA device, which one small network after
-            the other leaves idle. A CPU is faster at it for small MLPs only (`benchmarks/vectorised.py`).
+            the other leaves idle. On a CPU it helps an MLP and slows a LeNet down (`benchmarks/vectorised.py`).
 
     Raises:
         DataError: the data set is not there, or cannot be split like this.
@@ -50,7 +50,7 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
     # Data that are not there are told now, not by ten refusals.
-    workers = [worker_for(ClientSettings.from_node_config(each)) for each in configs]
+    devices = {worker_for(ClientSettings.from_node_config(each)).device.type for each in configs}
     if vectorise is None:
-        vectorise = any(worker.device.type == "cuda" for worker in workers)
+        vectorise = "cuda" in devices
     return InlineGrid(app, configs, train_all if vectorise else None)
