@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import end_to_end, local_sgd, memory, round_overhead, server_step, vectorised, wire_bytes
+from benchmarks import end_to_end, local_sgd, memory, round_overhead, scale, server_step, vectorised, wire_bytes
 from benchmarks.measure import Comparison, Run, machine
 
 PROGRAMS: dict[str, Run] = {
@@ -20,6 +20,7 @@ PROGRAMS: dict[str, Run] = {
     "vectorised": vectorised.run,
     "wire_bytes": wire_bytes.run,
     "memory": memory.run,
+    "scale": scale.run,
 }
 OUT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

@@ -6,8 +6,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.vectorised import attempt, train_together
+from hyperbloom.client.vectorised import train_together
 from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.common.attempt import attempt
 from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, TrainOrder
 
 __all__ = ["app", "train_all"]

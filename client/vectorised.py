@@ -7,18 +7,19 @@ torch lets cuDNN use for convolutions unless `torch.backends.cudnn.allow_tf32` i
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import Flat, draw_batches
 from hyperbloom.client.worker import Worker
+from hyperbloom.common.attempt import attempt
 from hyperbloom.common.data import Examples
 from hyperbloom.common.messages import TrainOrder, TrainResult
 
@@ -30,7 +31,6 @@ whose step takes the paper's LeNet 1.7 GB (measured on a CPU)."""
 
 Task = tuple[Worker, TrainOrder]
 Results = dict[int, TrainResult | Exception]
-T = TypeVar("T")
 
 
 def train_rows(
@@ -108,11 +108,12 @@ def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
 def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
     """Yield the indices of tasks that can train at once, not more of them than memory allows."""
     groups: dict[tuple[int, Hashable], list[int]] = {}
-    turns: dict[Worker, int] = {}
+    turns: dict[ClientSettings, int] = {}
     for index, (worker, order) in enumerate(tasks):
-        turns[worker] = turns.get(worker, 0) + 1  # a second order to the same client builds on what the first left
+        # A second order to the same client builds on what the first left.
+        turn = turns[worker.settings] = turns.get(worker.settings, 0) + 1
         about = (worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
-        groups.setdefault((turns[worker], (about, replace(order, weights=None))), []).append(index)
+        groups.setdefault((turn, (about, replace(order, weights=None))), []).append(index)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0]):
         floats = max(
             min(order.batch_size, len(worker.train_data)) * prod(worker.input_shape)
@@ -123,9 +124,10 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
 
 
 def _train_chunk(tasks: Mapping[int, Task]) -> Results:
+    """Train clients of one network: it serves them in turn for what comes before and after the training."""
     start = time.perf_counter()
     results: Results = {}
-    networks, orders, data = {}, [], []
+    there, orders, data = [], [], []
     vectors: list[tuple[Tensor, Tensor]] = []
     momenta: list[Tensor | None] = []
     for index, (worker, order) in tasks.items():
@@ -133,27 +135,28 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
         if isinstance(prepared, Exception):
             results[index] = prepared
             continue
-        networks[index], own = prepared
+        network, own = prepared
+        there.append(index)
         orders.append(own)
         data.append(worker.train_data)
-        vectors.append((networks[index].shared.values.clone(), networks[index].personal.values.clone()))
-        momenta.append(networks[index].personal.momentum)
-    if not networks:
+        # The next one's weights take their place; a momentum is another tensor for each.
+        vectors.append((network.shared.values.clone(), network.personal.values.clone()))
+        momenta.append(network.personal.momentum)
+    if not there:
         return results
-    first = next(iter(networks.values()))
     shared, personal = (
         Flat(part.layout, torch.stack(rows))
-        for part, rows in zip((first.shared, first.personal), zip(*vectors, strict=True), strict=True)
+        for part, rows in zip((network.shared, network.personal), zip(*vectors, strict=True), strict=True)
     )
     if any(momentum is not None for momentum in momenta):
         # Zeros are the same as none.
-        none = torch.zeros_like(first.personal.values)
+        none = torch.zeros_like(network.personal.values)
         personal.momentum = torch.stack([none if momentum is None else momentum for momentum in momenta])
-    losses = attempt(lambda: train_rows(first.module, shared, personal, data, orders).tolist())
+    losses = attempt(lambda: train_rows(network.module, shared, personal, data, orders).tolist())
     if isinstance(losses, Exception):
-        return results | dict.fromkeys(networks, losses)
-    seconds = (time.perf_counter() - start) / len(networks)
-    for row, (index, network) in enumerate(networks.items()):
+        return results | dict.fromkeys(there, losses)
+    seconds = (time.perf_counter() - start) / len(there)
+    for row, index in enumerate(there):
         worker, order = tasks[index]
         network.shared.load(shared.values[row])
         network.personal.load(personal.values[row])
@@ -161,11 +164,3 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
             network.personal.momentum = personal.momentum[row].clone()
         results[index] = attempt(worker.conclude, order, network, losses[row], seconds)
     return results
-
-
-def attempt(function: Callable[..., T], *arguments: object) -> T | Exception:
-    """Return what a function returns, or the exception that it raises."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        return error

@@ -80,7 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any key; may be repeated")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
     machines = parser.add_argument_group("machines")
-    machines.add_argument("--engine", choices=["grpc", "inline"], default="grpc", help="real clients, or virtual ones")
+    machines.add_argument(
+        "--engine",
+        choices=["grpc", "inline", "ray"],
+        default="grpc",
+        help="real clients, or virtual ones in this process or in Flower's simulation (default: %(default)s)",
+    )
     machines.add_argument(
         "--vectorise",
         action=argparse.BooleanOptionalAction,
@@ -174,7 +179,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     config = _config(args)
     security = _security(args) if args.engine == "grpc" else _Security()
     if args.vectorise is not None and args.engine != "inline":
-        raise ConfigError("--vectorise: expected with --engine inline, whose clients share a process")
+        raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {args.engine}")
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
     from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.session import Session, check_run
@@ -182,7 +187,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
-    check_run(config, uses_data_section=bool(args.local_clients) or args.engine == "inline")
+    check_run(config, uses_data_section=bool(args.local_clients) or args.engine != "grpc")
+    if args.engine == "ray":
+        from hyperbloom.server.simulation import check_ray
+
+        check_ray()
     if args.engine == "grpc" and args.port:
         _check_port(args.host, args.port)
     folder = new_run_folder(args.run_dir, config.strategy)
@@ -215,6 +224,13 @@ def _grid(
         from hyperbloom.server.engine import inline_grid
 
         yield inline_grid(config, folder, args.vectorise), lambda: None
+        return
+    if args.engine == "ray":
+        from hyperbloom.server.engine import virtual_clients
+        from hyperbloom.server.simulation import simulation_grid
+
+        with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
+            yield simulated
         return
     from hyperbloom.server.local_clients import local_clients, printed_line
     from hyperbloom.server.superlink import Tls, free_port, superlink

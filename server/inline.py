@@ -14,9 +14,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from hyperbloom.common.attempt import attempt
 from hyperbloom.common.messages import TrainOrder
 
-__all__ = ["InlineGrid"]
+__all__ = ["InlineGrid", "answer"]
 
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
@@ -86,23 +87,17 @@ class InlineGrid(Grid):
         for kind, group in groupby(asked, key=lambda message: message.metadata.message_type):
             tasks = [(message, self._contexts[message.metadata.dst_node_id]) for message in group]
             together = self.train_all if kind == TrainOrder.type else None
-            outcomes = together(tasks) if together else [self._call(*task) for task in tasks]
-            replies += [_reply(outcome, message) for outcome, (message, _) in zip(outcomes, tasks, strict=True)]
+            outcomes = together(tasks) if together else [attempt(self.app, *task) for task in tasks]
+            replies += [answer(outcome, message) for outcome, (message, _) in zip(outcomes, tasks, strict=True)]
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _call(self, message: Message, context: Context) -> Message | Exception:
-        try:
-            return self.app(message, context)
-        except Exception as error:
-            return error
 
-
-def _reply(outcome: Message | Exception, message: Message) -> Message:
-    """Return a client's answer, or what its exception becomes on its way over the network."""
+def answer(outcome: Message | Exception, message: Message) -> Message:
+    """Return what a client answers to a message; an exception becomes what it would over the network."""
     if isinstance(outcome, Message):
         return outcome
     reason = f"{type(outcome).__name__}: {outcome}"

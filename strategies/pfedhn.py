@@ -12,6 +12,7 @@ Departures: a round may serve a cohort (`options.update` says how the replies ar
 paper's setting). Secure aggregation is impossible: the server needs each client's own delta.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
@@ -30,6 +31,9 @@ from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrateg
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
+
+OVERLAP = 32
+"""Replies that asynchronous mode remembers, each of the target network's size: the latest have most in common."""
 
 
 class PFedHNOptions(Section):
@@ -65,6 +69,7 @@ class PFedHN(PersonalisedStrategy):
     learner: HypernetworkLearner
     _initial_dim = 0  # dimension of the embeddings of the run to start from
     _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
+    asynchronous: ClassVar[bool] = True
 
     def check_config(self) -> None:
         """A hypernetwork can be frozen only if it comes from somewhere; a given descriptor has nothing to learn."""
@@ -103,6 +108,7 @@ class PFedHN(PersonalisedStrategy):
             sparse=options.embeddings == "sparse",
             freeze=options.freeze,
         )
+        self._applied: deque[Reply] = deque(maxlen=OVERLAP)
 
     def check_newcomer(self, about: Introduction) -> None:
         """Also demand the class shares where they are the descriptor."""
@@ -116,8 +122,8 @@ class PFedHN(PersonalisedStrategy):
         self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 
     def trainable(self) -> list[Client]:
-        """All live clients; with a frozen hypernetwork only those that it never saw."""
-        return [client for client in self.roster.live if client.row >= self._known_rows]
+        """All idle clients; with a frozen hypernetwork only those that it never saw."""
+        return [client for client in self.roster.idle if client.row >= self._known_rows]
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """theta_i = h(v_i; phi), one forward pass for all clients of a size."""
@@ -131,6 +137,13 @@ class PFedHN(PersonalisedStrategy):
         """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
         replies = [Reply(u.client.row, u.client.about.size, *_known(u)) for u in updates]
         self.learner.update(replies, self.options.update)
+
+    def apply(self, update: ClientUpdate, staleness: int) -> None:
+        """One step for one reply, corrected by those that were applied while its client trained."""
+        reply = Reply(update.client.row, update.client.about.size, *_known(update))
+        overlap = min(staleness, len(self._applied))
+        self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
+        self._applied.append(reply)
 
     def state(self) -> dict[str, Tensor]:
         """Hypernetwork, embeddings and the optimiser's momentum."""

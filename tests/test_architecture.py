@@ -21,9 +21,9 @@ PACKAGES = ("client", "common", "server", "strategies")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Flower's public packages; everything else of it may change between two releases.
-PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
-PURE_TORCH = {f"client/{name}.py" for name in ("training", "vectorised", "state", "settings", "worker")}
+PURE_TORCH = {f"client/{name}.py" for name in ("training", "vectorised", "feedback", "state", "settings", "worker")}
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
+from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable, append_row
 from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
 
 __all__ = ["HypernetworkLearner", "Reply", "UpdateRule"]
@@ -83,7 +83,7 @@ class HypernetworkLearner:
         state = self.optimizer.state[self.table.weight]
         if state.get("momentum_buffer") is not None:
             buffer = state["momentum_buffer"]
-            state["momentum_buffer"] = torch.cat([buffer, buffer.new_zeros(1, buffer.shape[1])])
+            state["momentum_buffer"] = append_row(buffer, buffer.new_zeros(buffer.shape[1]))
 
     @torch.no_grad()
     def generate(self, rows: Sequence[int], size: str) -> Tensor:
@@ -116,6 +116,19 @@ class HypernetworkLearner:
                 self._backward([reply.row], reply.size, -reply.delta[None], trained)
                 self._step([reply.row])
 
+    def update_asynchronously(self, reply: Reply, overlap: Sequence[Reply]) -> None:
+        """Learn from one reply that took its time: `overlap` was learned from since its order was written.
+
+        The replies of clients that trained at the same time have much in common, and the step on each assumes that
+        the others were not there. So the reply and its overlap are taken for a cohort: of `(I + eta K)^-1 delta` as in
+        `_proximal`, the row of this reply is applied, with the paper's rate and momentum; the others had theirs.
+        Without overlap it is the paper's step.
+        """
+        cohort = [*(other for other in overlap if other.size == reply.size), reply]
+        delta = self._share_out(cohort)[-1:] if len(cohort) > 1 else reply.delta[None]
+        self._backward([reply.row], reply.size, -delta)
+        self._step([reply.row])
+
     def _proximal(self, replies: Sequence[Reply]) -> None:
         """Take one step for `C > 1` replies that is worth `C` steps of one.
 
@@ -126,18 +139,25 @@ class HypernetworkLearner:
         that it replaces, momentum decays to `m^C` and moves `lr (1 - m^C) / (1 - m)` of a gradient.
         """
         count = len(replies)
-        momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
         for size, group in _by_size(replies):
-            rows = [reply.row for reply in group]
-            deltas = torch.stack([reply.delta for reply in group])  # (C, P)
-            with torch.no_grad():
-                gram = self.hypernetwork.gram(self.table(torch.tensor(rows, device=deltas.device)))  # (C, C)
-            system = torch.eye(len(rows)).to(gram) + rate / (1 - momentum) * gram
-            self._backward(rows, size, -torch.linalg.solve(system, deltas))
+            self._backward([reply.row for reply in group], size, -self._share_out(group))
         for name, parameter in self.hypernetwork.named_parameters():
             if name.startswith("trunk.") and parameter.grad is not None:
                 parameter.grad.mul_(min(1.0, TRUNK_LIMIT / count))
         self._step([reply.row for reply in replies], count)
+
+    @torch.no_grad()
+    def _share_out(self, replies: Sequence[Reply]) -> Tensor:
+        """Return `(I + eta K)^-1 delta` `(C, P)` for replies of one size: what they have in common, shared out."""
+        momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
+        deltas = torch.stack([reply.delta for reply in replies])  # (C, P)
+        rows = torch.tensor([reply.row for reply in replies], device=deltas.device)
+        gram = self.hypernetwork.gram(self.table(rows))  # (C, C)
+        system = torch.eye(len(rows)).to(gram) + rate / (1 - momentum) * gram
+        # The inverse of a few rows, not a solve for as many right-hand sides as the network has weights: six times
+        # faster for 50 LeNets. The eigenvalues are 1 or more, so it is as exact.
+        shared_out: Tensor = torch.linalg.inv(system) @ deltas
+        return shared_out
 
     def _forward(self, rows: Sequence[int], size: str) -> Tensor:
         index = torch.tensor(rows, device=self.table.weight.device)

@@ -15,6 +15,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import Flat, FlatPart, train
 from hyperbloom.client.vectorised import train_rows, train_together
 from hyperbloom.client.worker import Worker
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
@@ -22,7 +23,7 @@ from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
 from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout
 
 from .conftest import SHARE
-from .test_worker import train_order
+from .test_worker import evaluate_order, train_order
 
 SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)}
 LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
@@ -263,6 +264,16 @@ def test_two_orders_to_one_client_are_taken_one_after_the_other(workers: Workers
     assert groups == [2, 2, 2, 2]
 
 
+def test_a_client_that_was_loaded_twice_is_still_one(workers: Workers, groups: list[int]) -> None:
+    (client,), (again,) = workers("one", "M"), workers("one", "M")
+    orders = 2 * orders_for([client], "all")
+    at_once([client, again], orders)
+    assert groups == []
+    (other,) = workers("other", "M")
+    one_by_one([other, other], orders)
+    assert torch.equal(personal_files([client])[0]["values"], personal_files([other])[0]["values"])
+
+
 def test_who_refuses_or_diverges_leaves_the_others_alone(workers: Workers, groups: list[int]) -> None:
     ones, others = workers("one", "MMMMM"), workers("other", "MMMMM")
     one_by_one(ones, orders_for(ones, "head"))
@@ -286,6 +297,62 @@ def test_who_refuses_or_diverges_leaves_the_others_alone(workers: Workers, group
     orders = orders_for(ones, "head", round=3)
     for outcome, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert_close(outcome, want)  # and they go on from where they were
+
+
+def test_who_diverges_leaves_nothing_in_the_network_that_all_share(workers: Workers, groups: list[int]) -> None:
+    ones, others = workers("one", "MM"), workers("other", "MM")
+    orders = orders_for(ones, "head")
+    layout = split(ModelSpec("mlp", "M", (1, 8, 8), 10), "head")[0]
+    orders[1] = replace(orders[1], weights=Weights(layout, torch.full((layout.numel,), 1e30)))
+    first, second = at_once(others, orders)
+    assert groups == [2] and isinstance(second, HyperbloomError)
+    score = evaluate_order("head", weights=orders[0].weights)
+    got = others[0].evaluate(score)  # next in the network
+    assert_close(first, ones[0].train(orders[0]))
+    want = ones[0].evaluate(score)
+    assert got.val_loss == pytest.approx(want.val_loss, rel=1e-4)
+
+
+# Rounding may take an entry over the edge between two levels, or out of the k largest; the next replies make up for it.
+FLIPPED = 2e-3
+
+
+def assert_nearly_all_close(got: Tensor, want: Tensor) -> None:
+    """Demand equality up to the rounding of float32, but for a share `FLIPPED` of the entries."""
+    assert got.shape == want.shape
+    different = ~torch.isclose(got, want, rtol=1e-4, atol=1e-6)
+    assert float(different.double().mean()) <= FLIPPED
+
+
+@pytest.mark.parametrize(("private", "reply"), [("none", "delta"), ("none", "weights"), ("head", "delta")])
+@pytest.mark.parametrize("name", ["int8", "top-k:0.1", "top-k:0.1+fp16"])
+def test_compressed_replies_and_what_is_owed_are_those_of_one_by_one(
+    workers: Workers, groups: list[int], name: str, private: str, reply: str
+) -> None:
+    ones, others = workers("one", "MMSMS"), workers("other", "MMSMS")
+    codec = Codec.parse(name)
+    assert codec is not None
+    for number in range(3):
+        orders = orders_for(ones, private, reply=reply, round=number, compression=name)
+        wanted = one_by_one(ones, orders)
+        for worker, other, order, want, got in zip(ones, others, orders, wanted, at_once(others, orders), strict=True):
+            assert isinstance(got, TrainResult) and order.weights is not None
+            assert got.weights is None and got.encoded is not None and want.encoded is not None
+            layout = order.weights.layout
+            sent = codec.decode(want.encoded, layout)
+            assert float((sent != 0).double().mean()) > 20 * FLIPPED
+            assert_nearly_all_close(codec.decode(got.encoded, layout), sent)
+            owed, expected = (each.state.load_residual("run-1", layout) for each in (other, worker))
+            assert owed is not None and expected is not None and bool(expected.any())
+            assert_nearly_all_close(owed, expected)
+    assert groups == [3, 2] * 3
+
+
+def test_a_codec_that_there_is_not_is_refused_before_the_others_train(workers: Workers, groups: list[int]) -> None:
+    clients = workers("one", "MM")
+    for outcome in at_once(clients, orders_for(clients, compression="zip")):
+        assert isinstance(outcome, WireError) and "found 'zip'" in str(outcome)
+    assert groups == []
 
 
 def test_a_failure_of_all_is_each_ones_own(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from hyperbloom.client.app import train_all
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.messages import Greeting, Introduction, TrainOrder, TrainResult
 from hyperbloom.server import engine
+from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid
@@ -46,20 +47,30 @@ def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Ten
     federation.gather(strategy, config.clients, 10.0)
     roster.sort(0)
     federation.begin(strategy, 0)
-    selection = run_rounds(strategy, federation, config, [])
+    loop = run_asynchronously if config.asynchronous else run_rounds
+    selection = loop(strategy, federation, config, [])
     assert not strategy.round.refused
     losses = {name: result.loss for name, result in strategy.round.results.items()}
     return strategy.state(), [losses, dict(selection.metrics)]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sizes"),
-    [("pfedhn", "M"), ("pfedhn", "SML"), ("pfedhn-pc", "SM"), ("fedavg", "M"), ("local", "S")],
+    ("strategy", "sizes", "changes"),
+    [
+        ("pfedhn", "M", {}),
+        ("pfedhn", "SML", {}),
+        ("pfedhn-pc", "SM", {}),
+        ("fedavg", "M", {}),
+        ("local", "S", {}),
+        ("pfedhn-pc", "SM", {"compression": "fp16"}),
+        ("fedavg", "M", {"compression": "fp16"}),
+        ("pfedhn", "M", {"asynchronous": True}),
+    ],
 )
 def test_a_run_that_trains_at_once_equals_one_that_does_not(
-    tmp_path: Path, groups: list[int], strategy: str, sizes: str
+    tmp_path: Path, groups: list[int], strategy: str, sizes: str, changes: dict[str, Any]
 ) -> None:
-    """Up to the rounding of float32, of which four rounds make no more than 1e-5."""
+    """Up to the rounding of float32, of which four rounds make no more than 1e-5, and to a last bit in 16."""
     config = RunConfig(
         strategy=strategy,
         sizes=tuple(sizes),
@@ -69,6 +80,7 @@ def test_a_run_that_trains_at_once_equals_one_that_does_not(
         eval_every=2,
         local=LocalConfig(steps=5, batch_size=16, learning_rate=0.05, clip=1.0),
         options={"hidden_dim": 16} if strategy.startswith("pfedhn") else {},
+        **changes,
     )
     wanted, figures = run(config, tmp_path / "one", False)
     assert groups == []
@@ -80,11 +92,13 @@ def test_a_run_that_trains_at_once_equals_one_that_does_not(
     for one, other in zip(found, figures, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.safetensors"))
-    assert bool(files) == (strategy in ("pfedhn-pc", "local"))
+    assert any(path.parent.name == "personal" for path in files) == (strategy in ("pfedhn-pc", "local"))
+    assert any(path.name == "residual.safetensors" for path in files) == ("compression" in changes)
+    tolerance = 3e-5 if changes else 1e-5
     for path in files:
         one_file, other_file = (load_file(tmp_path / way / path) for way in ("one", "other"))
         for name in one_file:
-            torch.testing.assert_close(other_file[name], one_file[name], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(other_file[name], one_file[name], rtol=1e-5, atol=tolerance)
 
 
 # ---------------------------------------------------------------------- the grid
