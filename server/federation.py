@@ -163,18 +163,20 @@ class Federation:
 
     # ------------------------------------------------------------------ orders and replies
 
-    def exchange(self, orders: list[Message], timeout_s: float) -> Iterator[Message]:
-        """Send orders and yield the replies as they come.
+    def exchange(self, orders: Iterable[list[Message]], timeout_s: float) -> Iterator[Message]:
+        """Send orders, one list after the other, and yield the replies as they come; none is kept here.
 
         Ends when all have answered, when those who have not are gone, or after `timeout_s` seconds; what comes later
         is counted and dropped, and its client is asked again only then. Newcomers are greeted meanwhile.
         """
-        self.send(orders)
+        for some in orders:
+            self.send(some)
         deadline, delay = time.monotonic() + timeout_s, FASTEST_POLL_S
         while self._open and time.monotonic() < deadline:
             replies = self.poll()
-            yield from replies
             delay = FASTEST_POLL_S if replies else delay
+            while replies:
+                yield replies.pop(0)
             if self._open:
                 time.sleep(delay)
                 delay = min(1.5 * delay, SLOWEST_POLL_S)

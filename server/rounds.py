@@ -1,22 +1,21 @@
 """The round loop: order, exchange, aggregate, evaluate, select. Our own: Flower's has no hook around a round."""
 
 import time
-from collections.abc import Sequence
-
-from flwr.app import ArrayRecord, ConfigRecord
+from collections.abc import Iterator, Sequence
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
 
 __all__ = ["FRUITLESS_ROUNDS", "better", "give_up", "run_rounds"]
 
 FRUITLESS_ROUNDS = 10
 
-BYTES_AT_ONCE = 256 * 2**20
-"""Weights that an evaluation holds at a time; messages in flight hold them once or twice more."""
+BYTES_AT_ONCE = 128 * 2**20
+"""Weights that are written into messages at a time; a message holds them once or twice more until it is sent."""
 
 MOST_AT_ONCE = 1000
 """Clients that are evaluated at a time, however small their networks: a message is some kilobytes by itself."""
@@ -61,25 +60,31 @@ def run_rounds(
 
 def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> bool:
     """Return False if clients were asked and none of them answered usefully."""
-    orders = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), federation.grid)
+    cohort = strategy.begin_round(number)
+    orders = (strategy.train_orders(number, clients) for clients in _slices(strategy, cohort))
     strategy.aggregate_train(number, federation.exchange(orders, config.round_timeout_s))
-    return bool(strategy.round.results) or not orders
+    return bool(strategy.round.results) or not cohort
 
 
 def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
-    """Evaluate all who are there and idle, so many at once as memory allows: each has weights of its own."""
-    for client in strategy.roster.live:
-        if client.node_id in strategy.roster.busy:
+    """Evaluate all who are there and idle, slice by slice."""
+    roster = strategy.roster
+    for client in roster.live:
+        if client.node_id in roster.busy:
             strategy.round.refused[client.client_id] = "not evaluated: it still works on an earlier round"
-    rows = [client.row for client in strategy.roster.idle]
-    largest = max((4 * layout.numel for layout in strategy.layouts.values()), default=1)
-    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // largest))
-    for start in range(0, len(rows), at_once):
-        asked = set(rows[start : start + at_once])
+    for clients in _slices(strategy, roster.idle):
         # Looked up again: while the others were asked, some may have left or moved to another node.
-        clients = [client for client in strategy.roster.idle if client.row in asked]
-        orders = strategy.evaluation_orders(number, clients)
-        strategy.aggregate_evaluate(number, federation.exchange(orders, config.round_timeout_s))
+        asked = {client.row for client in clients}
+        orders = strategy.evaluation_orders(number, [client for client in roster.idle if client.row in asked])
+        strategy.aggregate_evaluate(number, federation.exchange([orders], config.round_timeout_s))
+
+
+def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
+    """Yield so many clients at a time as memory allows: each gets weights of its own."""
+    largest = max((4 * layout.numel for layout in strategy.layouts.values()), default=1)
+    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, largest)))
+    for start in range(0, len(clients), at_once):
+        yield clients[start : start + at_once]
 
 
 def better(best: Selection | None, number: int, evaluation: Evaluation | None) -> Selection | None:

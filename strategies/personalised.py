@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -46,7 +47,10 @@ class NoOptions(Section):
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A reply that was accepted: `sent` and `returned` are `(P,)`, or None where nothing travels."""
+    """A reply that was accepted: `sent` and `returned` are `(P,)`.
+
+    `sent` is None if the strategy does not keep it, `returned` where nothing travels.
+    """
 
     client: Client
     result: TrainResult
@@ -93,10 +97,10 @@ class Round:
 
 @dataclass(frozen=True)
 class _Order:
-    """A message to a client, and the weights `(P,)` that it carries, if any."""
+    """What a client was sent: weights of `dtype`, or none; `sent` is `(P,)` if the strategy keeps it."""
 
     client: Client
-    message: Message
+    dtype: torch.dtype | None
     sent: Tensor | None
 
 
@@ -115,6 +119,7 @@ class PersonalisedStrategy(Strategy):
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
+    keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
@@ -130,7 +135,7 @@ class PersonalisedStrategy(Strategy):
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
         self._orders: dict[str, _Order] = {}  # those not answered yet, by message id
         self._asked = 0  # clients that were ordered to train in this round
-        self._unsent: list[_Order] = []  # a message has no id before it is sent
+        self._unsent: list[tuple[Message, _Order]] = []  # a message has no id before it is sent
         if config.asynchronous and not self.asynchronous:
             raise ConfigError(f"asynchronous: {config.strategy} learns from whole rounds; set it to false")
         self.check_config()
@@ -227,10 +232,14 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Draw the cohort and write each member its order. `arrays` and `config` are not used: state stays here."""
+        return self.train_orders(server_round, self.begin_round(server_round))
+
+    def begin_round(self, server_round: int) -> list[Client]:
+        """Draw the cohort."""
         self.round = Round()
         cohort = self.roster.draw(server_round, self.config.cohort, self.trainable())
         self._asked = len(cohort)
-        return self.train_orders(server_round, cohort)
+        return cohort
 
     def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Order some clients to train."""
@@ -274,7 +283,7 @@ class PersonalisedStrategy(Strategy):
             return None
         try:
             result = self._unpack(reply, order, TrainResult)
-            return ClientUpdate(order.client, result, order.sent, self._returned(result, order.client, order.sent))
+            return ClientUpdate(order.client, result, order.sent, self._returned(result, order))
         except WireError as error:
             self.round.refused[order.client.client_id] = str(error)
             return None
@@ -347,16 +356,17 @@ class PersonalisedStrategy(Strategy):
     ) -> list[Message]:
         """Write one message per client and remember what it was sent."""
         rows = self.weights_for(clients) if clients else []
-        orders = []
+        messages = []
         for index, client in enumerate(clients):
             sent = None if rows is None else rows[index]
             weights = None if sent is None else Weights(self.layouts[client.about.size], sent)
             content = order(weights).pack()
             assert client.node_id is not None, "only live clients get orders"
-            message = Message(content, client.node_id, message_type, group_id=str(server_round))
-            orders.append(_Order(client, message, sent))
-        self._unsent += orders
-        return [each.message for each in orders]
+            messages.append(Message(content, client.node_id, message_type, group_id=str(server_round)))
+            keep = self.keeps_sent and message_type == TrainOrder.type
+            dtype = None if sent is None else sent.dtype
+            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None)))
+        return messages
 
     def _ordered(self, reply: Message) -> _Order | None:
         """Return the order that a reply answers, which then is answered; nothing in the reply can choose another."""
@@ -364,7 +374,11 @@ class PersonalisedStrategy(Strategy):
 
     def _expected(self) -> dict[str, _Order]:
         """Return the orders that wait for an answer, by message id; they must have been sent."""
-        self._orders |= {order.message.metadata.message_id: order for order in self._unsent}
+        for message, order in self._unsent:
+            if message_id := message.metadata.message_id:
+                self._orders[message_id] = order
+            else:
+                self.round.refused[order.client.client_id] = "its node cannot be reached"
         self._unsent = []
         return self._orders
 
@@ -385,22 +399,25 @@ class PersonalisedStrategy(Strategy):
             self.round.refused[order.client.client_id] = "no reply"
         self._orders = {}
 
-    def _returned(self, result: TrainResult, client: Client, sent: Tensor | None) -> Tensor | None:
-        if sent is None:
+    def _returned(self, result: TrainResult, order: _Order) -> Tensor | None:
+        if order.dtype is None:
             return None
-        layout = self.layouts[client.about.size]
-        weights = result.weights if self.codec is None else self._decoded(self.codec, result, layout, sent)
+        layout = self.layouts[order.client.about.size]
+        weights = result.weights if self.codec is None else self._decoded(self.codec, result, layout, order.sent)
         if weights is None:
             raise WireError("expected weights in the reply, found none")
-        weights.check(layout, sent.dtype)
+        weights.check(layout, order.dtype)
         norm = float(weights.values.double().norm())
         if norm > LARGEST_NORM:
             raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
         return weights.values
 
-    def _decoded(self, codec: Codec, result: TrainResult, layout: Layout, sent: Tensor) -> Weights:
+    def _decoded(self, codec: Codec, result: TrainResult, layout: Layout, sent: Tensor | None) -> Weights:
         """Return what an encoded change stands for: itself, or the weights that it makes of those sent."""
         if result.encoded is None:
             raise WireError(f"expected a change encoded as {codec.name}, found none")
         delta = codec.decode(result.encoded, layout)
-        return Weights(layout, sent + delta if self.reply == "weights" else delta)
+        if self.reply == "weights":
+            assert sent is not None, "who averages weights keeps what was sent"
+            delta = sent + delta
+        return Weights(layout, delta)

@@ -61,7 +61,7 @@ def play_round(strategy: str, answer: Answer, compression: str) -> Inline:
     config = digits_config(strategy=strategy, cohort=3, compression=compression, options=OPTIONS[strategy])
     federation = Inline(config, scripted_grid([introduction(name) for name in "abc"], answer)).join()
     orders = federation.strategy.configure_train(1, None, None, federation.grid)
-    federation.strategy.aggregate_train(1, list(federation.federation.exchange(orders, 10.0)))
+    federation.strategy.aggregate_train(1, list(federation.federation.exchange([orders], 10.0)))
     return federation
 
 
