@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import end_to_end, local_sgd, memory, round_overhead, scale, server_step, wire_bytes
+from benchmarks import end_to_end, local_sgd, memory, round_overhead, scale, server_step, vectorised, wire_bytes
 from benchmarks.measure import Comparison, Run, machine
 
 PROGRAMS: dict[str, Run] = {
@@ -17,6 +17,7 @@ PROGRAMS: dict[str, Run] = {
     "server_step": server_step.run,
     "local_sgd": local_sgd.run,
     "end_to_end": end_to_end.run,
+    "vectorised": vectorised.run,
     "wire_bytes": wire_bytes.run,
     "memory": memory.run,
     "scale": scale.run,

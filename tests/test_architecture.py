@@ -23,7 +23,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
-PURE_TORCH = {"client/training.py", "client/state.py", "client/settings.py", "client/worker.py", "client/feedback.py"}
+PURE_TORCH = {f"client/{name}.py" for name in ("training", "vectorised", "feedback", "state", "settings", "worker")}
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {
