@@ -3,6 +3,7 @@
 Works over any Flower grid through its public methods: `get_node_ids`, `push_messages`, `pull_messages`.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -188,6 +189,9 @@ class Federation:
         if orders:
             ids, now = self._push(orders), time.monotonic()
             self._open |= {i: (order.metadata.dst_node_id, now) for i, order in zip(ids, orders, strict=True) if i}
+            if not all(ids):  # a node has just gone: see which, or it is drawn again and again at once
+                self._visited = -math.inf
+                self._visit()
             self._note_busy()
 
     def poll(self) -> list[Message]:

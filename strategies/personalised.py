@@ -265,7 +265,8 @@ class PersonalisedStrategy(Strategy):
         self._close()
         asked = self._asked
         updates = sorted(accepted, key=lambda update: update.client.row)
-        if len(updates) < self.config.min_replies * asked:
+        # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
+        if asked and len(updates) / asked < self.config.min_replies:
             for update in updates:
                 self.round.refused[update.client.client_id] = f"dropped: only {len(updates)} of {asked} answered"
             updates = []
