@@ -184,13 +184,13 @@ def test_a_round_counts_if_the_fraction_of_those_asked_answered_in_time(
 ) -> None:
     run = everyone(crew(clients=4, cohort=4, rounds=1, round_timeout_s=1.0, min_replies=share, **HYPERNETWORK), *"abc")
     run.join(5, "d", train=math.inf)
-    configure, before = run.strategy.configure_train, {}
+    begin, before = run.strategy.begin_round, {}
 
     def remember(*args: Any) -> Any:
         before.update(run.state())
-        return configure(*args)
+        return begin(*args)
 
-    run.strategy.configure_train = remember
+    run.strategy.begin_round = remember
     run.run()
     (report,) = run.told.reports
     if counts:
