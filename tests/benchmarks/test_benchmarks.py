@@ -23,7 +23,7 @@ from benchmarks import (
     wire_bytes,
 )
 from benchmarks.measure import Comparison, alternate
-from benchmarks.textbook import TextbookHypernetwork, TextbookServer
+from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
@@ -85,7 +85,8 @@ def test_both_local_loops_train_the_same_weights() -> None:
     data = local_sgd.random_images(20)
     torch.manual_seed(0)
     initial = {name: p.detach().clone() for name, p in build(local_sgd.SPEC).named_parameters()}
-    one, other = local_sgd.ours(data, initial, TINY)(), local_sgd.bare(data, initial, TINY)()
+    one = local_sgd.ours(data.to("cpu"), initial, TINY)()
+    other = local_sgd.bare(data, initial, TINY, TextbookLeNet())()
     assert one.numel() == federation.LENET_FLOATS
     torch.testing.assert_close(one, other)
     assert not torch.equal(one, Layout.of(build(local_sgd.SPEC)).flatten(initial))
