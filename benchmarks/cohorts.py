@@ -16,6 +16,7 @@ import argparse
 import heapq
 import json
 import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -126,8 +127,8 @@ class Study:
         return 100 * correct / total
 
 
-def study(args: argparse.Namespace) -> dict[str, Any]:
-    """Run one rule and return its curve: `client_steps`, `seconds` and `accuracy` are lists of equal length."""
+def prepare(args: argparse.Namespace) -> Study:
+    """Load the clients' data and make the server."""
     torch.set_num_threads(1)
     specs = [
         DataSpec(args.data, args.root, partition=index, partitions=args.clients, seed=args.seed)
@@ -135,7 +136,12 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     ]
     clients = [load_client_data(spec) for spec in specs]
     clients = [replace(c, train=c.train.to("cpu"), test=c.test.to("cpu")) for c in clients]
-    made = Study(clients, "mlp" if args.data == "mnist" else "auto", args.seed)
+    return Study(clients, "mlp" if args.data == "mnist" else "auto", args.seed)
+
+
+def study(args: argparse.Namespace) -> dict[str, Any]:
+    """Run one rule and return its curve: `client_steps`, `seconds` and `accuracy` are lists of equal length."""
+    made = prepare(args)
     if args.load:
         made.learner.load(load_file(args.load))
     seconds, curve = 0.0, {"client_steps": [0.0], "seconds": [0.0], "accuracy": [made.accuracy()]}
@@ -157,6 +163,19 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     args.rule = f"asynchronous, {args.asynchronous}" if args.asynchronous else args.rule
     words = ("data", "clients", "rule", "cohort", "seed")
     return {key: getattr(args, key) for key in words} | {"late": bool(args.load)} | curve
+
+
+def retime(args: argparse.Namespace) -> None:
+    """Write the seconds of all curves anew, rounds times what a round takes now: they may be a busy machine's."""
+    results = [json.loads(line) for line in args.results.read_text().splitlines()]
+    made, each = prepare(args), {}
+    for cohort, rule in sorted({(result["cohort"], result["rule"]) for result in results}):
+        each[cohort, rule] = statistics.median(made.round(number, cohort, rule) for number in range(5))
+        print(f"{rule}, C = {cohort}: {each[cohort, rule]:.3f} s a round", flush=True)
+    for result in results:
+        seconds = each[result["cohort"], result["rule"]] / result["cohort"]
+        result["seconds"] = [round(steps * seconds, 2) for steps in result["client_steps"]]
+    args.results.write_text("".join(json.dumps(result) + "\n" for result in results))
 
 
 def row(result: dict[str, Any]) -> str:
@@ -218,7 +237,11 @@ def main() -> None:
     parser.add_argument("--load", type=Path, help="start from a state that --save kept: the late phase")
     parser.add_argument("--results", type=Path, default=Path("docs/cohorts.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the results instead of adding to them")
+    parser.add_argument("--retime", action="store_true", help="write the seconds of all results anew")
     args = parser.parse_args()
+    if args.retime:
+        retime(args)
+        return
     if args.figure:
         results = [json.loads(line) for line in args.results.read_text().splitlines()]
         print("\n".join(row(result) for result in results))
