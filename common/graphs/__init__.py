@@ -1,0 +1,7 @@
+"""Computation graphs of networks, and the hypernetwork that reads them: on the client as on the server."""
+
+from hyperbloom.common.graphs.graph import Graph, Node
+from hyperbloom.common.graphs.layer import LayerType
+from hyperbloom.common.graphs.trace import trace
+
+__all__ = ["Graph", "LayerType", "Node", "trace"]
