@@ -28,12 +28,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "attention": ("scaleddotproductattention",),
     "concat": ("cat", "concat", "concatenate", "stack"),
     "mean": ("mean", "sum", "amax", "amin"),
-    "permute": ("permute", "transpose", "movedim", "swapaxes", "flip", "roll", "pixelshuffle", "pixelunshuffle")
-    + ("channelshuffle",),
+    "permute": ("permute", "transpose", "movedim", "swapaxes", "pixelshuffle", "pixelunshuffle", "channelshuffle"),
     "split": ("chunk", "split", "tensorsplit", "unbind", "narrow", "select", "getitem"),
     "upsample": ("interpolate", "upsample", "upsamplingnearest2d", "upsamplingbilinear2d"),
-    "pad": ("pad", "zeropad1d", "zeropad2d", "zeropad3d", "constantpad1d", "constantpad2d", "reflectionpad1d")
-    + ("reflectionpad2d", "replicationpad1d", "replicationpad2d"),
+    "pad": ("pad", "zeropad1d", "zeropad2d", "constantpad1d", "constantpad2d", "reflectionpad2d", "replicationpad2d"),
     "localresponsenorm": ("localresponsenorm",),
 }
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}

@@ -10,8 +10,7 @@ are never generated and stay with whoever runs the network.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from hyperbloom.common.errors import ModelError
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
+from hyperbloom.common.modes import untouched
 
 __all__ = ["Norms", "trace"]
 
@@ -44,7 +44,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "gener
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     if not names:
         raise ModelError(f"{type(module).__name__}: expected a network with parameters, found none")
-    with _evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with untouched(module):
         tracer = _Tracer()
         graph = tracer.run(module)
         shapes = _Shapes(module, graph)
@@ -52,18 +52,6 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "gener
         shapes.propagate(torch.zeros(BATCH, *input_shape, device=parameter.device, dtype=parameter.dtype))
         names = {id(parameter): name for name, parameter in module.named_parameters()}  # lazy layers have theirs now
         return _Builder(module, names, shapes, norms).build(graph)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, and each part back to what it was."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _torch_class(module: nn.Module) -> type | None:

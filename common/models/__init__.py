@@ -5,16 +5,33 @@ Every network ends in a linear layer called `head`: the part that a personal cla
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models.factory import build_from_factory
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
+from hyperbloom.common.models.plain import PlainCNN
+from hyperbloom.common.models.residual import ResidualCNN
 
-__all__ = ["HEAD", "MLP", "MODELS", "LeNet", "ModelSpec", "OmniglotCNN", "body_layout", "build", "full_layout"]
+__all__ = [
+    "HEAD",
+    "MLP",
+    "MODELS",
+    "LeNet",
+    "ModelSpec",
+    "OmniglotCNN",
+    "PlainCNN",
+    "ResidualCNN",
+    "body_layout",
+    "build",
+    "build_from_factory",
+    "full_layout",
+]
 
 HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""
@@ -33,6 +50,18 @@ MODELS: dict[str, ModelInfo] = {
     "lenet": ModelInfo(LeNet, {"S": 8, "M": 16, "L": 32}, "two 5x5 convolutions, three linear layers (pFedHN)"),
     "mlp": ModelInfo(MLP, {"S": 50, "M": 100, "L": 200}, "one hidden layer (pFedHN on MNIST)"),
     "omniglot": ModelInfo(OmniglotCNN, {"S": 8, "M": 16, "L": 32}, "four 3x3 convolutions, two linear layers (pFedHN)"),
+    **{
+        f"hafl-{number}": ModelInfo(partial(ResidualCNN, number), {"S": 8, "M": 16, "L": 64}, f"{text} (HAFL-GHN)")
+        for number, text in enumerate(
+            ("ResNet-18", "10 layers without skips", "12 layers, skips first", "12 layers, skips last")
+        )
+    },
+    **{
+        f"plain-{layers}": ModelInfo(
+            partial(PlainCNN, layers), {"S": 8, "M": 16, "L": 64}, f"{layers} layers of one type (HAFL-GHN)"
+        )
+        for layers in (4, 7, 10, 13)
+    },
 }
 
 
