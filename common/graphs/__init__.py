@@ -2,6 +2,7 @@
 
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerType
+from hyperbloom.common.graphs.network import GraphHypernetwork, Settings, parts_of
 from hyperbloom.common.graphs.trace import trace
 
-__all__ = ["Graph", "LayerType", "Node", "trace"]
+__all__ = ["Graph", "GraphHypernetwork", "LayerType", "Node", "Settings", "parts_of", "trace"]

@@ -54,6 +54,7 @@ SHARED = "gnn"
 """Name of the part that every architecture needs; every other part is named by the text of a layer type."""
 
 PRELU_START = 0.25  # as torch's
+NORM_EPSILON = 1e-8  # far below the variance of what leaky ReLU leaves of a narrow layer that is negative throughout
 NEIGHBOURS = 3.0
 """How much larger the messages of neighbours start than a node's own."""
 
@@ -80,11 +81,11 @@ class Settings:
     tile: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes below one with a ModelError."""
-        for name in ("layers", "latent", "hidden", "tile"):
+        """Refuse sizes that are too small with a ModelError."""
+        for name, least in (("layers", 1), ("latent", 2), ("hidden", 2), ("tile", 1)):  # one number has no norm
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ModelError(f"{name}: expected at least 1, found {value}")
+            if value is not None and value < least:
+                raise ModelError(f"{name}: expected at least {least}, found {value}")
 
 
 def parts_of(graph: Graph) -> tuple[str, ...]:
@@ -236,7 +237,7 @@ class _MessagePassing(nn.Module):
                 roots = latents @ self.roots[layer - 1]
                 neighbours = latents @ self.neighbours[layer - 1] if self.messages else roots
             sums = roots + adjacency @ neighbours if self.messages else roots
-            latents = F.layer_norm((sums + bias).relu(), bias.shape)
+            latents = F.layer_norm((sums + bias).relu(), bias.shape, eps=NORM_EPSILON)
         return latents
 
 
@@ -251,7 +252,7 @@ class _TypePart(nn.Module):
         super().__init__()
         self.layer, self.linear = layer, settings.mode == "linear"
         self.roles = tuple((role, layer.shape(role)) for role in layer.roles)
-        self.blocks = _blocks(layer, None if self.linear else settings.tile)
+        self.blocks = _blocks(layer, settings)
         d, m = settings.latent, settings.latent if self.linear else settings.hidden
         if not self.linear:
             # The type's columns of the first W1 and W2: what it is to itself, and to its neighbours.
@@ -292,7 +293,7 @@ class _TypePart(nn.Module):
             out = latents @ self.weight.T  # (N, all)
         else:
             hidden = F.leaky_relu(F.linear(latents, self.hidden_weight, self.hidden_bias))
-            hidden = F.layer_norm(hidden, self.hidden_bias.shape) * len(self.hidden_bias) ** -0.5
+            hidden = F.layer_norm(hidden, self.hidden_bias.shape, eps=NORM_EPSILON) * len(self.hidden_bias) ** -0.5
             out = F.linear(hidden, self.weight, self.bias)
         pieces = out.split([math.prod(block.shape) for block in self.blocks], dim=1)
         made = {block.name: p.unflatten(1, block.shape) for block, p in zip(self.blocks, pieces, strict=True)}
@@ -312,7 +313,7 @@ class _Block:
     signs: bool = False
 
 
-def _blocks(layer: LayerType, tile: int | None) -> tuple[_Block, ...]:
+def _blocks(layer: LayerType, settings: Settings) -> tuple[_Block, ...]:
     """Return what the decoder of a layer type puts out."""
     blocks = []
     for role in layer.roles:
@@ -321,13 +322,13 @@ def _blocks(layer: LayerType, tile: int | None) -> tuple[_Block, ...]:
             blocks.append(_Block(role, shape))
         elif layer.is_norm or layer.kind == "prelu":
             blocks.append(_Block(role, shape, start=1.0 if layer.is_norm else PRELU_START))
+        elif settings.mode == "linear":
+            blocks.append(_Block(role, shape, math.sqrt(2 / layer.fan_in)))
         else:
-            side = tile or max(shape)
-            block = (min(shape[0], side), min(shape[1], side), *shape[2:])
+            block = (*(min(side, settings.tile or side) for side in shape[:2]), *shape[2:])
             rows, columns = (-(-whole // part) for whole, part in zip(shape[:2], block[:2], strict=True))
-            scale = (rows * block[0], columns)
-            blocks.append(_Block(role, block, deviation=math.sqrt(2 / layer.fan_in)))
-            blocks.append(_Block("scale", scale, start=1.0, signs=block != shape))
+            blocks.append(_Block(role, block, math.sqrt(2 / layer.fan_in)))
+            blocks.append(_Block("scale", (rows * block[0], columns), start=1.0, signs=block != shape))
     return tuple(blocks)
 
 
