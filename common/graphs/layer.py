@@ -14,7 +14,12 @@ from functools import cached_property
 
 from hyperbloom.common.errors import ModelError, WireError
 
-__all__ = ["ACTIVATIONS", "JOINS", "NORMS", "LayerType"]
+__all__ = ["ACTIVATIONS", "JOINS", "NORMS", "LayerError", "LayerType"]
+
+
+class LayerError(ModelError):
+    """Values that make no layer type; who knows where they come from says so."""
+
 
 _DIMENSIONS = ("1d", "2d", "3d")
 CONVOLUTIONS = {f"{name}{d}": n for name in ("conv", "convtranspose") for n, d in enumerate(_DIMENSIONS, 1)}
@@ -30,7 +35,7 @@ ACTIVATIONS = frozenset(
     | {"mish", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softmax", "softplus", "softsign", "tanh"}
 )
 
-MAX_LENGTH = 65_536
+MAX_LENGTH = 2**24
 """No dimension of a layer is longer: a bound for what arrives over the wire, far above what people build."""
 
 _TEXT = re.compile(
@@ -56,7 +61,7 @@ class LayerType:
         activation: what is applied to the output, or empty.
 
     Raises:
-        ModelError: the values make no layer.
+        LayerError: the values make no layer.
     """
 
     kind: str
@@ -71,15 +76,15 @@ class LayerType:
     def __post_init__(self) -> None:
         """Refuse what is no layer."""
         if self.kind not in KINDS:
-            raise ModelError(f"layer type: expected one of {', '.join(sorted(KINDS))}, found {self.kind[:40]!r}")
+            raise LayerError(f"layer type: expected one of {', '.join(sorted(KINDS))}, found {self.kind[:40]!r}")
         lengths = (*self.channels, *self.kernel, *self.stride, *self.dilation, self.groups)
         if not all(1 <= length <= MAX_LENGTH for length in lengths):
-            raise ModelError(f"layer type {self}: expected lengths from 1 to {MAX_LENGTH}")
+            raise LayerError(f"layer type {self}: expected lengths from 1 to {MAX_LENGTH}")
         if self.activation and self.activation not in ACTIVATIONS:
             known = ", ".join(sorted(ACTIVATIONS))
-            raise ModelError(f"layer type {self.kind}: expected one of {known}, found {self.activation[:40]!r}")
+            raise LayerError(f"layer type {self.kind}: expected one of {known}, found {self.activation[:40]!r}")
         if self.activation == "" and self.kind == "act":
-            raise ModelError("layer type act: expected an activation, found none")
+            raise LayerError("layer type act: expected an activation, found none")
         _check_fields(self)
 
     @classmethod
@@ -105,7 +110,7 @@ class LayerType:
                 activation=found["activation"] or "",
                 **lengths,
             )
-        except ModelError as error:
+        except LayerError as error:
             raise WireError(str(error)) from None
         if str(layer) != text:
             raise WireError(f"layer type: expected {str(layer)!r}, found {text!r}")
@@ -177,6 +182,6 @@ def _check_fields(layer: LayerType) -> None:
     }
     wrong = [name for name, fine in allowed.items() if not fine]
     if wrong:
-        raise ModelError(f"layer type {layer}: the {wrong[0]} do not fit a layer of kind {layer.kind}")
+        raise LayerError(f"layer type {layer}: the {wrong[0]} do not fit a layer of kind {layer.kind}")
     if any(length % layer.groups for length in layer.channels):
-        raise ModelError(f"layer type {layer}: expected channels that {layer.groups} groups divide")
+        raise LayerError(f"layer type {layer}: expected channels that {layer.groups} groups divide")

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.graphs.graph import Graph, Node
-from hyperbloom.common.graphs.layer import LayerType
+from hyperbloom.common.graphs.layer import LayerError, LayerType
 from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
 from hyperbloom.common.modes import untouched
 
@@ -157,7 +157,10 @@ class _Builder:
 
     def build(self, graph: fx.Graph) -> Graph:
         for node in graph.nodes:
-            self._take(node)
+            try:
+                self._take(node)
+            except LayerError as error:
+                raise ModelError(f"{_path(node)}: {error}") from None
         missing = [name for name in self.names.values() if name not in self.owned | self.kept]
         if missing:
             raise ModelError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.graphs import Graph, trace
+from hyperbloom.common.graphs import Graph, layer, trace
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MODELS, ModelSpec, build
 
@@ -23,8 +23,8 @@ class Apply(nn.Module):
     def __init__(self, call: Callable[..., object], **layers: nn.Module) -> None:
         super().__init__()
         self.call = call
-        for name, layer in layers.items():
-            self.add_module(name, layer)
+        for name, part in layers.items():
+            self.add_module(name, part)
 
     def forward(self, x: Tensor) -> object:
         return self.call(self, x)
@@ -75,10 +75,10 @@ def test_our_own_models_trace(name: str) -> None:
 def test_modules_functions_and_methods_give_one_graph() -> None:
     layers: dict[str, Callable[[], nn.Module]] = {"a": lambda: nn.Conv2d(3, 4, 3), "b": lambda: nn.Linear(4, 2)}
     modules = nn.Sequential()
-    for name, layer in [("a", layers["a"]()), ("r", nn.ReLU()), ("p", nn.MaxPool2d(3, 2)), ("d", nn.Dropout(0.5))]:
-        modules.add_module(name, layer)
-    for name, layer in [("m", nn.AdaptiveAvgPool2d(1)), ("f", nn.Flatten()), ("b", layers["b"]()), ("s", nn.Sigmoid())]:
-        modules.add_module(name, layer)
+    for name, part in [("a", layers["a"]()), ("r", nn.ReLU()), ("p", nn.MaxPool2d(3, 2)), ("d", nn.Dropout(0.5))]:
+        modules.add_module(name, part)
+    for name, part in [("m", nn.AdaptiveAvgPool2d(1)), ("f", nn.Flatten()), ("b", layers["b"]()), ("s", nn.Sigmoid())]:
+        modules.add_module(name, part)
 
     def functions(m: Apply, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(m.get_submodule("a")(x)), 3, stride=2)
@@ -266,6 +266,12 @@ def test_what_cannot_be_represented_is_refused_with_the_modules_path(block: nn.M
     text = str(caught.value)
     assert text.startswith(message), text
     assert "\n" not in text
+
+
+def test_a_layer_beyond_the_bounds_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "MAX_LENGTH", 7)
+    with pytest.raises(ModelError, match=r"^outer.1.1: layer type conv2d 3,8 k1x1 wb: expected lengths from 1 to 7$"):
+        trace(Deep(nn.Conv2d(3, 8, 1)), IMAGE)
 
 
 def test_layers_that_have_no_type_are_refused_by_name() -> None:
