@@ -67,6 +67,8 @@ class Graph:
             count = sum(node.type.kind == kind for node in self.nodes)
             if count != 1:
                 raise ModelError(f"graph: expected one {kind} node, found {count}")
+        if not self.order:
+            raise ModelError("graph: expected a network with parameters, found none")
         self._check_edges()
         self._check_owners()
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from hyperbloom.common.errors import ModelError, WireError
 
-__all__ = ["ACTIVATIONS", "JOINS", "NORMS", "LayerError", "LayerType"]
+__all__ = ["ACTIVATIONS", "NORMS", "LayerError", "LayerType"]
 
 
 class LayerError(ModelError):

@@ -230,14 +230,14 @@ class _MessagePassing(nn.Module):
 
     def forward(self, rows: Tensor, one_hot: Tensor, adjacency: Tensor) -> Tensor:
         """Return latents `(n, d)` from the types' features `(T, 2, d)`, `(n, T)` and `(n, n)`."""
-        latents = one_hot
-        roots, neighbours = one_hot @ rows[:, 0], one_hot @ rows[:, -1]  # (n, d)
+        own, others = one_hot @ rows[:, 0], one_hot @ rows[:, -1]  # (n, d)
         for layer, bias in enumerate(self.biases):
-            if layer:
-                roots = latents @ self.roots[layer - 1]
-                neighbours = latents @ self.neighbours[layer - 1] if self.messages else roots
-            sums = roots + adjacency @ neighbours if self.messages else roots
+            sums = own + adjacency @ others if self.messages else own
             latents = F.layer_norm((sums + bias).relu(), bias.shape, eps=NORM_EPSILON)
+            if layer < len(self.roots):
+                own = latents @ self.roots[layer]
+            if layer < len(self.neighbours):
+                others = latents @ self.neighbours[layer]
         return latents
 
 
@@ -251,7 +251,6 @@ class _TypePart(nn.Module):
     def __init__(self, layer: LayerType, settings: Settings, generator: torch.Generator | None) -> None:
         super().__init__()
         self.layer, self.linear = layer, settings.mode == "linear"
-        self.roles = tuple((role, layer.shape(role)) for role in layer.roles)
         self.blocks = _blocks(layer, settings)
         d, m = settings.latent, settings.latent if self.linear else settings.hidden
         if not self.linear:

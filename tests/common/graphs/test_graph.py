@@ -137,6 +137,7 @@ ORDER: list[Any] = json.loads(GRAPH.to_json())["order"]
         (changed(order=[*ORDER, ORDER[0]]), "expected one owner and one place for every parameter"),
         (changed(order=[*ORDER, None]), "graph.order[4]: expected a name"),
         (changed(order=["a"] * 5000), "found more"),
+        (changed(order=[]), "graph: expected a network with parameters, found none"),
         (
             changed(nodes=[*NODES, ["conv3d 65536,65536 k65536x65536x65536 w", {}]]),
             "graph: expected at most 268435456 parameters, found 12089258196146291",
@@ -164,7 +165,8 @@ def test_the_server_sets_how_many_parameters_it_takes() -> None:
 
 
 def test_a_graph_that_is_built_wrongly_is_a_model_error() -> None:
-    ends = (Node(LayerType("input")), Node(LayerType("output")))
-    assert Graph(ends, ((0, 1),), ()).layout.numel == 0
+    layer = Node(LayerType("linear", (2, 2), roles=("bias",)), (("bias", "b"),))
+    nodes = (Node(LayerType("input")), layer, Node(LayerType("output")))
+    assert Graph(nodes, ((0, 1), (1, 2)), ("b",)).layout.numel == 2
     with pytest.raises(ModelError, match="expected no circle"):
-        Graph(ends, ((0, 1), (1, 0)), ())
+        Graph(nodes, ((0, 1), (1, 0)), ("b",))
