@@ -84,7 +84,7 @@ class Rounds:
 
     def exchange(self, orders: list[Message]) -> Iterable[Message]:
         """Exchange messages as `flower-server` does."""
-        return self.federation.exchange(orders, self.config.round_timeout_s)
+        return self.federation.exchange([orders], self.config.round_timeout_s)
 
     def play(self, exchange: Exchange | None = None) -> float:
         """Play a training round and return its seconds.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import end_to_end, local_sgd, memory, round_overhead, server_step, wire_bytes
+from benchmarks import end_to_end, local_sgd, memory, round_overhead, scale, server_step, wire_bytes
 from benchmarks.measure import Comparison, Run, machine
 
 PROGRAMS: dict[str, Run] = {
@@ -19,6 +19,7 @@ PROGRAMS: dict[str, Run] = {
     "end_to_end": end_to_end.run,
     "wire_bytes": wire_bytes.run,
     "memory": memory.run,
+    "scale": scale.run,
 }
 OUT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

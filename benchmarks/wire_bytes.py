@@ -90,11 +90,12 @@ def measure(order: RecordDict, result: RecordDict) -> Exchange:
     with no_object_id_recompute():
         sent = Message(order, NODE, TrainOrder.type, group_id="1")
         sent.metadata.__dict__["_message_id"] = sent.object_id
-        parts = [_weigh(sent, to_client=True), _weigh(Message(result, reply_to=sent), to_client=False)]
+        parts = [weigh(sent, to_client=True), weigh(Message(result, reply_to=sent), to_client=False)]
     return Exchange(sum(part.size for part in parts), sum(part.objects for part in parts))
 
 
-def _weigh(message: Message, to_client: bool) -> Exchange:
+def weigh(message: Message, to_client: bool) -> Exchange:
+    """Return what Flower sends for one message."""
     objects = {key: each.deflate() for key, each in get_all_nested_objects(message).items()}
     tree, proto = get_object_tree(message), message_to_proto(remove_content_from_message(message))
     node, run_id = Node(node_id=NODE), message.metadata.run_id

@@ -3,6 +3,7 @@
     STATE/identity.json                  the secret by which the server knows this client again (mode 0600)
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
+    STATE/residual.safetensors           what compression left out of the replies, of the last run only
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
 """
@@ -18,12 +19,17 @@ from typing import IO
 
 import safetensors
 from safetensors import SafetensorError
+from torch import Tensor
 
 from hyperbloom.client.training import FlatPart
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.storage import write_json, write_tensors
 
-__all__ = ["ClientState", "default_state_dir"]
+__all__ = ["ClientState", "FileState", "default_state_dir"]
+
+FileState = tuple[int, int, int] | None
+"""Inode, time of change and size of a file; None if there is none."""
 
 
 def default_state_dir(client_id: str) -> Path:
@@ -84,6 +90,14 @@ class ClientState:
                 "the server's operator to admit this client anew"
             ) from None
 
+    def personal_file(self, run_id: str) -> FileState:
+        """Return what changes whenever anybody writes this run's personal part."""
+        try:
+            status = self._personal_path(run_id).stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
     def load_personal(self, run_id: str, part: FlatPart) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
 
@@ -111,6 +125,32 @@ class ClientState:
         """Write the personal part and its momentum."""
         tensors = {"values": part.values} | ({} if part.momentum is None else {"momentum": part.momentum})
         write_tensors(self._personal_path(run_id), tensors, {"layout": part.layout.digest})
+
+    def load_residual(self, run_id: str, layout: Layout) -> Tensor | None:
+        """Return the `(P,)` values that compression still owes this run, or None if there are none that fit.
+
+        Unlike the personal part they can be done without: a file that cannot be read is as good as none.
+        """
+        try:
+            with safetensors.safe_open(self._residual_path, framework="pt") as file:
+                if file.metadata() != {"run": run_id, "layout": layout.digest}:
+                    return None
+                values: Tensor = file.get_tensor("values")
+        except (SafetensorError, OSError):
+            return None
+        return values if values.shape == (layout.numel,) else None
+
+    def save_residual(self, run_id: str, layout: Layout, values: Tensor) -> None:
+        """Write what compression owes this run, over what it owed another one."""
+        write_tensors(self._residual_path, {"values": values}, {"run": run_id, "layout": layout.digest})
+
+    def forget_residual(self) -> None:
+        """Owe nothing any more."""
+        self._residual_path.unlink(missing_ok=True)
+
+    @property
+    def _residual_path(self) -> Path:
+        return self.folder / "residual.safetensors"
 
     def _personal_path(self, run_id: str) -> Path:
         return self.folder / "personal" / f"{run_id}.safetensors"

@@ -3,17 +3,19 @@
 import math
 import time
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.settings import ClientSettings, pick_device
-from hyperbloom.client.state import ClientState
+from hyperbloom.client.state import ClientState, FileState
 from hyperbloom.client.training import FlatPart, evaluate, train
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
@@ -32,14 +34,22 @@ __all__ = ["Worker", "worker_for"]
 
 Order = TrainOrder | EvaluateOrder
 
+LOADED_WORKERS = 256
+"""Virtual clients of one process whose data stay loaded; those beyond are read again when their turn comes."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class _Network:
-    """A target network whose parameters live in a shared and a personal vector."""
+    """A target network whose parameters live in a shared and a personal vector; all workers of a process use it.
+
+    Attributes:
+        holds: whose personal part is in memory: the worker, the run, and the state of the file that it agrees with.
+    """
 
     module: nn.Module
     shared: FlatPart
     personal: FlatPart
+    holds: tuple["Worker", str, FileState] | None = None
 
 
 class Worker:
@@ -56,8 +66,6 @@ class Worker:
         self.train_data, self.val_data, self.test_data = (
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
-        self._networks: dict[tuple[ModelSpec, str], _Network] = {}
-        self._personal: tuple[str, _Network] | None = None  # the run and network whose personal part is in memory
 
     def introduce(self) -> Introduction:
         """Say who this client is and what it can do."""
@@ -84,21 +92,27 @@ class Worker:
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
         start = time.perf_counter()
+        codec = _codec(order)
         network = self._load(order)
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
         own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
+        network.holds = None  # until what it learns is on the disk
         loss = train(network.module, network.shared, network.personal, self.train_data, own)
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
-            self._personal = None  # what is on the disk is still good
             raise HyperbloomError(f"training diverged (loss {loss}); lower local.learning_rate")
         if network.personal.layout.numel:
             self.state.save_personal(order.run_id, network.personal)
+            network.holds = (self, order.run_id, self.state.personal_file(order.run_id))
         trained = network.shared.values.cpu()
-        reply = None
+        reply, encoded = None, None
         if order.reply != "nothing" and order.weights is not None:
-            values = trained - order.weights.values if order.reply == "delta" else trained.clone()
-            reply = Weights(network.shared.layout, values)
-        return TrainResult(loss, time.perf_counter() - start, reply)
+            layout, sent = network.shared.layout, order.weights.values
+            if codec is None:
+                reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
+            else:
+                bounded = order.reply == "delta"
+                encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded)
+        return TrainResult(loss, time.perf_counter() - start, reply, encoded)
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
@@ -116,24 +130,21 @@ class Worker:
                 raise WireError("order: expected weights, found none")
             order.weights.check(network.shared.layout, torch.float32)
             network.shared.load(order.weights.values)
-        if network.personal.layout.numel and self._personal != (order.run_id, network):
-            if not self.state.load_personal(order.run_id, network.personal):
-                self._initialise(order, network)
-            self._personal = (order.run_id, network)
+        if network.personal.layout.numel:
+            # The file is the truth: another process may have served this client since (--engine ray).
+            wanted = (self, order.run_id, self.state.personal_file(order.run_id))
+            if network.holds != wanted:
+                network.holds = None
+                if not self.state.load_personal(order.run_id, network.personal):
+                    self._initialise(order, network)
+                network.holds = wanted
         return network
 
     def _network(self, order: Order) -> _Network:
         if order.private not in PRIVATE:
             raise WireError(f"order: expected private to be one of {PRIVATE}, found {order.private!r}")
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
-        key = (spec, order.private)
-        if key not in self._networks:
-            module = build(spec).to(self.device)
-            full = full_layout(spec)
-            shared = {"none": full, "head": body_layout(spec), "all": Layout(())}[order.private]
-            personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
-            self._networks[key] = _Network(module, FlatPart(module, shared), FlatPart(module, personal))
-        return self._networks[key]
+        return _network(spec, order.private, self.device)
 
     def _initialise(self, order: Order, network: _Network) -> None:
         """Give the personal part the architecture's own initial values, from a seed of this client's."""
@@ -144,7 +155,24 @@ class Worker:
         network.personal.load(network.personal.layout.flatten(fresh))
 
 
+def _codec(order: TrainOrder) -> Codec | None:
+    try:
+        return Codec.parse(order.compression or "none")
+    except ConfigError as error:
+        raise WireError(f"order: {error}") from None
+
+
 @cache
+def _network(spec: ModelSpec, private: str, device: torch.device) -> _Network:
+    """Return this process's network of an architecture: every order brings its weights, so clients can share it."""
+    module = build(spec).to(device)
+    full = full_layout(spec)
+    shared = {"none": full, "head": body_layout(spec), "all": Layout(())}[private]
+    personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
+    return _Network(module, FlatPart(module, shared), FlatPart(module, personal))
+
+
+@lru_cache(LOADED_WORKERS)
 def worker_for(settings: ClientSettings) -> Worker:
     """Return this process's worker for these settings, loading the data on first use."""
     return Worker(settings)

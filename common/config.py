@@ -84,6 +84,9 @@ class RunConfig(Section):
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
+    compression: str = Field(
+        "none", description="codec of replies: none, fp16, bf16, int8, top-k:SHARE, or top-k:SHARE+int8 (+fp16, +bf16)"
+    )
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
@@ -91,6 +94,17 @@ class RunConfig(Section):
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
     round_timeout_s: Rate = Field(300.0, description="seconds after which a round goes on without the missing replies")
+    min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
+    )
+    asynchronous: bool = Field(
+        False, description="no rounds: cohort clients train at any time, each reply is applied when it comes"
+    )
+    max_staleness: Positive | None = Field(
+        None,
+        description="asynchronous: replies applied since an order beyond which its reply is dropped; "
+        "default: 20 times cohort",
+    )
 
 
 def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:

@@ -29,6 +29,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 
 __all__ = [
+    "LARGEST_NORM",
     "PRIVATE",
     "REPLIES",
     "EvaluateOrder",
@@ -47,6 +48,10 @@ PRIVATE = ("none", "head", "all")
 
 REPLIES = ("delta", "weights", "nothing")
 """What a client sends back from training: trained - sent, trained, or only its metrics."""
+
+LARGEST_NORM = 1e6
+"""Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
+ones would overflow in the product with the Jacobian and reach everybody as NaN."""
 
 _KEY = "hyperbloom"
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -144,6 +149,8 @@ def _take(left: dict[str, Any], name: str, kind: Any, owner: str) -> Any:
         if optional:
             return None
         raise WireError(f"{owner}: field {name!r} is missing")
+    if optional:
+        kind = get_args(kind)[0]
     return _typed(left.pop(name), kind, f"{owner}.{name}")
 
 
@@ -234,6 +241,7 @@ class TrainOrder(Packable):
     weight_decay: float
     clip: float
     weights: Weights | None
+    compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
 
 
 @dataclass(frozen=True)
@@ -243,6 +251,7 @@ class TrainResult(Packable):
     loss: float  # mean training loss over the local steps
     seconds: float  # wall time of the local training
     weights: Weights | None
+    encoded: bytes | None = None  # instead of weights: the change, trained - sent, in the codec of the order
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any key; may be repeated")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
     machines = parser.add_argument_group("machines")
-    machines.add_argument("--engine", choices=["grpc", "inline"], default="grpc", help="real clients, or virtual ones")
+    machines.add_argument(
+        "--engine",
+        choices=["grpc", "inline", "ray"],
+        default="grpc",
+        help="real clients, or virtual ones in this process or in Flower's simulation (default: %(default)s)",
+    )
     machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
     machines.add_argument(
         "--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)"
@@ -175,7 +180,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
-    check_run(config, uses_data_section=bool(args.local_clients) or args.engine == "inline")
+    check_run(config, uses_data_section=bool(args.local_clients) or args.engine != "grpc")
+    if args.engine == "ray":
+        from hyperbloom.server.simulation import check_ray
+
+        check_ray()
     if args.engine == "grpc" and args.port:
         _check_port(args.host, args.port)
     folder = new_run_folder(args.run_dir, config.strategy)
@@ -208,6 +217,13 @@ def _grid(
         from hyperbloom.server.engine import inline_grid
 
         yield inline_grid(config, folder), lambda: None
+        return
+    if args.engine == "ray":
+        from hyperbloom.server.engine import virtual_clients
+        from hyperbloom.server.simulation import simulation_grid
+
+        with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
+            yield simulated
         return
     from hyperbloom.server.local_clients import local_clients, printed_line
     from hyperbloom.server.superlink import Tls, free_port, superlink

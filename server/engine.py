@@ -1,15 +1,27 @@
-"""The inline engine: virtual clients on the run's benchmark data. The one place where server meets client."""
+"""Virtual clients on the run's benchmark data, in this process or in Ray's. The one place where server meets client."""
 
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.state import ClientState
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data import DataSpec
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.common.data import DataSource, DataSpec, data_source
+from hyperbloom.server.inline import InlineGrid, answer
 
-__all__ = ["client_settings", "inline_grid"]
+__all__ = ["VirtualClients", "client_settings", "inline_grid", "virtual_clients"]
+
+
+class _VirtualGrid(InlineGrid):
+    """Keeps the data set open as long as there are clients: ten thousand must not read it ten thousand times."""
+
+    source: DataSource
 
 
 def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
@@ -43,6 +55,57 @@ def inline_grid(config: RunConfig, folder: Path) -> InlineGrid:
     """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
+    grid = _VirtualGrid(app, configs)
+    grid.source = data_source(settings[0].data)
     for each in configs:
         worker_for(ClientSettings.from_node_config(each))  # data that are not there are told now, not by ten refusals
-    return InlineGrid(app, configs)
+    return grid
+
+
+class VirtualClients(ClientApp):
+    """The `ClientApp` for nodes that know only their number, as in Flower's simulation. Travels to Ray's actors.
+
+    Args:
+        config: the run.
+        folder: where the clients' state lies; all actors must see it.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        """Load nothing."""
+        super().__init__()
+        self.config, self.folder = config, folder
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer as the client that the node's `partition-id` stands for."""
+        settings = client_settings(self.config, int(context.node_config["partition-id"]), self.folder)
+        own = Context(context.run_id, context.node_id, settings.to_node_config(), context.state, context.run_config)
+        # Flower would wrap an exception from an actor in two tracebacks, and lose the message's end in them.
+        return answer(self._answer, message, own)
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        settings = ClientSettings.from_node_config(context.node_config)
+        _held(self.folder, replace(settings.data, partition=None))
+        if message.metadata.message_type not in ("train", "evaluate"):
+            return app(message, context)
+        # An order that the server has given up may still be at work in another actor.
+        with ClientState(settings.folder).lock():
+            return app(message, context)
+
+
+@lru_cache(1)
+def _held(folder: Path, spec: DataSpec) -> DataSource:
+    """Keep a run's data set open in this actor."""
+    return data_source(spec)
+
+
+def virtual_clients(config: RunConfig, folder: Path) -> VirtualClients:
+    """Return the `ClientApp` of `config.clients` virtual clients whose state lies under `folder`.
+
+    Raises:
+        DataError: the data set is not there, or cannot be split like this.
+    """
+    folder = folder.resolve()  # an actor may run in another directory
+    source = data_source(client_settings(config, 0, folder).data)
+    for index in range(config.clients):
+        source.client(index)  # as in `inline_grid`
+    return VirtualClients(config, folder)

@@ -51,12 +51,16 @@ class Federation:
         self._begun = False
         self._met: set[int] = set()
         self._greetings: dict[str, tuple[int, float]] = {}  # message id -> node, time sent
+        self._open: dict[str, tuple[int, float]] = {}  # orders that wait for an answer: message id -> node, time sent
+        self._given_up: dict[str, int] = {}  # orders whose answer would be late: message id -> node
+        self.late = 0
+        """Replies that came after their deadline; they are dropped."""
         self._visited = -VISIT_EVERY_S
 
     # ------------------------------------------------------------------ joining
 
     def gather(self, strategy: PersonalisedStrategy, wanted: int, timeout_s: float) -> None:
-        """Wait until `wanted` clients that fit the strategy are live.
+        """Wait until `wanted` clients that fit the strategy are live, with no order left to answer.
 
         Args:
             strategy: decides who fits.
@@ -67,20 +71,20 @@ class Federation:
             CohortError: too few came in time.
         """
         self._strategy = strategy
-        if len(self.roster.live) >= wanted:
+        if self.roster.idle_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        self._on_event(f"waiting for {wanted - len(self.roster.live)} clients until {until}")
+        self._on_event(f"waiting for {wanted - self.roster.idle_count} clients until {until}")
         deadline = time.monotonic() + timeout_s
-        while len(self.roster.live) < wanted:
+        while self.roster.idle_count < wanted:
             self._watch()
-            self._visit()
-            self._welcome(self._pull(set()))
-            if len(self.roster.live) < wanted and time.monotonic() > deadline:
+            self.poll()
+            if self.roster.idle_count < wanted and time.monotonic() > deadline:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
+                busy = f"; {len(self.roster.busy)} still work on an earlier round" if self.roster.busy else ""
                 raise CohortError(
-                    f"{len(self.roster.live)} of {wanted} clients joined within {timeout_s:.0f} s ({names}). Start the "
-                    "others, or set clients to fewer or join_timeout_s to more"
+                    f"{self.roster.idle_count} of {wanted} clients joined within {timeout_s:.0f} s ({names}){busy}. "
+                    "Start the others, or set clients to fewer or join_timeout_s to more"
                 )
             time.sleep(SLOWEST_POLL_S)
 
@@ -155,34 +159,66 @@ class Federation:
             self._strategy.joined(client)
         came = "joined" if client.row >= known else "is back"
         what = f"{about.train_examples} training examples, size {about.size}"
-        self._on_event(f"{client.client_id} {came} ({what}); {len(self.roster.live)} clients are here")
+        self._on_event(f"{client.client_id} {came} ({what}); {self.roster.live_count} clients are here")
 
     # ------------------------------------------------------------------ orders and replies
 
-    def exchange(self, orders: list[Message], timeout_s: float) -> Iterator[Message]:
-        """Send orders and yield the replies as they come.
+    def exchange(self, orders: Iterable[list[Message]], timeout_s: float) -> Iterator[Message]:
+        """Send orders, one list after the other, and yield the replies as they come; none is kept here.
 
-        Ends when all have answered, when those who have not are gone, or after `timeout_s` seconds. Newcomers are
-        greeted meanwhile.
+        Ends when all have answered, when those who have not are gone, or after `timeout_s` seconds; what comes later
+        is counted and dropped, and its client is asked again only then. Newcomers are greeted meanwhile.
         """
-        if not orders:
-            return
-        ids = list(self.grid.push_messages(orders))
-        pending = {i: order.metadata.dst_node_id for i, order in zip(ids, orders, strict=True) if i}
+        for some in orders:
+            self.send(some)
         deadline, delay = time.monotonic() + timeout_s, FASTEST_POLL_S
-        while pending and time.monotonic() < deadline:
-            arrived = self._pull(set(pending))
-            self._welcome([reply for reply in arrived if reply.metadata.reply_to_message_id in self._greetings])
-            for reply in arrived:
-                if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
-                    delay = FASTEST_POLL_S
-                    yield reply
-            self._visit()
-            living = {client.node_id for client in self.roster.live}
-            pending = {message_id: node for message_id, node in pending.items() if node in living}
-            if pending:
+        while self._open and time.monotonic() < deadline:
+            replies = self.poll()
+            delay = FASTEST_POLL_S if replies else delay
+            while replies:
+                yield replies.pop(0)
+            if self._open:
                 time.sleep(delay)
                 delay = min(1.5 * delay, SLOWEST_POLL_S)
+        self.give_up(0)
+
+    def send(self, orders: list[Message]) -> None:
+        """Send orders; a client is busy until it has answered or is gone."""
+        if orders:
+            ids, now = list(self.grid.push_messages(orders)), time.monotonic()
+            self._open |= {i: (order.metadata.dst_node_id, now) for i, order in zip(ids, orders, strict=True) if i}
+            self._note_busy()
+
+    def poll(self) -> list[Message]:
+        """Return the replies to open orders that have come; greet and welcome who is new, drop what is late."""
+        arrived = self._pull({*self._open, *self._given_up})
+        self._welcome([reply for reply in arrived if reply.metadata.reply_to_message_id in self._greetings])
+        replies = [reply for reply in arrived if self._open.pop(reply.metadata.reply_to_message_id, None)]
+        for reply in arrived:
+            node = self._given_up.pop(reply.metadata.reply_to_message_id, None)
+            client = None if node is None else self.roster.on_node(node)
+            if client and not reply.has_error():
+                self.late += 1
+                self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
+        self._visit()
+        self._open = {i: sent for i, sent in self._open.items() if self.roster.on_node(sent[0])}
+        self._given_up = {i: node for i, node in self._given_up.items() if self.roster.on_node(node)}
+        self._note_busy()
+        return replies
+
+    def expects(self, message_id: str) -> bool:
+        """Return whether the answer to an order may still come in time."""
+        return message_id in self._open
+
+    def give_up(self, timeout_s: float) -> None:
+        """Wait no longer for the answers to orders that are older than `timeout_s` seconds."""
+        now = time.monotonic()
+        overdue = {i: node for i, (node, sent) in self._open.items() if now - sent >= timeout_s}
+        self._given_up |= overdue
+        self._open = {i: sent for i, sent in self._open.items() if i not in overdue}
+
+    def _note_busy(self) -> None:
+        self.roster.busy = {node for node, _ in self._open.values()} | set(self._given_up.values())
 
     def say_goodbye(self, reason: str) -> None:
         """Tell all clients that the run is over, and wait briefly until they have heard it."""

@@ -3,7 +3,7 @@
 For research on one machine, and for tests that want the whole path without a network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["InlineGrid"]
+__all__ = ["InlineGrid", "answer"]
 
 
 class InlineGrid(Grid):
@@ -78,9 +78,13 @@ class InlineGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
-        try:
-            return self.app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:
-            # What a client's exception becomes on its way over the network.
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        return answer(self.app, message, self._contexts[message.metadata.dst_node_id])
+
+
+def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+    """Return what a `ClientApp` answers; its exception becomes what it would over the network."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,19 +1,24 @@
 """The round loop: order, exchange, aggregate, evaluate, select. Our own: Flower's has no hook around a round."""
 
 import time
-from collections.abc import Sequence
-
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from collections.abc import Iterator, Sequence
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
 
-__all__ = ["run_rounds"]
+__all__ = ["FRUITLESS_ROUNDS", "better", "give_up", "run_rounds"]
 
 FRUITLESS_ROUNDS = 10
+
+BYTES_AT_ONCE = 128 * 2**20
+"""Weights that are written into messages at a time; a message holds them once or twice more until it is sent."""
+
+MOST_AT_ONCE = 1000
+"""Clients that are evaluated at a time, however small their networks: a message is some kilobytes by itself."""
 
 
 def run_rounds(
@@ -28,24 +33,26 @@ def run_rounds(
         CohortError: nobody answered for `FRUITLESS_ROUNDS` rounds in a row, or nobody was left.
     """
     best: Selection | None = None
-    fruitless = 0
+    fruitless, late, begin = 0, federation.late, time.perf_counter()
     for number in range(1, config.rounds + 1):
         start = time.perf_counter()
         federation.gather(strategy, 1, config.join_timeout_s)
         fruitless = 0 if _train(strategy, federation, config, number) else fruitless + 1
+        elapsed = time.perf_counter() - begin
         if number % config.eval_every == 0 or number == config.rounds:
             _evaluate(strategy, federation, config, number)
-            selection = _selection(strategy, number)
-            if selection and (best is None or selection.metrics["val_mean"] > best.metrics["val_mean"]):
+            selection = better(best, number, strategy.round.evaluation)
+            if selection is not None and selection is not best:
                 best = selection
                 for listener in listeners:
-                    listener.selected(best, strategy)
-        report = RoundReport(number, config.rounds, strategy.round, time.perf_counter() - start)
+                    listener.selected(selection, strategy.state(), strategy.roster)
+        seconds = time.perf_counter() - start
+        report = RoundReport(number, config.rounds, strategy.round, seconds, elapsed, federation.late - late)
+        late = federation.late
         for listener in listeners:
             listener.round_done(report)
         if fruitless == FRUITLESS_ROUNDS:
-            reasons = "; ".join(f"{name}: {why}" for name, why in strategy.round.refused.items()) or "nobody is there"
-            raise CohortError(f"no usable reply in {fruitless} rounds, giving up after round {number} ({reasons})")
+            give_up(strategy, f"in {fruitless} rounds, giving up after round {number}")
     if best is None:
         raise CohortError("no client could be evaluated in any round; see the log for each client's reason")
     return best
@@ -53,23 +60,45 @@ def run_rounds(
 
 def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> bool:
     """Return False if clients were asked and none of them answered usefully."""
-    orders = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), federation.grid)
-    strategy.aggregate_train(number, _exchange(federation, orders, config))
-    return bool(strategy.round.results) or not orders
+    cohort = strategy.begin_round(number)
+    orders = (strategy.train_orders(number, clients) for clients in _slices(strategy, cohort))
+    strategy.aggregate_train(number, federation.exchange(orders, config.round_timeout_s))
+    return bool(strategy.round.results) or not cohort
 
 
 def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
-    orders = strategy.configure_evaluate(number, ArrayRecord(), ConfigRecord(), federation.grid)
-    strategy.aggregate_evaluate(number, _exchange(federation, orders, config))
+    """Evaluate all who are there and idle, slice by slice."""
+    roster = strategy.roster
+    for client in roster.live:
+        if client.node_id in roster.busy:
+            strategy.round.refused[client.client_id] = "not evaluated: it still works on an earlier round"
+    for clients in _slices(strategy, roster.idle):
+        # Looked up again: while the others were asked, some may have left or moved to another node.
+        asked = {client.row for client in clients}
+        orders = strategy.evaluation_orders(number, [client for client in roster.idle if client.row in asked])
+        strategy.aggregate_evaluate(number, federation.exchange([orders], config.round_timeout_s))
 
 
-def _exchange(federation: Federation, orders: list[Message], config: RunConfig) -> list[Message]:
-    return list(federation.exchange(orders, config.round_timeout_s))
+def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
+    """Yield so many clients at a time as memory allows: each gets weights of its own."""
+    largest = max((4 * layout.numel for layout in strategy.layouts.values()), default=1)
+    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, largest)))
+    for start in range(0, len(clients), at_once):
+        yield clients[start : start + at_once]
 
 
-def _selection(strategy: PersonalisedStrategy, number: int) -> Selection | None:
-    evaluation = strategy.round.evaluation
+def better(best: Selection | None, number: int, evaluation: Evaluation | None) -> Selection | None:
+    """Return the evaluation of round `number` if validation prefers it, else the best so far."""
     if evaluation is None:
-        return None
+        return best
+    metrics = evaluation.metrics()
+    if best is not None and metrics["val_mean"] <= best.metrics["val_mean"]:
+        return best
     accuracy = {name: 100 * result.score("test").accuracy for name, result in evaluation.scores.items()}
-    return Selection(number, evaluation.metrics(), accuracy)
+    return Selection(number, metrics, accuracy)
+
+
+def give_up(strategy: PersonalisedStrategy, when: str) -> None:
+    """Raise a CohortError that says why nobody's reply could be used."""
+    reasons = "; ".join(f"{name}: {why}" for name, why in strategy.round.refused.items()) or "nobody is there"
+    raise CohortError(f"no usable reply {when} ({reasons})")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from safetensors import SafetensorError
@@ -114,18 +115,23 @@ class RunFolder(Listener):
         outcome, number = report.outcome, report.number
         losses = [result.loss for result in outcome.results.values()]
         line: dict[str, Any] = {"round": number, "seconds": round(report.seconds, 4), "clients": len(losses)}
+        line["elapsed"] = round(report.elapsed, 4)
         if losses:
             line["loss"] = sum(losses) / len(losses)
+        if report.late:
+            line["late"] = report.late
+        if outcome.staleness:
+            line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}
         if outcome.evaluation:
             line |= outcome.evaluation.metrics()
         self._append("metrics.jsonl", [line])
         self._append("clients.jsonl", _client_lines(report))
 
-    def selected(self, selection: Selection, strategy: PersonalisedStrategy) -> None:
+    def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""
-        if state := strategy.state():
+        if state:
             write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
-        write_json(self.path / "roster.json", strategy.roster.to_json())
+        write_json(self.path / "roster.json", roster.to_json())
         self._selected[self._name] = {
             "round": selection.round,
             "metrics": selection.metrics,

@@ -10,11 +10,12 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import MODELS, ModelSpec, full_layout
+from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import Listener, Selection
 from hyperbloom.server.rounds import run_rounds
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import STRATEGIES, make_strategy
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["Session", "check_run"]
@@ -75,7 +76,8 @@ class Session:
             self.federation.begin(strategy, known if main else 0)
             for listener in self.listeners:
                 listener.phase(strategy, name)
-            results[name] = run_rounds(strategy, self.federation, config, self.listeners)
+            run = run_asynchronously if config.asynchronous else run_rounds
+            results[name] = run(strategy, self.federation, config, self.listeners)
             for listener in self.listeners:
                 listener.phase_done(strategy)
         return results
@@ -86,8 +88,12 @@ class Session:
 
 
 def baseline_config(config: RunConfig, name: str) -> RunConfig:
-    """Return the configuration of a baseline: the same clients, rounds, cohorts and local training, its own options."""
-    return config.model_copy(update={"strategy": name, "options": {}, "init_from": None})
+    """Return the configuration of a baseline: the same clients, rounds, cohorts and local training, its own options.
+
+    One that cannot be asynchronous goes by rounds.
+    """
+    asynchronous = config.asynchronous and STRATEGIES[name].asynchronous if name in STRATEGIES else False
+    return config.model_copy(update={"strategy": name, "options": {}, "init_from": None, "asynchronous": asynchronous})
 
 
 def check_run(config: RunConfig, uses_data_section: bool) -> None:

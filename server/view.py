@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from itertools import islice
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -14,6 +15,9 @@ from hyperbloom.strategies.personalised import PersonalisedStrategy
 __all__ = ["TerminalView", "results_table"]
 
 _WAITING = "waiting for the first evaluation"
+
+MOST_ROWS = 200
+"""Clients beyond which the table shows the first ones only; the run folder holds all."""
 
 
 class TerminalView(Listener):
@@ -30,10 +34,11 @@ class TerminalView(Listener):
         self._task = TaskID(0)
         self._start = 0.0
         self._name = ""
+        self._done = 0
 
     def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """Begin a new line for a strategy."""
-        self._start, self._name = time.perf_counter(), name
+        self._start, self._name, self._done = time.perf_counter(), name, 0
         if self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("[bold]{task.description:<10}"),
@@ -72,7 +77,9 @@ class TerminalView(Listener):
         rate = report.number / (time.perf_counter() - self._start)
         metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
         if self._progress:
-            self._progress.update(self._task, completed=report.number)
+            # In asynchronous mode an evaluation is reported after rounds that came later.
+            self._done = max(report.number, self._done)
+            self._progress.update(self._task, completed=self._done)
             if metrics:
                 self._progress.update(self._task, state=f"{_accuracy(metrics)}  {rate:.1f} rounds/s")
         elif metrics:
@@ -88,7 +95,7 @@ def _accuracy(metrics: Mapping[str, float]) -> str:
 
 
 def results_table(results: Mapping[str, Selection], train_examples: Mapping[str, int]) -> Table:
-    """Return test accuracy per client and strategy, at the round that validation selected.
+    """Return test accuracy per client (of the first `MOST_ROWS`) and strategy, at the round that validation selected.
 
     Args:
         results: selection of each strategy, the main one first.
@@ -99,10 +106,12 @@ def results_table(results: Mapping[str, Selection], train_examples: Mapping[str,
     table.add_column("examples", justify="right")
     for name, selection in results.items():
         table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right")
-    for client, examples in train_examples.items():
+    for client, examples in islice(train_examples.items(), MOST_ROWS):
         values = [selection.test_accuracy.get(client) for selection in results.values()]
         best = max((value for value in values if value is not None), default=None)
         table.add_row(Text(client), str(examples), *(_cell(value, best) for value in values))
+    if len(train_examples) > MOST_ROWS:
+        table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")
     table.add_section()
     means = [selection.metrics["test_mean"] for selection in results.values()]
     table.add_row("mean over clients", "", *(_cell(value, max(means)) for value in means))

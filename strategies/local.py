@@ -14,9 +14,13 @@ class Local(PersonalisedStrategy):
 
     private: ClassVar[str] = "all"
     reply: ClassVar[str] = "nothing"
+    asynchronous: ClassVar[bool] = True
 
     def weights_for(self, clients: Sequence[Client]) -> None:
         """Nothing is sent."""
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Nothing is learned."""
+
+    def apply(self, update: ClientUpdate, staleness: int) -> None:
         """Nothing is learned."""

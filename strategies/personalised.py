@@ -7,19 +7,22 @@ so this subclasses `Strategy` itself.
 
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    LARGEST_NORM,
     EvaluateOrder,
     EvaluateResult,
     Introduction,
@@ -35,10 +38,6 @@ __all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
 
-LARGEST_NORM = 1e6
-"""Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
-ones would overflow in the product with the Jacobian and reach everybody as NaN."""
-
 ResultT = TypeVar("ResultT", TrainResult, EvaluateResult)
 
 
@@ -48,7 +47,10 @@ class NoOptions(Section):
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A reply that was accepted: `sent` and `returned` are `(P,)`, or None where nothing travels."""
+    """A reply that was accepted: `sent` and `returned` are `(P,)`.
+
+    `sent` is None if the strategy does not keep it, `returned` where nothing travels.
+    """
 
     client: Client
     result: TrainResult
@@ -82,11 +84,24 @@ class Evaluation:
 
 @dataclass
 class Round:
-    """What the last round brought, for the log: results by client name, and why others were left out."""
+    """What the last round brought, for the log: results by client name, and why others were left out.
+
+    `staleness` has, in asynchronous mode, an entry per reply: the replies applied since its order was written.
+    """
 
     results: dict[str, TrainResult] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     refused: dict[str, str] = field(default_factory=dict)
+    staleness: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a client was sent: weights of `dtype`, or none; `sent` is `(P,)` if the strategy keeps it."""
+
+    client: Client
+    dtype: torch.dtype | None
+    sent: Tensor | None
 
 
 class PersonalisedStrategy(Strategy):
@@ -98,12 +113,14 @@ class PersonalisedStrategy(Strategy):
         roster: who is in the federation; kept up to date by whoever runs the rounds.
 
     Raises:
-        ConfigError: the strategy's options are wrong.
+        ConfigError: the strategy's options, or the name of the compression, are wrong.
     """
 
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
+    keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
+    asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
     def __init__(self, config: RunConfig, run_id: str, roster: Roster) -> None:
@@ -112,10 +129,15 @@ class PersonalisedStrategy(Strategy):
         self.run_id = run_id
         self.roster = roster
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
+        self.codec = Codec.parse(config.compression)
         self.layouts: dict[str, Layout] = {}
         self.round = Round()
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
-        self._orders: list[tuple[Client, Message, Tensor | None]] = []
+        self._orders: dict[str, _Order] = {}  # those not answered yet, by message id
+        self._asked = 0  # clients that were ordered to train in this round
+        self._unsent: list[tuple[Message, _Order]] = []  # a message has no id before it is sent
+        if config.asynchronous and not self.asynchronous:
+            raise ConfigError(f"asynchronous: {config.strategy} learns from whole rounds; set it to false")
         self.check_config()
 
     # ------------------------------------------------------------------ what a strategy of its own overrides
@@ -128,6 +150,10 @@ class PersonalisedStrategy(Strategy):
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Learn from a round's replies, which come in order of rows."""
 
+    def apply(self, update: ClientUpdate, staleness: int) -> None:
+        """Learn from one reply in asynchronous mode; `staleness` replies were applied since its order was written."""
+        raise NotImplementedError
+
     def check_config(self) -> None:
         """Raise a ConfigError for combinations that cannot work; called before anything starts."""
 
@@ -139,7 +165,7 @@ class PersonalisedStrategy(Strategy):
 
     def trainable(self) -> list[Client]:
         """Return the clients from which cohorts are drawn."""
-        return self.roster.live
+        return self.roster.idle
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's learned state by name, as it is stored in the run folder."""
@@ -206,29 +232,43 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Draw the cohort and write each member its order. `arrays` and `config` are not used: state stays here."""
+        return self.train_orders(server_round, self.begin_round(server_round))
+
+    def begin_round(self, server_round: int) -> list[Client]:
+        """Draw the cohort."""
         self.round = Round()
         cohort = self.roster.draw(server_round, self.config.cohort, self.trainable())
-        local = self.config.local
+        self._asked = len(cohort)
+        return cohort
+
+    def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+        """Order some clients to train."""
         return self._address(
-            cohort,
+            clients,
             lambda weights: TrainOrder(
-                **self._common(server_round), reply=self.reply, weights=weights, **local.model_dump()
+                **self._common(server_round),
+                reply=self.reply,
+                weights=weights,
+                compression=self.codec.name if self.codec else None,
+                **self.config.local.model_dump(),
             ),
             TrainOrder.type,
             server_round,
         )
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
-        """Check the replies and learn from those that pass; the others are named in `round.refused`."""
-        accepted: dict[str, ClientUpdate] = {}
-        for client, sent, result in self._match(replies, TrainResult):
-            try:
-                returned = self._returned(result, client, sent)
-            except WireError as error:
-                self.round.refused[client.client_id] = str(error)
-                continue
-            accepted[client.client_id] = ClientUpdate(client, result, sent, returned)
-        updates = sorted(accepted.values(), key=lambda update: update.client.row)
+        """Check the replies as they come, and learn from those that pass; the others are named in `round.refused`.
+
+        Nothing is learned if they are fewer than `min_replies` of those asked.
+        """
+        accepted = [update for reply in replies if (update := self.accept(reply)) is not None]
+        self._close()
+        asked = self._asked
+        updates = sorted(accepted, key=lambda update: update.client.row)
+        if len(updates) < self.config.min_replies * asked:
+            for update in updates:
+                self.round.refused[update.client.client_id] = f"dropped: only {len(updates)} of {asked} answered"
+            updates = []
         self.round.results = {update.client.client_id: update.result for update in updates}
         self.update(updates)
         if not updates:
@@ -236,30 +276,60 @@ class PersonalisedStrategy(Strategy):
         losses = [update.result.loss for update in updates]
         return None, MetricRecord({"loss": statistics.fmean(losses), "clients": len(updates)})
 
+    def accept(self, reply: Message) -> ClientUpdate | None:
+        """Return what a reply to a training order brings, or None, and the reason in `round.refused`."""
+        order = self._ordered(reply)
+        if order is None:
+            return None
+        try:
+            result = self._unpack(reply, order, TrainResult)
+            return ClientUpdate(order.client, result, order.sent, self._returned(result, order))
+        except WireError as error:
+            self.round.refused[order.client.client_id] = str(error)
+            return None
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send every live client the weights that are its own now."""
+        return self.evaluation_orders(server_round, self.roster.live)
+
+    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+        """Send some clients the weights that are their own now."""
         return self._address(
-            self.roster.live,
+            clients,
             lambda weights: EvaluateOrder(**self._common(server_round), weights=weights),
             EvaluateOrder.type,
             server_round,
         )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Collect the scores; per-client results are in `round.evaluation`."""
-        scores: dict[str, EvaluateResult] = {}
-        for client, _, result in self._match(replies, EvaluateResult):
-            try:
-                result.check()
-                scores[client.client_id] = result
-            except WireError as error:
-                self.round.refused[client.client_id] = str(error)
+        """Collect the scores; those of all that were asked in this round are in `round.evaluation`."""
+        scores = dict(self.round.evaluation.scores) if self.round.evaluation else {}
+        scores |= dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
+        self._close()
         if not scores:
             return None
         self.round.evaluation = Evaluation({name: scores[name] for name in sorted(scores)})
         return MetricRecord(dict(self.round.evaluation.metrics()))
+
+    def accept_score(self, reply: Message) -> tuple[str, EvaluateResult] | None:
+        """Return a client's name and scores from the reply to an evaluation order, or None as in `accept`."""
+        order = self._ordered(reply)
+        if order is None:
+            return None
+        try:
+            result = self._unpack(reply, order, EvaluateResult)
+            result.check()
+            return order.client.client_id, result
+        except WireError as error:
+            self.round.refused[order.client.client_id] = str(error)
+            return None
+
+    def forget(self, message_id: str) -> str | None:
+        """Expect no answer to an order any more; return the name of the client that it went to."""
+        order = self._expected().pop(message_id, None)
+        return order.client.client_id if order else None
 
     def summary(self) -> None:
         """Flower's hook for a log line; the run folder holds the resolved configuration."""
@@ -286,48 +356,68 @@ class PersonalisedStrategy(Strategy):
     ) -> list[Message]:
         """Write one message per client and remember what it was sent."""
         rows = self.weights_for(clients) if clients else []
-        self._orders = []
+        messages = []
         for index, client in enumerate(clients):
             sent = None if rows is None else rows[index]
             weights = None if sent is None else Weights(self.layouts[client.about.size], sent)
             content = order(weights).pack()
             assert client.node_id is not None, "only live clients get orders"
-            message = Message(content, client.node_id, message_type, group_id=str(server_round))
-            self._orders.append((client, message, sent))
-        return [message for _, message, _ in self._orders]
+            messages.append(Message(content, client.node_id, message_type, group_id=str(server_round)))
+            keep = self.keeps_sent and message_type == TrainOrder.type
+            dtype = None if sent is None else sent.dtype
+            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None)))
+        return messages
 
-    def _match(
-        self, replies: Iterable[Message], kind: type[ResultT]
-    ) -> Iterator[tuple[Client, Tensor | None, ResultT]]:
-        """Yield the client, what it was sent, and the result, for each reply to one of this round's orders.
+    def _ordered(self, reply: Message) -> _Order | None:
+        """Return the order that a reply answers, which then is answered; nothing in the reply can choose another."""
+        return self._expected().pop(reply.metadata.reply_to_message_id, None)
 
-        The client is the one whose order the reply answers; nothing inside the reply can make it another. Errors of
-        the infrastructure come from the SuperLink's node, so the sender is checked for results only.
+    def _expected(self) -> dict[str, _Order]:
+        """Return the orders that wait for an answer, by message id; they must have been sent."""
+        for message, order in self._unsent:
+            if message_id := message.metadata.message_id:
+                self._orders[message_id] = order
+            else:
+                self.round.refused[order.client.client_id] = "its node cannot be reached"
+        self._unsent = []
+        return self._orders
+
+    def _unpack(self, reply: Message, order: _Order, kind: type[ResultT]) -> ResultT:
+        """Return a reply's content; WireError if the client could not, or if another node has answered.
+
+        Errors of the infrastructure come from the SuperLink's node, so the sender is checked for results only.
         """
-        orders = {message.metadata.message_id: (client, sent) for client, message, sent in self._orders}
-        for reply in replies:
-            found = orders.pop(reply.metadata.reply_to_message_id, None)
-            if found is None:
-                continue
-            client, sent = found
-            try:
-                if reply.has_error():
-                    raise WireError(reply.error.reason or f"error {reply.error.code}")
-                if reply.metadata.src_node_id != client.node_id:
-                    raise WireError("the reply came from another node than the order went to")
-                yield client, sent, kind.unpack(reply.content)
-            except WireError as error:
-                self.round.refused[client.client_id] = str(error)
-        for client, _ in orders.values():
-            self.round.refused[client.client_id] = "no reply"
+        if reply.has_error():
+            raise WireError(reply.error.reason or f"error {reply.error.code}")
+        if reply.metadata.src_node_id != order.client.node_id:
+            raise WireError("the reply came from another node than the order went to")
+        return kind.unpack(reply.content)
 
-    def _returned(self, result: TrainResult, client: Client, sent: Tensor | None) -> Tensor | None:
-        if sent is None:
+    def _close(self) -> None:
+        """Note who has not answered."""
+        for order in self._expected().values():
+            self.round.refused[order.client.client_id] = "no reply"
+        self._orders = {}
+
+    def _returned(self, result: TrainResult, order: _Order) -> Tensor | None:
+        if order.dtype is None:
             return None
-        if result.weights is None:
+        layout = self.layouts[order.client.about.size]
+        weights = result.weights if self.codec is None else self._decoded(self.codec, result, layout, order.sent)
+        if weights is None:
             raise WireError("expected weights in the reply, found none")
-        result.weights.check(self.layouts[client.about.size], sent.dtype)
-        norm = float(result.weights.values.double().norm())
+        weights.check(layout, order.dtype)
+        norm = float(weights.values.double().norm())
         if norm > LARGEST_NORM:
             raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
-        return result.weights.values
+        return weights.values
+
+    def _decoded(self, codec: Codec, result: TrainResult, layout: Layout, sent: Tensor | None) -> Weights:
+        """Return what an encoded change stands for: itself, or the weights that it makes of those sent."""
+        if result.encoded is None:
+            raise WireError(f"expected a change encoded as {codec.name}, found none")
+        delta = codec.decode(result.encoded, layout)
+        if self.reply == "weights":
+            assert sent is not None, "who averages weights keeps what was sent"
+            delta = sent + delta
+        return Weights(layout, delta)

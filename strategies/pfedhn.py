@@ -12,6 +12,7 @@ Departures: a round may serve a cohort (`options.update` says how the replies ar
 paper's setting). Secure aggregation is impossible: the server needs each client's own delta.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
@@ -24,12 +25,21 @@ from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.messages import Introduction
 from hyperbloom.common.seeds import derive
-from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks import (
+    ChunkedHypernetwork,
+    EmbeddingTable,
+    Hypernetwork,
+    LinearHypernetwork,
+    MLPHypernetwork,
+)
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
+
+OVERLAP = 32
+"""Replies that asynchronous mode remembers, each of the target network's size: the latest have most in common."""
 
 
 class PFedHNOptions(Section):
@@ -50,7 +60,11 @@ class PFedHNOptions(Section):
     descriptor: Literal["learned", "class-shares"] = Field(
         "learned", description="class-shares: given by the clients (--disclose-class-shares), not learned"
     )
-    hypernetwork: Literal["mlp", "linear"] = Field("mlp", description="linear: theta = W v (section 4.1)")
+    hypernetwork: Literal["mlp", "linear", "chunked"] = Field(
+        "mlp", description="linear: theta = W v (section 4.1); chunked: one head for all chunks of a large network"
+    )
+    chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
+    chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
     spectral_norm: bool = Field(False, description="normalise every layer of the hypernetwork (table 4)")
@@ -65,6 +79,7 @@ class PFedHN(PersonalisedStrategy):
     learner: HypernetworkLearner
     _initial_dim = 0  # dimension of the embeddings of the run to start from
     _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
+    asynchronous: ClassVar[bool] = True
 
     def check_config(self) -> None:
         """A hypernetwork can be frozen only if it comes from somewhere; a given descriptor has nothing to learn."""
@@ -74,8 +89,9 @@ class PFedHN(PersonalisedStrategy):
             raise ConfigError(
                 "options.freeze: expected descriptor: learned, found class-shares; nothing would be learned"
             )
-        if self.options.hypernetwork == "linear" and self.options.spectral_norm:
-            raise ConfigError("options.spectral_norm: expected hypernetwork: mlp, found linear")
+        self.keeps_sent = self.options.update == "target"
+        if self.options.hypernetwork != "mlp" and self.options.spectral_norm:
+            raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {self.options.hypernetwork}")
 
     def build(self) -> None:
         """Make hypernetwork, embedding table and optimiser from the run's seed."""
@@ -85,9 +101,13 @@ class PFedHN(PersonalisedStrategy):
         dim = self.spec.num_classes if fixed else options.embedding_dim or self._initial_dim or int(1 + clients / 4)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "hypernetwork"))
-            network: LinearHypernetwork | MLPHypernetwork
+            network: Hypernetwork
             if options.hypernetwork == "linear":
                 network = LinearHypernetwork(self.layouts, dim)
+            elif options.hypernetwork == "chunked":
+                network = ChunkedHypernetwork(
+                    self.layouts, dim, options.hidden_dim, options.hidden_layers, options.chunk, options.chunk_dim
+                )
             else:
                 network = MLPHypernetwork(
                     self.layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
@@ -103,6 +123,7 @@ class PFedHN(PersonalisedStrategy):
             sparse=options.embeddings == "sparse",
             freeze=options.freeze,
         )
+        self._applied: deque[Reply] = deque(maxlen=OVERLAP)
 
     def check_newcomer(self, about: Introduction) -> None:
         """Also demand the class shares where they are the descriptor."""
@@ -116,8 +137,8 @@ class PFedHN(PersonalisedStrategy):
         self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 
     def trainable(self) -> list[Client]:
-        """All live clients; with a frozen hypernetwork only those that it never saw."""
-        return [client for client in self.roster.live if client.row >= self._known_rows]
+        """All idle clients; with a frozen hypernetwork only those that it never saw."""
+        return [client for client in self.roster.idle if client.row >= self._known_rows]
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """theta_i = h(v_i; phi), one forward pass for all clients of a size."""
@@ -129,8 +150,14 @@ class PFedHN(PersonalisedStrategy):
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
-        replies = [Reply(u.client.row, u.client.about.size, *_known(u)) for u in updates]
-        self.learner.update(replies, self.options.update)
+        self.learner.update([_reply(update) for update in updates], self.options.update)
+
+    def apply(self, update: ClientUpdate, staleness: int) -> None:
+        """One step for one reply, corrected by those that were applied while its client trained."""
+        reply = _reply(update)
+        overlap = min(staleness, len(self._applied))
+        self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
+        self._applied.append(reply)
 
     def state(self) -> dict[str, Tensor]:
         """Hypernetwork, embeddings and the optimiser's momentum."""
@@ -174,6 +201,6 @@ def _size(client: Client) -> str:
     return client.about.size
 
 
-def _known(update: ClientUpdate) -> tuple[Tensor, Tensor]:
-    assert update.sent is not None and update.returned is not None
-    return update.sent, update.returned
+def _reply(update: ClientUpdate) -> Reply:
+    assert update.returned is not None
+    return Reply(update.client.row, update.client.about.size, update.sent, update.returned)

@@ -40,7 +40,9 @@ class Roster:
     def __init__(self, seed: int) -> None:
         """Start empty."""
         self.seed = seed
+        self.busy: set[int] = set()  # nodes that still work on an order
         self._clients: dict[str, Client] = {}
+        self._names: dict[int, str] = {}  # of the clients that are on a node now, by node
 
     def __len__(self) -> int:
         """Number of clients ever admitted."""
@@ -54,6 +56,21 @@ class Roster:
     def live(self) -> list[Client]:
         """Clients that are on a node now, by row."""
         return [client for client in self._clients.values() if client.node_id is not None]
+
+    @property
+    def live_count(self) -> int:
+        """Number of clients that are on a node now."""
+        return len(self._names)
+
+    @property
+    def idle_count(self) -> int:
+        """Number of clients that are on a node now and have no order left to answer."""
+        return len(self._names.keys() - self.busy)
+
+    @property
+    def idle(self) -> list[Client]:
+        """Clients that are on a node now and have no order left to answer, by row."""
+        return [client for client in self.live if client.node_id not in self.busy]
 
     def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
         """Put a client on a node.
@@ -70,7 +87,7 @@ class Roster:
         about = replace(about, token="")
         if known is None:
             client = Client(about.client_id, len(self._clients), token_hash, node_id, about)
-            self._clients[client.client_id] = client
+            self._place(client)
             return client, None
         if not hmac.compare_digest(known.token_hash, token_hash):
             where = "is connected" if known.node_id is not None else "took part before"
@@ -79,19 +96,30 @@ class Roster:
                 "this is that client, give it back the state folder (--state-dir) that it had"
             )
         client = replace(known, node_id=node_id, about=about)
+        moved_from = known.node_id if known.node_id != node_id else None
+        if moved_from is not None:
+            del self._names[moved_from]
+        self._place(client)
+        return client, moved_from
+
+    def _place(self, client: Client) -> None:
+        assert client.node_id is not None
+        self.leave(client.node_id)  # a node is one client, the one that it last said it is
         self._clients[client.client_id] = client
-        return client, known.node_id if known.node_id != node_id else None
+        self._names[client.node_id] = client.client_id
 
     def leave(self, node_id: int) -> Client | None:
         """Note that a node is gone; returns the client that lived there."""
         client = self.on_node(node_id)
         if client:
+            del self._names[node_id]
             self._clients[client.client_id] = replace(client, node_id=None)
         return client
 
     def on_node(self, node_id: int) -> Client | None:
         """Return the client that lives on a node."""
-        return next((client for client in self._clients.values() if client.node_id == node_id), None)
+        name = self._names.get(node_id)
+        return None if name is None else self._clients[name]
 
     def sort(self, first: int) -> None:
         """Number the rows from `first` on by name, so that a run does not depend on who joined first.
@@ -107,10 +135,10 @@ class Roster:
 
         Args:
             round_number: decides the draw together with the seed.
-            size: clients to draw; fewer if fewer are live.
-            among: the candidates; all live clients by default.
+            size: clients to draw; fewer if fewer are there.
+            among: the candidates; all idle clients by default.
         """
-        candidates = list(self.live if among is None else among)
+        candidates = list(self.idle if among is None else among)
         generator = torch.Generator().manual_seed(derive(self.seed, "cohort", round_number))
         chosen = torch.randperm(len(candidates), generator=generator)[:size].sort().values
         return [candidates[int(index)] for index in chosen]

@@ -21,10 +21,10 @@ PACKAGES = ("client", "common", "server", "strategies")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Flower's public packages; everything else of it may change between two releases.
-PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
-PURE_TORCH = {"client/training.py", "client/state.py", "client/settings.py", "client/worker.py"}
 PURE_FOLDERS = ("strategies/hypernetworks/", "common/graphs/", "common/models/")
+PURE_TORCH = {"client/training.py", "client/state.py", "client/settings.py", "client/worker.py", "client/feedback.py"}
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {

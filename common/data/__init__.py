@@ -5,7 +5,7 @@ Read in this order: `examples` (what comes out), `spec` (what goes in), `load` (
 """
 
 from hyperbloom.common.data.examples import ClientData, Examples
-from hyperbloom.common.data.load import load_client_data
+from hyperbloom.common.data.load import DataSource, data_source, load_client_data
 from hyperbloom.common.data.partition import PARTITIONERS, Partitioner
 from hyperbloom.common.data.registry import DATASETS, DatasetInfo
 from hyperbloom.common.data.spec import DataSpec
@@ -14,9 +14,11 @@ __all__ = [
     "DATASETS",
     "PARTITIONERS",
     "ClientData",
+    "DataSource",
     "DataSpec",
     "DatasetInfo",
     "Examples",
     "Partitioner",
+    "data_source",
     "load_client_data",
 ]

@@ -2,18 +2,81 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.examples import ClientData
-from hyperbloom.common.data.partition import find_partitioner
+from hyperbloom.common.data.partition import Deal, find_partitioner
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["load_client_data"]
+__all__ = ["DataSource", "data_source", "load_client_data"]
+
+
+class DataSource:
+    """A data set that is open, and dealt: what all clients of one process can share.
+
+    Args:
+        spec: Which data set, and how it is cut; its `partition` does not matter.
+
+    Raises:
+        DataError: The data cannot be found or read, or cannot be cut as asked.
+    """
+
+    def __init__(self, spec: DataSpec) -> None:
+        """Read the labels, and the inputs as far as the format demands it."""
+        self.spec = spec
+        self._partitioner = find_partitioner(spec.split)
+        self._pool = read_pool(spec)
+
+    @cached_property
+    def _deal(self) -> Deal:
+        return self._partitioner.deal(self._pool, self.spec)
+
+    def client(self, partition: int | None) -> ClientData:
+        """Return the examples of one client, or all of them, on the CPU, in the same order in every call.
+
+        Raises:
+            DataError: The client is left without examples.
+        """
+        pool, spec = self._pool, replace(self.spec, partition=partition)
+        portions, names = pool.portions, pool.class_names
+        _refuse_empty(portions, pool, spec)
+        if partition is not None:
+            deal = self._deal
+            portions = {part: portions[part].choose(rows) for part, rows in deal.indices(partition).items()}
+            if deal.relabel is not None:
+                relabel = deal.relabel[partition]
+                portions = {
+                    part: replace(portion, labels=relabel[portion.labels]) for part, portion in portions.items()
+                }
+                names = tuple(names[label] for label in np.argsort(relabel))
+            _refuse_empty(portions, pool, spec)
+        portions["train"] = _limited(portions["train"], spec)
+        train, val, test = (portions[part].examples(pool.scaling) for part in ("train", "val", "test"))
+        return ClientData(train, val, test, len(names), names)
+
+
+# A process that runs one client must not keep the whole data set: a source lives as long as somebody holds it.
+_sources: WeakValueDictionary[DataSpec, DataSource] = WeakValueDictionary()
+
+
+def data_source(spec: DataSpec) -> DataSource:
+    """Return the open source of a client's data; hold it to load many clients without opening it again for each.
+
+    Raises:
+        DataError: The data cannot be found or read, or cannot be cut as asked.
+    """
+    whole = replace(spec, partition=None)
+    source = _sources.get(whole)
+    if source is None:
+        source = _sources[whole] = DataSource(whole)
+    return source
 
 
 def load_client_data(spec: DataSpec) -> ClientData:
@@ -28,21 +91,7 @@ def load_client_data(spec: DataSpec) -> ClientData:
     Raises:
         DataError: The data cannot be found or read, cannot be cut as asked, or leave the client without examples.
     """
-    partitioner = find_partitioner(spec.split)
-    pool = read_pool(spec)
-    portions, names = pool.portions, pool.class_names
-    _refuse_empty(portions, pool, spec)
-    if spec.partition is not None:
-        deal = partitioner.deal(pool, spec)
-        portions = {part: portions[part].choose(rows) for part, rows in deal.indices(spec.partition).items()}
-        if deal.relabel is not None:
-            relabel = deal.relabel[spec.partition]
-            portions = {part: replace(portion, labels=relabel[portion.labels]) for part, portion in portions.items()}
-            names = tuple(names[label] for label in np.argsort(relabel))
-        _refuse_empty(portions, pool, spec)
-    portions["train"] = _limited(portions["train"], spec)
-    train, val, test = (portions[part].examples(pool.scaling) for part in ("train", "val", "test"))
-    return ClientData(train, val, test, len(names), names)
+    return data_source(spec).client(spec.partition)
 
 
 def _refuse_empty(portions: Mapping[str, Portion], pool: Pool, spec: DataSpec) -> None:

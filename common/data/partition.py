@@ -7,6 +7,7 @@ that a client gets are the same in the training, validation and test sets.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,17 @@ class Deal:
 
     def indices(self, client: int) -> dict[str, IntArray]:
         """Return the ascending indices of one client's examples in `train`, `val` and `test`."""
-        return {name: np.flatnonzero(owners == client) for name, owners in self.owners.items()}
+        slices = {}
+        for name, (order, owners) in self._by_owner.items():
+            first, last = np.searchsorted(owners, (client, client + 1))
+            slices[name] = order[first:last]
+        return slices
+
+    @cached_property
+    def _by_owner(self) -> dict[str, tuple[IntArray, IntArray]]:
+        """All indices in order of owners, and those owners: a client's are a slice, however many clients there are."""
+        orders = {name: np.argsort(owners, kind="stable") for name, owners in self.owners.items()}
+        return {name: (order, self.owners[name][order]) for name, order in orders.items()}
 
 
 @dataclass(frozen=True)

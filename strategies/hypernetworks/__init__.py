@@ -1,6 +1,8 @@
 """Networks that write networks, in pure torch; nothing here knows of Flower."""
 
+from hyperbloom.strategies.hypernetworks.chunked import ChunkedHypernetwork
 from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
+from hyperbloom.strategies.hypernetworks.learner import Hypernetwork
 from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
 
-__all__ = ["EmbeddingTable", "LinearHypernetwork", "MLPHypernetwork"]
+__all__ = ["ChunkedHypernetwork", "EmbeddingTable", "Hypernetwork", "LinearHypernetwork", "MLPHypernetwork"]

@@ -32,9 +32,24 @@ class EmbeddingTable(nn.Module):
         if row is None:
             generator = torch.Generator().manual_seed(derive(self.seed, "embedding", client_id))
             row = torch.randn(self.dim, generator=generator)
-        row = row.to(self.weight)
-        self.weight.data = torch.cat([self.weight.data, row[None]])
+        self.weight.data = append_row(self.weight.data, row.to(self.weight))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the descriptors of some clients."""
         return self.weight[rows]
+
+
+def append_row(rows: Tensor, row: Tensor) -> Tensor:
+    """Return `(n + 1, k)` from `rows` `(n, k)` and `row` `(k,)`.
+
+    The storage behind grows by doubling, so that ten thousand clients that join copy the table a few times, not ten
+    thousand times. `rows` must not be used any more.
+    """
+    count, dim = rows.shape
+    if rows.untyped_storage().nbytes() < (count + 1) * dim * rows.element_size():
+        larger = rows.new_empty(2 * count + 1, dim)
+        larger[:count] = rows
+        rows = larger
+    grown = rows.as_strided((count + 1, dim), (dim, 1))
+    grown[count] = row
+    return grown

@@ -14,24 +14,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
+from hyperbloom.strategies.hypernetworks.chunked import ChunkedHypernetwork
+from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable, append_row
 from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
 
-__all__ = ["HypernetworkLearner", "Reply", "UpdateRule"]
+Hypernetwork = MLPHypernetwork | LinearHypernetwork | ChunkedHypernetwork
+"""A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of what its heads see."""
+
+__all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule"]
 
 UpdateRule = Literal["proximal", "mean", "sequential", "target"]
 
 TRUNK_LIMIT = 10
 """Replies beyond which the trunk's summed gradient stops growing; a sum of 50 diverged where one of 10 trained well."""
 
+BYTES_AT_ONCE = 128 * 2**20
+"""Weights of a cohort that are worked on at a time; the fastest size is far below."""
+
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer: `sent` and `delta = trained - sent` are `(P,)` for a target network of `size`."""
+    """One client's answer: `delta = trained - sent` is `(P,)` for a target network of `size`.
+
+    `sent` is `(P,)` too, and asked for by the rule `target` only.
+    """
 
     row: int
     size: str
-    sent: Tensor
+    sent: Tensor | None
     delta: Tensor
 
 
@@ -53,7 +63,7 @@ class HypernetworkLearner:
 
     def __init__(
         self,
-        hypernetwork: MLPHypernetwork | LinearHypernetwork,
+        hypernetwork: Hypernetwork,
         table: EmbeddingTable,
         *,
         learning_rate: float = 1e-2,
@@ -83,7 +93,7 @@ class HypernetworkLearner:
         state = self.optimizer.state[self.table.weight]
         if state.get("momentum_buffer") is not None:
             buffer = state["momentum_buffer"]
-            state["momentum_buffer"] = torch.cat([buffer, buffer.new_zeros(1, buffer.shape[1])])
+            state["momentum_buffer"] = append_row(buffer, buffer.new_zeros(buffer.shape[1]))
 
     @torch.no_grad()
     def generate(self, rows: Sequence[int], size: str) -> Tensor:
@@ -106,15 +116,33 @@ class HypernetworkLearner:
         if rule == "proximal" and len(replies) > 1:
             self._proximal(replies)
         elif rule in ("proximal", "mean"):
-            for size, group in _by_size(replies):
-                gradient = torch.stack([-reply.delta for reply in group]) / len(replies)
-                self._backward([reply.row for reply in group], size, gradient)
+            for _, group in _by_size(replies):
+                for some in _chunks(group):
+                    self._backward(some, torch.stack([-reply.delta for reply in some]) / len(replies))
             self._step([reply.row for reply in replies])
         else:
             for reply in replies:
-                trained = reply.sent + reply.delta if rule == "target" else None
-                self._backward([reply.row], reply.size, -reply.delta[None], trained)
+                trained = None
+                if rule == "target":
+                    assert reply.sent is not None, "the rule `target` needs what was sent"
+                    trained = reply.sent + reply.delta
+                self._backward([reply], -reply.delta[None], trained)
                 self._step([reply.row])
+
+    def update_asynchronously(self, reply: Reply, overlap: Sequence[Reply]) -> None:
+        """Learn from one reply that took its time: `overlap` was learned from since its order was written.
+
+        The replies of clients that trained at the same time have much in common, and the step on each assumes that
+        the others were not there. So the reply and its overlap are taken for a cohort: of `(I + eta K)^-1 delta` as in
+        `_proximal`, the row of this reply is applied, with the paper's rate and momentum; the others had theirs.
+        Without overlap it is the paper's step.
+        """
+        cohort = [*(other for other in overlap if other.size == reply.size), reply]
+        if len(cohort) > 1:
+            self._backward([reply], -_mix(self._share_out(cohort)[-1:], cohort))
+        else:
+            self._backward([reply], -reply.delta[None])
+        self._step([reply.row])
 
     def _proximal(self, replies: Sequence[Reply]) -> None:
         """Take one step for `C > 1` replies that is worth `C` steps of one.
@@ -126,29 +154,35 @@ class HypernetworkLearner:
         that it replaces, momentum decays to `m^C` and moves `lr (1 - m^C) / (1 - m)` of a gradient.
         """
         count = len(replies)
-        momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
-        for size, group in _by_size(replies):
-            rows = [reply.row for reply in group]
-            deltas = torch.stack([reply.delta for reply in group])  # (C, P)
-            with torch.no_grad():
-                gram = self.hypernetwork.gram(self.table(torch.tensor(rows, device=deltas.device)))  # (C, C)
-            system = torch.eye(len(rows)).to(gram) + rate / (1 - momentum) * gram
-            self._backward(rows, size, -torch.linalg.solve(system, deltas))
+        for _, group in _by_size(replies):
+            rows, start = self._share_out(group), 0
+            for some in _chunks(group):
+                self._backward(some, -_mix(rows[start : start + len(some)], group))
+                start += len(some)
         for name, parameter in self.hypernetwork.named_parameters():
             if name.startswith("trunk.") and parameter.grad is not None:
                 parameter.grad.mul_(min(1.0, TRUNK_LIMIT / count))
         self._step([reply.row for reply in replies], count)
+
+    @torch.no_grad()
+    def _share_out(self, replies: Sequence[Reply]) -> Tensor:
+        """Return `(I + eta K)^-1` `(C, C)` for replies of one size; its eigenvalues are between 0 and 1."""
+        momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
+        rows = torch.tensor([reply.row for reply in replies], device=self.table.weight.device)
+        gram = self.hypernetwork.gram(self.table(rows), replies[0].size)  # (C, C)
+        inverse: Tensor = torch.linalg.inv(torch.eye(len(rows)).to(gram) + rate / (1 - momentum) * gram)
+        return inverse
 
     def _forward(self, rows: Sequence[int], size: str) -> Tensor:
         index = torch.tensor(rows, device=self.table.weight.device)
         weights: Tensor = self.hypernetwork(self.table(index), size)
         return weights
 
-    def _backward(self, rows: Sequence[int], size: str, gradient: Tensor, target: Tensor | None = None) -> None:
+    def _backward(self, replies: Sequence[Reply], gradient: Tensor, target: Tensor | None = None) -> None:
         """Add the vector-Jacobian product of `h` with `gradient` `(C, P)`, or with `h(v) - target`, to `.grad`."""
         # Evaluation mode, as in `generate`: another power iteration of spectral norm would be another network.
         self.hypernetwork.eval()
-        weights = self._forward(rows, size)
+        weights = self._forward([reply.row for reply in replies], replies[0].size)
         weights.backward(weights.detach() - target if target is not None else gradient)
 
     def _step(self, rows: Sequence[int], worth: int = 1) -> None:
@@ -175,13 +209,14 @@ class HypernetworkLearner:
 
     def _iterate_spectral_norm(self, rows: Sequence[int]) -> None:
         """Follow the changed weights with one power iteration, which spectral norm makes in training mode only."""
-        trained = any(parameter.grad is not None for parameter in self.hypernetwork.parameters())
-        if trained and any(is_parametrized(module) for module in self.hypernetwork.modules()):
-            self.hypernetwork.train()
+        network = self.hypernetwork
+        trained = any(parameter.grad is not None for parameter in network.parameters())
+        if trained and isinstance(network, MLPHypernetwork) and any(is_parametrized(x) for x in network.modules()):
+            network.train()
             with torch.no_grad():
-                for size in self.hypernetwork.heads:
+                for size in network.heads:
                     self._forward(rows[:1], size)
-            self.hypernetwork.eval()
+            network.eval()
 
     def _step_rows(self, rows: Sequence[int]) -> None:
         """Take the step, then put back all embedding rows, and their momentum, that were not in the cohort."""
@@ -226,3 +261,20 @@ class HypernetworkLearner:
 def _by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:
     ordered = sorted(replies, key=lambda reply: reply.size)
     return ((size, list(group)) for size, group in groupby(ordered, key=lambda reply: reply.size))
+
+
+def _chunks(replies: Sequence[Reply]) -> Iterator[Sequence[Reply]]:
+    """Yield replies of one size so many at a time as memory allows: a VJP holds three matrices of their weights."""
+    at_once = max(1, BYTES_AT_ONCE // (replies[0].delta.numel() * replies[0].delta.element_size()))
+    return (replies[start : start + at_once] for start in range(0, len(replies), at_once))
+
+
+def _mix(rows: Tensor, replies: Sequence[Reply]) -> Tensor:
+    """Return `rows @ deltas` `(R, P)` from `rows` `(R, C)`, without ever holding the deltas of a large cohort twice."""
+    mixed, start = None, 0
+    for some in _chunks(replies):
+        part = rows[:, start : start + len(some)] @ torch.stack([reply.delta for reply in some])
+        mixed = part if mixed is None else mixed.add_(part)
+        start += len(some)
+    assert mixed is not None
+    return mixed

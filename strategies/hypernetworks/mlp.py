@@ -54,8 +54,8 @@ class MLPHypernetwork(nn.Module):
         weights: Tensor = self.heads[size](self.trunk(descriptors))  # (C, k) -> (C, H) -> (C, P)
         return weights
 
-    def gram(self, descriptors: Tensor) -> Tensor:
-        """Return the inner products `(C, C)` of what the heads see: features `(C, H)` and the bias's one."""
+    def gram(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return the inner products `(C, C)` of what a head sees: features `(C, H)` and the bias's one."""
         features = self.trunk(descriptors)
         gram: Tensor = features @ features.T + 1
         return gram
@@ -93,6 +93,6 @@ class LinearHypernetwork(nn.Module):
         weights: Tensor = self.heads[size](descriptors)
         return weights
 
-    def gram(self, descriptors: Tensor) -> Tensor:
+    def gram(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the inner products `(C, C)` of the descriptors."""
         return descriptors @ descriptors.T

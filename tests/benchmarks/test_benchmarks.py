@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from benchmarks import (
+    compression,
     end_to_end,
     federation,
     local_sgd,
     memory,
     round_overhead,
     run_all,
+    scale,
     server_step,
     supernodes,
     wire_bytes,
@@ -104,6 +106,25 @@ def test_wire_bytes() -> None:
     assert [row.name for row in rows] == ["wire, MLP", "wire, LeNet"]
     assert all(1.0 < row.ours < row.other < 1.05 for row in rows)
     assert "121,182 floats in 10 tensors" in rows[1].conditions and "6 objects" in rows[1].conditions
+
+
+def test_scale_with_a_handful_of_clients() -> None:
+    memory_row, registered, *linear = scale.measure(few=4, many=6, rounds=40, repetitions=1, cohort=3, cohorts=(2,))
+    assert memory_row.name == "memory that stays, 6 clients"
+    assert 50 < memory_row.ours < 100_000 and 50 < memory_row.other < 100_000
+    assert registered.ours > 0 and registered.other > 0
+    assert [row.name for row in linear] == ["a client's share of a round, cohort of 2"]
+
+
+def test_compression_weighs_replies_and_scores_runs() -> None:
+    brief = {"rounds": 2, "eval_every": 1, "local.steps": 2, "data.max_train": 20}
+    plain, small = (compression.play({"compression": name, **brief}) for name in ("none", "top-k:0.01+int8"))
+    forgetful = compression.play({"compression": "top-k:0.01+int8", **brief}, forgetful=True)
+    assert 4 * 7510 < plain.reply < 1.04 * 4 * 7510
+    assert small.reply == forgetful.reply < plain.reply - 29_000
+    assert 0 < plain.last < 100 and 0 < plain.selected < 100
+    line = compression.row("int8", [compression.Outcome(50, 1.0, 2.0), compression.Outcome(50, 3.0, 4.0)], 200)
+    assert line == "| int8 | 50 | 4.0 | 2.0 (1.0 to 3.0) | 3.0 (2.0 to 4.0) |"
 
 
 def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None:

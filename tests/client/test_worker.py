@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from hyperbloom import __version__
 from hyperbloom.client import training
+from hyperbloom.client import worker as worker_module
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import FlatPart, draw_batches
-from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.client.worker import LOADED_WORKERS, Worker, worker_for
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Layout
@@ -133,6 +135,14 @@ def test_a_process_loads_the_data_of_the_same_settings_once() -> None:
             WireError,
             "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'delta', 4 steps",
         ),
+        (
+            train_order(compression="zip"),
+            WireError,
+            (
+                "order: compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or "
+                "top-k:SHARE+fp16, +bf16 or +int8, found 'zip'"
+            ),
+        ),
         (train_order(weights=None), WireError, "order: expected weights, found none"),
         (evaluate_order("head", weights=None), WireError, "order: expected weights, found none"),
         (
@@ -230,6 +240,34 @@ def test_the_reply_keeps_its_values_when_the_next_order_comes(make_worker: MakeW
     before = first.clone()
     worker.train(train_order(reply="weights", round=2, weights=initial(seed=1)))
     assert torch.equal(first, before)
+
+
+@pytest.mark.parametrize("reply", ["delta", "weights"])
+@pytest.mark.parametrize("private", ["none", "head"])
+def test_a_compressed_reply_is_the_change_and_later_ones_bring_what_it_left_out(
+    make_worker: MakeWorker, private: str, reply: str
+) -> None:
+    codec, layout = Codec("top-k:0.02+int8", "int8", 0.02), LAYOUTS[private]
+    plain, owed = make_worker("client-0"), torch.zeros(layout.numel)
+    deltas = [values_of(plain.train(train_order(private, round=number)).weights) for number in (1, 2, 3)]
+    forget_personal(plain)
+    for number, delta in enumerate(deltas, start=1):
+        # A new worker each time: a stock SuperNode starts a process for every order.
+        result = make_worker("client-0").train(train_order(private, reply, round=number, compression=codec.name))
+        assert result.weights is None and result.encoded is not None
+        assert result.encoded == codec.encode(delta + owed, layout)
+        owed = delta + owed - codec.decode(result.encoded, layout)
+        if reply == "delta":  # a hypernetwork follows in part only
+            owed = owed * min(1.0, float(delta.double().norm() / owed.double().norm()))
+    assert bool(owed.norm() > deltas[-1].norm() * 1.1) == (reply == "weights")
+
+
+@pytest.mark.parametrize(("private", "reply"), [("none", "nothing"), ("all", "delta")])
+def test_where_nothing_is_to_be_sent_nothing_is_compressed(make_worker: MakeWorker, private: str, reply: str) -> None:
+    worker = make_worker()
+    result = worker.train(train_order(private, reply, compression="int8"))
+    assert (result.weights, result.encoded) == (None, None)
+    assert not (worker.state.folder / "residual.safetensors").exists()
 
 
 def test_training_is_local_sgd_on_this_clients_data(make_worker: MakeWorker) -> None:
@@ -336,6 +374,57 @@ def test_the_personal_part_is_read_once_and_stays_in_memory(
     assert reads == ["run-1", "run-2", "run-1"]
 
 
+def test_what_another_process_learned_meanwhile_is_read_again(make_worker: MakeWorker) -> None:
+    steady = make_worker("client-0")
+    path = steady.state.folder / "personal" / "run-1.safetensors"
+    expected, files = [], []
+    for number in (1, 2, 3):
+        expected.append(steady.train(train_order("head", round=number)))
+        files.append(path.read_bytes())
+    forget_personal(steady)
+    worker = make_worker("client-0")
+    worker.train(train_order("head", round=1))
+    path.write_bytes(files[1])  # round 2 was another process's
+    third = worker.train(train_order("head", round=3))
+    assert torch.equal(values_of(third.weights), values_of(expected[2].weights))
+    assert path.read_bytes() == files[2]
+
+
+@pytest.mark.parametrize("private", ["head", "all"])
+def test_clients_that_take_turns_in_one_process_share_networks_and_nothing_else(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, private: str
+) -> None:
+    names, rounds = ("client-0", "client-1", "client-2"), (1, 2, 3)
+    alone = {}
+    for name in names:
+        worker = make_worker(name)
+        alone[name] = [worker.train(train_order(private, round=number)) for number in rounds]
+        forget_personal(worker)
+    built: list[ModelSpec] = []
+    monkeypatch.setattr(worker_module, "build", lambda spec: built.append(spec) or build(spec))
+    worker_module._network.cache_clear()
+    workers = {name: make_worker(name) for name in names}
+    for number in rounds:
+        for name, worker in workers.items():
+            result = worker.train(train_order(private, round=number))
+            assert result.loss == alone[name][number - 1].loss
+            if private == "head":
+                assert torch.equal(values_of(result.weights), values_of(alone[name][number - 1].weights))
+    # One for all; the others are the initial values of each client's personal part.
+    assert len(built) == 1 + len(names)
+
+
+def test_a_process_keeps_a_limited_number_of_clients_loaded(make_worker: MakeWorker) -> None:
+    first = ClientSettings("client-0", SHARE, "cpu", state_dir=make_worker("client-0").state.folder)
+    loaded = [worker_for(first)]
+    loaded[0].train(train_order("head"))
+    for index in range(LOADED_WORKERS):
+        worker_for(ClientSettings(f"other-{index}", SHARE, "cpu"))
+    loaded.append(worker_for(first))
+    assert loaded[0] is not loaded[1]
+    assert loaded[1].evaluate(evaluate_order("head")) == loaded[0].evaluate(evaluate_order("head"))
+
+
 def test_the_head_starts_from_this_clients_own_seed(make_worker: MakeWorker) -> None:
     scores = {}
     for name in ("client-0", "client-1", "client-2"):
@@ -390,3 +479,14 @@ def test_a_training_that_diverges_does_not_destroy_the_personal_part(make_worker
     with contextlib.suppress(HyperbloomError):  # to say so is allowed
         worker.train(train_order("all", round=2, learning_rate=1e30))
     assert worker.evaluate(evaluate_order("all")) == healthy
+
+
+def test_a_training_that_diverges_leaves_nothing_bad_for_the_next_reply(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    worker.train(train_order(compression="top-k:0.1"))
+    for steps in (4, 1):  # the loss says it after four, the change alone after one
+        with pytest.raises(HyperbloomError, match="training diverged"):
+            worker.train(train_order(round=2, learning_rate=1e30, steps=steps, compression="int8"))
+    result = worker.train(train_order(round=3, compression="int8"))
+    assert result.encoded is not None
+    assert float(Codec("int8", "int8").decode(result.encoded, FULL).norm()) < 100

@@ -11,7 +11,17 @@ import pytest
 import torch
 
 import hyperbloom.common.data as package
-from hyperbloom.common.data import DATASETS, PARTITIONERS, ClientData, DataSpec, Examples, load_client_data
+from hyperbloom.common.data import (
+    DATASETS,
+    PARTITIONERS,
+    ClientData,
+    DataSpec,
+    Examples,
+    data_source,
+    load,
+    load_client_data,
+)
+from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.errors import DataError
 
 FINGERPRINT = """
@@ -158,6 +168,28 @@ def test_max_train_draws_nested_subsets_and_leaves_the_test_data() -> None:
     assert [len(data.train) for data in (few, more, all_of_it)] == [10, 30, 270]
     assert rows(few.train) < rows(more.train) < rows(all_of_it.train)
     assert torch.equal(few.test.inputs, all_of_it.test.inputs)
+
+
+def test_a_source_that_is_held_is_opened_and_dealt_once_and_one_that_is_not_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    specs = [DataSpec(partition=index, partitions=5, max_train=20) for index in range(5)]
+    alone = [load_client_data(spec) for spec in specs]
+    opened: list[DataSpec] = []
+    monkeypatch.setattr(load, "read_pool", lambda spec: opened.append(spec) or read_pool(spec))
+    held = data_source(specs[3])
+    for spec, expected in zip(specs, alone, strict=True):
+        data = load_client_data(spec)
+        for part in ("train", "val", "test"):
+            assert torch.equal(getattr(data, part).inputs, getattr(expected, part).inputs)
+            assert torch.equal(getattr(data, part).labels, getattr(expected, part).labels)
+    assert len(opened) == 1
+    load_client_data(DataSpec(seed=1, partition=0, partitions=5, max_train=20))
+    assert len(opened) == 2  # dealt otherwise: another source
+    del held
+    load_client_data(specs[0])
+    load_client_data(specs[0])
+    assert len(opened) == 4
 
 
 def rows(part: Examples) -> set[bytes]:

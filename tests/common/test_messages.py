@@ -75,6 +75,9 @@ MESSAGES: list[Packable] = [
     dataclasses.replace(TRAIN, weights=Weights(TWO, VALUES)),
     TrainResult(0.125, 1.5, None),
     TrainResult(0.125, 1.5, Weights(TWO, VALUES)),
+    dataclasses.replace(TRAIN, compression="top-k:0.1+int8"),
+    TrainResult(0.125, 1.5, None, b"\0\xff"),
+    TrainResult(0.125, 1.5, None, b""),
     EVALUATE,
     dataclasses.replace(EVALUATE, weights=None),
     EvaluateResult(1, 2, 0.5, 3, 4, 0.25),
@@ -210,9 +213,10 @@ def test_a_record_under_another_name_is_no_message() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_every_field_but_weights_must_be_there_and_no_other_may(message: Packable) -> None:
+def test_every_field_but_three_must_be_there_and_no_other_may(message: Packable) -> None:
     kind = type(message)
-    for name in (field.name for field in dataclasses.fields(kind) if field.name != "weights"):  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in names - {"weights", "compression", "encoded"}:
         assert refusal(kind, record(message, **{name: None})) == f"{kind.__name__}: field {name!r} is missing"
     assert refusal(kind, record(message, zz=1, extra="x")) == f"{kind.__name__}: unknown field 'extra'"
 
@@ -232,6 +236,16 @@ def test_every_field_but_weights_must_be_there_and_no_other_may(message: Packabl
 )
 def test_a_field_of_another_type_is_refused(changes: dict[str, Any], message: str) -> None:
     assert refusal(Introduction, record(INTRODUCTION, **changes)) == message
+
+
+def test_optional_fields_are_absent_or_of_their_type() -> None:
+    assert set(dict(TRAIN.pack()[KEY])) == {field.name for field in dataclasses.fields(TRAIN)} - {
+        "weights",
+        "compression",
+    }
+    assert refusal(TrainOrder, record(TRAIN, compression=7)) == "TrainOrder.compression: expected str, found int"
+    found = refusal(TrainResult, record(TrainResult(0.0, 0.0, None), encoded="text"))
+    assert found == "TrainResult.encoded: expected bytes, found str"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

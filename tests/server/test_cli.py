@@ -148,7 +148,7 @@ def test_each_round_is_a_line_with_its_figures(run: Done, where: str) -> None:
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
     for line in lines:
         evaluated = line["round"] in (2, 4, 5)  # every second one, and the last
-        assert set(line) == {"round", "seconds", "clients", "loss"} | (METRICS if evaluated else set())
+        assert set(line) == {"round", "seconds", "elapsed", "clients", "loss"} | (METRICS if evaluated else set())
         assert line["clients"] == 1
         assert 0 < line["loss"] < 50
         assert not evaluated or 0 <= line["test_worst"] <= line["test_mean"] <= 100
@@ -417,6 +417,13 @@ def test_a_state_without_embeddings_is_refused(run: Done, refused: Callable[...,
             "options.freeze: expected init_from to name the run whose hypernetwork to keep",
         ),
         ("--explain nothing", f"--explain: expected one of {', '.join(STRATEGIES)}, found 'nothing'"),
+        (
+            "--set compression=zip",
+            (
+                "compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or "
+                "top-k:SHARE+fp16, +bf16 or +int8, found 'zip'"
+            ),
+        ),
         ("--config /nowhere.yaml", "--config: cannot read /nowhere.yaml: No such file or directory"),
     ],
 )
@@ -529,7 +536,7 @@ def test_ctrl_c_ends_with_130(
     ("flags", "text"),
     [
         (["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
-        (["--engine", "ray"], "argument --engine: invalid choice: 'ray'"),
+        (["--engine", "mpi"], "argument --engine: invalid choice: 'mpi'"),
         (["--nothing"], "unrecognized arguments: --nothing"),
     ],
 )

@@ -57,7 +57,7 @@ class Party:
     def exchange(self, *nodes: int, timeout_s: float = 60.0) -> list[int]:
         """Send each node an order; returns the nodes whose replies came, in order."""
         orders = [Message(RecordDict({"order": ConfigRecord({"to": node})}), node, "train") for node in nodes]
-        return [reply.metadata.src_node_id for reply in self.federation.exchange(orders, timeout_s)]
+        return [reply.metadata.src_node_id for reply in self.federation.exchange([orders], timeout_s)]
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ def test_replies_are_yielded_as_they_come(party: Party, grid: ScriptedGrid, cloc
     party.begin(2)
     ready = clock.now + 1.0
     orders = [Message(RecordDict(), node, "train") for node in (2, 3)]
-    replies = party.federation.exchange(orders, 60.0)
+    replies = party.federation.exchange([orders], 60.0)
     assert next(replies).metadata.src_node_id == 3
     assert clock.now < ready
     assert next(replies).metadata.src_node_id == 2
@@ -445,7 +445,7 @@ def test_newcomers_are_welcomed_while_a_round_runs(party: Party, grid: ScriptedG
 def test_error_replies_are_replies(party: Party, grid: ScriptedGrid) -> None:
     grid.join(2, "a", orders=lambda message: app_error("ValueError: no"))
     party.begin(1)
-    (reply,) = party.federation.exchange([Message(RecordDict(), 2, "train")], 60.0)
+    (reply,) = party.federation.exchange([[Message(RecordDict(), 2, "train")]], 60.0)
     assert reply.error.reason == "ValueError: no"
 
 
@@ -466,7 +466,7 @@ def test_polls_slow_down_while_nothing_comes(
     assert waits[:4] == pytest.approx([0.004, 0.006, 0.009, 0.0135])
     assert waits[-1] == 0.05
     grid.join(3, "b")
-    party.gather(2)
+    party.gather(1)  # a still works on its order
     waits.clear()
     answer = clock.now + 1.0
     grid.join(3, "b", orders=lambda message: RecordDict() if clock.now > answer else None)

@@ -125,16 +125,20 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
     folder = RunFolder(tmp_path, CONFIG, "run-1")
     folder.phase(some_strategy(), "local")
     results = {"a": TrainResult(1.0, 0.25, None), "b": TrainResult(2.0, 0.123456, None)}
-    folder.round_done(RoundReport(1, 20, Round(results, None, {"c": "no reply"}), 0.512349))
-    folder.round_done(RoundReport(2, 20, Round({}, None, {}), 0.5))
+    folder.round_done(
+        RoundReport(1, 20, Round(results, None, {"c": "no reply"}, [3, 0, 9]), 0.512349, 1.512349, late=2)
+    )
+    folder.round_done(RoundReport(2, 20, Round({}, None, {}), 0.5, 2.0))
     scores = {"a": EvaluateResult(1, 4, 0.5, 3, 4, 1.5)}
-    folder.round_done(RoundReport(3, 20, Round({"a": results["a"]}, Evaluation(scores), {}), 0.5))
+    folder.round_done(RoundReport(3, 20, Round({"a": results["a"]}, Evaluation(scores), {}), 0.5, 2.25))
     metrics = lines(tmp_path / "metrics.jsonl")
     assert metrics[:2] == [
-        {"round": 1, "seconds": 0.5123, "clients": 2, "loss": 1.5},
-        {"round": 2, "seconds": 0.5, "clients": 0},
+        {"round": 1, "seconds": 0.5123, "clients": 2, "elapsed": 1.5123, "loss": 1.5, "late": 2}
+        | {"staleness_mean": 4, "staleness_max": 9},
+        {"round": 2, "seconds": 0.5, "clients": 0, "elapsed": 2.0},
     ]
-    assert metrics[2] == {"round": 3, "seconds": 0.5, "clients": 1, "loss": 1.0} | Evaluation(scores).metrics()
+    line = {"round": 3, "seconds": 0.5, "clients": 1, "elapsed": 2.25, "loss": 1.0}
+    assert metrics[2] == line | Evaluation(scores).metrics()
     assert lines(tmp_path / "clients.jsonl") == [
         {"round": 1, "client": "a", "loss": 1.0, "seconds": 0.25},
         {"round": 1, "client": "b", "loss": 2.0, "seconds": 0.1235},
@@ -157,7 +161,7 @@ def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> 
     folder = RunFolder(tmp_path, CONFIG, "run-1")
     best, last = torch.tensor([1.0]), torch.tensor([2.0])
     folder.phase(some_strategy(), "local")
-    folder.selected(Selection(7, {"val_mean": 50.0}, {"a": 60.0}), some_strategy({"w": best}))
+    folder.selected(Selection(7, {"val_mean": 50.0}, {"a": 60.0}), {"w": best}, some_strategy({"w": best}).roster)
     folder.phase_done(some_strategy({"w": last}))
     for name, value, metadata in (
         ("hypernetwork.safetensors", best, {"round": "7"}),
@@ -175,8 +179,8 @@ def test_baselines_get_folders_of_their_own_and_share_the_summary(tmp_path: Path
     folder = RunFolder(tmp_path, CONFIG, "run-1")
     for name, state in (("local", None), ("fedavg", {"w": torch.zeros(1)})):
         folder.phase(some_strategy(), name)
-        folder.round_done(RoundReport(1, 20, Round(), 0.5))
-        folder.selected(Selection(1, {"val_mean": 1.0}, {}), some_strategy(state))
+        folder.round_done(RoundReport(1, 20, Round(), 0.5, 0.5))
+        folder.selected(Selection(1, {"val_mean": 1.0}, {}), state, some_strategy(state).roster)
         folder.phase_done(some_strategy(state))
     assert files(tmp_path) == [
         "baselines/fedavg/clients.jsonl",
@@ -208,7 +212,11 @@ def test_the_roster_is_kept_without_secrets(tmp_path: Path) -> None:
 def finished(tmp_path: Path) -> Path:
     """Return the folder of a finished run."""
     folder = RunFolder(tmp_path / "run", CONFIG, "run-1")
-    folder.selected(Selection(7, {"val_mean": 50.0}, {}), some_strategy({"w": torch.tensor([1.5])}))
+    folder.selected(
+        Selection(7, {"val_mean": 50.0}, {}),
+        {"w": torch.tensor([1.5])},
+        some_strategy({"w": torch.tensor([1.5])}).roster,
+    )
     return tmp_path / "run"
 
 

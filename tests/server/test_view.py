@@ -11,7 +11,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateResult, TrainResult
 from hyperbloom.server.listener import RoundReport, Selection
-from hyperbloom.server.view import TerminalView, results_table
+from hyperbloom.server.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
 from hyperbloom.strategies.roster import Roster
@@ -72,6 +72,14 @@ def test_a_client_that_was_not_evaluated_is_shown_as_such() -> None:
     assert table[2:5] == [["a", "1", "10.0", "-"], ["b", "2", "-", "20.0"], ["c", "3", "-", "-"]]
 
 
+def test_a_table_of_many_clients_says_where_the_others_are() -> None:
+    names = [f"client-{index}" for index in range(MOST_ROWS + 7)]
+    table = rows({"local": selection(2, dict.fromkeys(names, 20.0))}, dict.fromkeys(names, 5))
+    assert len(table) == 2 + MOST_ROWS + 1 + 3
+    assert table[2 + MOST_ROWS][0] == "7 more in summary.json"
+    assert table[1 + MOST_ROWS][0] == names[MOST_ROWS - 1]
+
+
 def test_the_best_of_a_row_stands_out() -> None:
     results = {
         "one": selection(1, {"a": 1.0, "b": 5.0}, test_mean=3.0),
@@ -103,7 +111,7 @@ def report(number: int, evaluated: bool = True, **refused: str) -> RoundReport:
     """Return a round with two clients, one of them right in 3 of 4 and one in 1 of 4 cases."""
     scores = {"a": EvaluateResult(1, 4, 1.0, 3, 4, 1.0), "b": EvaluateResult(1, 4, 1.0, 1, 4, 1.0)}
     outcome = Round({"a": TrainResult(1.0, 0.1, None)}, Evaluation(scores) if evaluated else None, refused)
-    return RoundReport(number, 20, outcome, 0.5)
+    return RoundReport(number, 20, outcome, 0.5, 0.5)
 
 
 def test_without_a_terminal_an_evaluation_is_a_line(now: list[float]) -> None:

@@ -75,7 +75,7 @@ def test_fedavg_is_the_average_by_number_of_examples() -> None:
     strategy, federated = federation.strategy, federation.federation
     for number in (1, 2):
         messages = strategy.configure_train(number, None, None, federation.grid)
-        strategy.aggregate_train(number, list(federated.exchange(messages, 10.0)))
+        strategy.aggregate_train(number, list(federated.exchange([messages], 10.0)))
         mean = sum(n * returned[name].double() for name, n in examples.items()) / 100 * number
         found = torch.cat([tensor.flatten() for tensor in federation.state().values()])
         # Three products and two sums of numbers of size up to 8 in single precision.
@@ -96,7 +96,7 @@ def test_fedavg_without_an_answer_stays_as_it_is() -> None:
     federation = Inline(run, scripted_grid([introduction("a")], train)).join()
     before = federation.state()
     messages = federation.strategy.configure_train(1, None, None, federation.grid)
-    federation.strategy.aggregate_train(1, list(federation.federation.exchange(messages, 10.0)))
+    federation.strategy.aggregate_train(1, list(federation.federation.exchange([messages], 10.0)))
     assert_same(before, federation.state())
 
 

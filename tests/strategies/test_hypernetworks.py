@@ -143,6 +143,21 @@ def test_growing_leaves_the_other_rows_and_global_randomness_alone() -> None:
     assert torch.equal(table(torch.tensor([2, 0])), table.weight[[2, 0]])
 
 
+def test_a_table_that_grows_is_copied_seldom() -> None:
+    table = EmbeddingTable(3, seed=0)
+    places = set()
+    for client in range(1000):
+        table.grow(f"client-{client}")
+        places.add(table.weight.data_ptr())
+    assert table.weight.shape == (1000, 3)
+    assert table.weight.is_contiguous()
+    assert len(places) <= 11  # doublings
+    for client in (0, 500, 999):
+        alone = EmbeddingTable(3, seed=0)
+        alone.grow(f"client-{client}")
+        assert torch.equal(table.weight[client], alone.weight[0])
+
+
 def test_given_descriptors_are_not_trainable() -> None:
     assert not EmbeddingTable(3, 0, trainable=False).weight.requires_grad
     assert EmbeddingTable(3, 0).weight.requires_grad

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, TrainOrder, TrainResult, Weights
+from hyperbloom.server import rounds
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.hypernetworks.learner import Reply, UpdateRule
 from hyperbloom.strategies.personalised import Evaluation
@@ -409,6 +410,32 @@ def test_everyone_is_evaluated_on_its_own_weights_and_scores_are_kept_by_name() 
     orders = [f for f in made.grid.fields("evaluate") if "run_id" in f]
     rows = made.strategy.learner.generate([0, 1, 2], "S")
     assert [order["values"] for order in orders] == [row.numpy().tobytes() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "most"),
+    [("MOST_AT_ONCE", 1000, 3), ("MOST_AT_ONCE", 2, 2), ("BYTES_AT_ONCE", 8 * LENGTH, 2), ("BYTES_AT_ONCE", 1, 1)],
+)
+def test_everyone_is_evaluated_however_few_fit_into_memory_at_once(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
+) -> None:
+    monkeypatch.setattr(rounds, limit, value)
+    made = federation(lambda name, order: SCORES[name], rounds=1, eval_every=1)
+    together: list[int] = []
+    push = made.grid.push_messages
+
+    def noted(messages: Iterable[Message]) -> Iterable[str]:
+        outgoing = list(messages)
+        together.append(sum(message.metadata.message_type == "evaluate" for message in outgoing))
+        return push(outgoing)
+
+    monkeypatch.setattr(made.grid, "push_messages", noted)
+    history, selection = made.run()
+    assert history.rounds[0].evaluation is not None
+    assert history.rounds[0].evaluation.scores == SCORES
+    assert history.rounds[0].refused == {}
+    assert selection.metrics == Evaluation(SCORES).metrics()
+    assert (max(together), sum(together)) == (most, 3)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,31 @@ def test_a_client_that_moves_is_on_its_new_node_only() -> None:
     assert moved_again is None  # greeted twice on one node
 
 
+def test_the_number_of_live_clients_is_that_of_the_live_clients() -> None:
+    roster = roster_of("abc")
+    steps = [
+        lambda: roster.leave(3),
+        lambda: roster.leave(3),
+        lambda: roster.admit(4, introduction("c")),  # greeted twice
+        lambda: roster.admit(9, introduction("b")),
+        lambda: roster.admit(10, introduction("a")),  # moved
+        lambda: roster.sort(1),
+    ]
+    for step, expected in zip(steps, (2, 2, 2, 3, 3, 3), strict=True):
+        step()
+        assert roster.live_count == len(roster.live) == expected
+    assert [client.node_id for client in roster.live] == [10, 9, 4]
+
+
+def test_a_node_is_one_client() -> None:
+    roster = roster_of("ab")
+    roster.admit(2, introduction("c"))
+    assert {client.client_id: client.node_id for client in roster} == {"a": None, "b": 3, "c": 2}
+    found = roster.on_node(2)
+    assert found is not None and found.client_id == "c"
+    assert roster.live_count == 2
+
+
 @pytest.mark.parametrize(("leaves", "where"), [(False, "is connected"), (True, "took part before")])
 def test_another_secret_does_not_get_the_name(leaves: bool, where: str) -> None:
     roster = roster_of("abc")

@@ -1,0 +1,198 @@
+"""Smaller replies: codecs between a flat vector of changes and bytes, by name, for a layout that both sides know.
+
+    fp16, bf16        every value in two bytes
+    int8              every value in one byte, times one scale per tensor: max|x| / 127
+    top-k:SHARE       only the SHARE of the entries with the largest magnitude, and where they are
+    top-k:SHARE+int8  those entries in one byte each (or +fp16, +bf16)
+
+What a codec loses the client adds to its next change: error feedback (`client/feedback.py`), without which top-k stalls
+(Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599).
+
+The largest entries are chosen over the whole vector, not per tensor: of all vectors with k entries this one is nearest
+(section 2 there), and what a small tensor does not get into this reply grows in the memory until it does.
+
+Indices are in Elias-Fano code: with `l = floor(log2(P / k))` the `l` low bits of each one stand as they are, and of
+the rest, which ascend, the i-th is the position of the i-th one in a row of bits, less i. That takes `2 + log2(P / k)`
+bits an index at most (8.6 at a share of 0.01, where the entropy is 8.1), and always the same for the same P and k: as
+with the values, the length of a reply is known before it comes, and nothing in it says how large it is to become.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.layout import Layout
+
+__all__ = ["Codec"]
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+_NAME = re.compile(r"(?P<all>fp16|bf16|int8)|top-k:(?P<share>[0-9.e-]+)(?:\+(?P<kept>fp16|bf16|int8))?")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Turns a `(P,)` vector of float32 into bytes whose number depends on the layout alone, and back.
+
+    Attributes:
+        name: as it is written in the configuration.
+        values: how a value is stored: fp32, fp16, bf16 or int8.
+        share: share of the entries that are kept, or None for all.
+    """
+
+    name: str
+    values: str
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, name: str) -> "Codec | None":
+        """Return the codec of this name; None for 'none'.
+
+        Raises:
+            ConfigError: there is no such codec.
+        """
+        if name == "none":
+            return None
+        found = _NAME.fullmatch(name)
+        if found and found["all"]:
+            return cls(name, found["all"])
+        share = _share(found["share"]) if found else None
+        if not found or share is None:
+            raise ConfigError(
+                "compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or "
+                f"top-k:SHARE+fp16, +bf16 or +int8, found {name[:60]!r}"
+            )
+        return cls(name, found["kept"] or "fp32", share)
+
+    def kept(self, numel: int) -> int:
+        """Return how many of `numel` entries are sent."""
+        return numel if self.share is None else min(numel, max(1, round(self.share * numel)))
+
+    def size(self, layout: Layout) -> int:
+        """Return the number of bytes that a vector of this layout becomes."""
+        kept = self.kept(layout.numel)
+        scales = 4 * len(layout.shapes) if self.values == "int8" else 0
+        return self._index_bytes(layout) + scales + kept * _DTYPES[self.values].itemsize
+
+    def encode(self, flat: Tensor, layout: Layout) -> bytes:
+        """Return a `(P,)` vector of finite float32 on the CPU as `size(layout)` bytes."""
+        if self.share is None:
+            return _pack_values(flat, layout.sizes, self.values)
+        indices = flat.abs().topk(self.kept(layout.numel), sorted=False).indices.sort().values  # (k,)
+        values = _pack_values(flat[indices], _per_tensor(indices, layout), self.values)
+        return _pack_indices(indices.numpy(), layout.numel) + values
+
+    def decode(self, encoded: bytes, layout: Layout) -> Tensor:
+        """Return the `(P,)` vector of float32 that was encoded, as exactly as the codec keeps it.
+
+        Values may not be finite: `Weights.check` names their tensor.
+
+        Raises:
+            WireError: the bytes are not of this codec and layout.
+        """
+        if len(encoded) != self.size(layout):
+            raise WireError(
+                f"{self.name}: expected {self.size(layout)} bytes for {layout.numel} values in "
+                f"{len(layout.shapes)} tensors, found {len(encoded)}"
+            )
+        if self.share is None:
+            return self._unpack_values(encoded, layout.sizes, layout)
+        places = self._index_bytes(layout)
+        indices = self._unpack_indices(encoded[:places], layout.numel)
+        flat = torch.zeros(layout.numel)
+        flat[indices] = self._unpack_values(encoded[places:], _per_tensor(indices, layout), layout)
+        return flat
+
+    def _index_bytes(self, layout: Layout) -> int:
+        if self.share is None:
+            return 0
+        kept = self.kept(layout.numel)
+        return sum(-(-bits // 8) for bits in _index_bits(kept, layout.numel))
+
+    def _unpack_values(self, raw: bytes, groups: tuple[int, ...], layout: Layout) -> Tensor:
+        """Return `(k,)` values, of which `groups[i]` belong to the layout's tensor i."""
+        if self.values != "int8":
+            return _tensor(raw, _DTYPES[self.values]).float()
+        scales, levels = _tensor(raw[: 4 * len(groups)], torch.float32), _tensor(raw[4 * len(groups) :], torch.int8)
+        wrong = torch.nonzero(~(scales.isfinite() & (scales >= 0)))
+        if len(wrong):
+            first = int(wrong[0])
+            name = layout.shapes[first][0]
+            raise WireError(f"tensor {name}: expected a finite scale from 0, found {float(scales[first])}")
+        return levels * torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
+
+    def _unpack_indices(self, raw: bytes, numel: int) -> Tensor:
+        """Return `(k,)` indices in ascending order, each once and within `numel`."""
+        kept = self.kept(numel)
+        low_bits, high_bits = _index_bits(kept, numel)
+        packed = np.frombuffer(raw, dtype=np.uint8)
+        start = -(-low_bits // 8)
+        highs = np.flatnonzero(np.unpackbits(packed[start:], count=high_bits))
+        if len(highs) != kept:
+            raise WireError(f"{self.name}: expected {kept} indices, found {len(highs)}")
+        width = low_bits // kept if kept else 0
+        lows = np.unpackbits(packed[:start], count=low_bits).reshape(kept, width)
+        indices = ((highs - np.arange(kept)) << width) + lows @ (1 << np.arange(width))
+        if kept and not (np.all(np.diff(indices) > 0) and indices[-1] < numel):
+            raise WireError(f"{self.name}: expected indices in ascending order below {numel}, found others")
+        return torch.from_numpy(indices)
+
+
+def _share(text: str) -> float | None:
+    try:
+        share = float(text)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
+
+
+def _per_tensor(indices: Tensor, layout: Layout) -> tuple[int, ...]:
+    """Return how many of the ascending `indices` fall into each tensor."""
+    ends = torch.tensor(layout.sizes, dtype=torch.int64).cumsum(0)
+    before = torch.searchsorted(indices, ends)
+    return tuple(before.diff(prepend=before.new_zeros(1)).tolist())
+
+
+def _pack_values(values: Tensor, groups: tuple[int, ...], kind: str) -> bytes:
+    """Return `(k,)` values as bytes; `groups` of them share a scale."""
+    dtype = _DTYPES[kind]
+    if kind != "int8":
+        # What is too large for 16 bits is cut off rather than made infinite; feedback keeps the rest.
+        largest = torch.finfo(dtype).max
+        return _bytes(values.clamp(-largest, largest).to(dtype))
+    parts = values.split(groups) if groups else ()
+    scales = torch.tensor([float(part.abs().max()) / 127 if len(part) else 0.0 for part in parts])
+    each = torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
+    # A tensor of zeros has the scale 0, and 0 / 0 is no number.
+    levels = (values / each).nan_to_num(nan=0.0).round().clamp(-127, 127)
+    return _bytes(scales) + _bytes(levels.to(dtype))
+
+
+def _pack_indices(indices: np.ndarray, numel: int) -> bytes:
+    """Return ascending `(k,)` indices in Elias-Fano code: the low bits, then the high ones."""
+    kept = len(indices)
+    low_bits, high_bits = _index_bits(kept, numel)
+    width = low_bits // kept if kept else 0
+    lows = (indices[:, None] >> np.arange(width)) & 1  # (k, width)
+    highs = np.zeros(high_bits, dtype=np.uint8)
+    highs[(indices >> width) + np.arange(kept)] = 1
+    return np.packbits(lows.astype(np.uint8)).tobytes() + np.packbits(highs).tobytes()
+
+
+def _index_bits(kept: int, numel: int) -> tuple[int, int]:
+    """Return how many bits the low and the high parts of `kept` indices below `numel` take."""
+    if not kept:
+        return 0, 0
+    width = (numel // kept).bit_length() - 1
+    return kept * width, kept + ((numel - 1) >> width)
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _tensor(raw: bytes, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)

@@ -1,0 +1,244 @@
+"""The codecs: what they keep is what their names say, their length is known, and no bytes can do harm."""
+
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hyperbloom.common.compression import Codec
+from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.layout import Layout
+
+LAYOUT = Layout((("fc.weight", (30, 7)), ("fc.bias", (30,)), ("none", (0, 3)), ("head", (60,))))
+NAMES = ("fp16", "bf16", "int8", "top-k:0.1", "top-k:0.1+fp16", "top-k:0.1+bf16", "top-k:0.1+int8", "top-k:0.7+int8")
+
+
+def codec(name: str) -> Codec:
+    """Return a codec that is one."""
+    found = Codec.parse(name)
+    assert found is not None
+    return found
+
+
+def change(layout: Layout = LAYOUT, seed: int = 0) -> Tensor:
+    """Return values such as training changes weights by: no two alike, most of them small."""
+    return 0.01 * torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed)) ** 3
+
+
+def there_and_back(name: str, flat: Tensor, layout: Layout = LAYOUT) -> Tensor:
+    """Encode and decode."""
+    encoded = codec(name).encode(flat, layout)
+    assert len(encoded) == codec(name).size(layout)
+    return codec(name).decode(encoded, layout)
+
+
+# ---------------------------------------------------------------------- names
+
+
+def test_names_say_what_is_kept_and_how() -> None:
+    assert Codec.parse("none") is None
+    assert Codec.parse("bf16") == Codec("bf16", "bf16", None)
+    assert Codec.parse("top-k:0.05") == Codec("top-k:0.05", "fp32", 0.05)
+    assert Codec.parse("top-k:1e-2+int8") == Codec("top-k:1e-2+int8", "int8", 0.01)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "zip", "None", "fp16 ", "fp16\n", "int8+fp16", "int8+top-k:0.1", "top-k", "top-k:", "top-k:0", "top-k:1"),
+        *("top-k:-0.1", "top-k:nan", "top-k:1.5", "top-k:.", "top-k:0.1+", "top-k:0.1+zip", "top-k:0.1+int8+fp16"),
+        *("top-k:1e-999", "x" * 1000),
+    ],
+)
+def test_other_names_are_refused_with_the_ones_there_are(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Codec.parse(name)
+    assert str(caught.value) == (
+        "compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or top-k:SHARE+fp16, "
+        f"+bf16 or +int8, found {name[:60]!r}"
+    )
+
+
+# ---------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_sixteen_bits_are_torchs_own(name: str, dtype: torch.dtype) -> None:
+    flat = change()
+    assert torch.equal(there_and_back(name, flat), flat.to(dtype).float())
+    exact = flat.to(dtype).float()
+    assert there_and_back(name, exact).numpy().tobytes() == exact.numpy().tobytes()
+    assert codec(name).size(LAYOUT) == 2 * LAYOUT.numel
+
+
+@pytest.mark.parametrize(("name", "largest"), [("fp16", 65504.0), ("bf16", 3.3895313892515355e38)])
+def test_what_is_too_large_for_sixteen_bits_is_cut_off_and_stays_finite(name: str, largest: float) -> None:
+    flat = torch.zeros(LAYOUT.numel)
+    flat[3], flat[-1] = 3.4e38, -3.4e38
+    decoded = there_and_back(name, flat)
+    assert (float(decoded[3]), float(decoded[-1])) == (largest, -largest)
+
+
+def test_int8_is_off_by_half_a_step_of_its_own_tensor_at_most() -> None:
+    flat = change()
+    views = LAYOUT.views(flat)
+    views["fc.bias"].mul_(1e-6)  # would vanish beside the others if they shared a scale
+    views["head"].mul_(1e4)
+    decoded = LAYOUT.views(there_and_back("int8", flat))
+    for name, tensor in views.items():
+        if tensor.numel():
+            step = float(tensor.abs().max()) / 127
+            error = (decoded[name] - tensor).abs().max()
+            assert 0.3 * step < error <= 0.5 * step * (1 + 1e-5), name
+    assert codec("int8").size(LAYOUT) == LAYOUT.numel + 4 * 4
+
+
+def test_int8_keeps_whole_steps_exactly() -> None:
+    flat = torch.randint(-127, 128, (LAYOUT.numel,), generator=torch.Generator().manual_seed(1)).float()
+    for (_, place, _), step in zip(LAYOUT.slices(), (0.5, 2.0**-20, 1.0, 0.0), strict=True):
+        flat[place] *= step
+        if step and place.start < place.stop:
+            flat[place.start] = 127 * step
+    assert torch.equal(there_and_back("int8", flat), flat)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38, 1e36])
+def test_the_smallest_and_the_largest_values_stay_finite(name: str, scale: float) -> None:
+    flat = scale * torch.arange(-165.0, 135.0)
+    decoded = there_and_back(name, flat)
+    assert bool(decoded.isfinite().all())
+    assert bool(((decoded - flat).abs() <= flat.abs().max()).all())
+
+
+# ---------------------------------------------------------------------- the largest
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.001, 1), (0.01, 3), (0.1, 30), (0.5, 150), (0.999, 300)])
+def test_top_k_keeps_the_largest_of_the_whole_vector(share: float, kept: int) -> None:
+    flat = change()
+    expected = torch.zeros_like(flat)
+    expected[flat.abs().topk(kept).indices] = flat[flat.abs().topk(kept).indices]
+    decoded = there_and_back(f"top-k:{share}", flat)
+    assert int((decoded != 0).sum()) == kept
+    assert torch.equal(decoded, expected)
+
+
+@pytest.mark.parametrize("values", ["fp16", "bf16", "int8"])
+def test_what_top_k_keeps_is_stored_as_the_second_name_says(values: str) -> None:
+    flat = change()
+    kept = there_and_back("top-k:0.2", flat)
+    decoded = there_and_back(f"top-k:0.2+{values}", flat)
+    # A vector of zeros and the kept values has the scales that the kept values have.
+    assert torch.equal(decoded, there_and_back(values, kept))
+    assert int((decoded != 0).sum()) > 40
+
+
+def test_a_tensor_of_which_nothing_is_kept_has_no_say() -> None:
+    flat = change()
+    LAYOUT.views(flat)["fc.weight"].zero_()
+    LAYOUT.views(flat)["head"].mul_(100)
+    decoded = LAYOUT.views(there_and_back("top-k:0.05+int8", flat))
+    assert not decoded["fc.weight"].any() and not decoded["fc.bias"].any()
+    assert int((decoded["head"] != 0).sum()) == 15
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 400), max_size=4),
+    name=st.sampled_from(NAMES),
+    share=st.floats(0.001, 0.999),
+    seed=st.integers(0, 99),
+)
+def test_every_length_is_what_the_layout_says_and_twice_is_as_good_as_once(
+    sizes: list[int], name: str, share: float, seed: int
+) -> None:
+    layout = Layout(tuple((str(number), (size,)) for number, size in enumerate(sizes)))
+    name = name.replace("0.1", repr(share))
+    once = there_and_back(name, change(layout, seed), layout)
+    torch.testing.assert_close(there_and_back(name, once, layout), once, rtol=1e-6, atol=0)
+
+
+def elias_fano(indices: list[int], numel: int) -> bytes:
+    """Return the code by its definition, with words of ones and noughts."""
+    width = math.floor(math.log2(numel / len(indices)))
+    lows = "".join(f"{index % 2**width:0{width}b}"[::-1] if width else "" for index in indices)
+    highs, at = "", 0
+    for index in indices:
+        highs += "0" * (index // 2**width - at) + "1"
+        at = index // 2**width
+    highs += "0" * ((numel - 1) // 2**width - at)
+    padded = (word + "0" * (-len(word) % 8) for word in (lows, highs))
+    return b"".join(bytes(int(word[i : i + 8], 2) for i in range(0, len(word), 8)) for word in padded)
+
+
+@pytest.mark.parametrize(("numel", "share"), [(1, 0.5), (8, 0.5), (100, 0.01), (1000, 0.013), (5000, 0.1), (999, 0.9)])
+def test_indices_are_in_elias_fano_code(numel: int, share: float) -> None:
+    layout, name = Layout((("a", (numel,)),)), f"top-k:{share}"
+    flat = change(layout)
+    indices = [index for index, value in enumerate(there_and_back(name, flat, layout).tolist()) if value]
+    code = elias_fano(indices, numel)
+    assert codec(name).encode(flat, layout) == code + struct.pack(f"<{len(indices)}f", *flat[indices].tolist())
+    assert 8 * len(code) <= len(indices) * (2 + math.log2(numel / len(indices))) + 14  # two times padding
+
+
+# ---------------------------------------------------------------------- what others send
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("found", [0, -1, 1, 10**6])
+def test_another_length_is_refused(name: str, found: int) -> None:
+    size = codec(name).size(LAYOUT)
+    length = size + found if found else 0
+    with pytest.raises(WireError) as caught:
+        codec(name).decode(bytes(length), LAYOUT)
+    assert str(caught.value) == f"{name}: expected {size} bytes for 300 values in 4 tensors, found {length}"
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_scale_that_is_none_is_refused_with_its_tensor(scale: float) -> None:
+    encoded = bytearray(codec("int8").encode(change(), LAYOUT))
+    encoded[4:8] = struct.pack("<f", scale)
+    with pytest.raises(WireError) as caught:
+        codec("int8").decode(bytes(encoded), LAYOUT)
+    assert str(caught.value) == f"tensor fc.bias: expected a finite scale from 0, found {scale}"
+
+
+def test_indices_that_are_too_few_too_many_repeated_or_outside_are_refused() -> None:
+    layout, name = Layout((("a", (37,)),)), "top-k:0.08"  # 3 indices: 3 low bits each, and 3 + 4 high ones
+
+    def refusal(lows: str, highs: str) -> str:
+        encoded = bytes(int(bits, 2) for bits in (lows[:8], lows[8:].ljust(8, "0"), highs.ljust(8, "0")))
+        with pytest.raises(WireError) as caught:
+            codec(name).decode(encoded + bytes(12), layout)
+        return str(caught.value)
+
+    valid = codec(name).encode(torch.arange(37.0), layout)
+    assert valid[:3] == elias_fano([34, 35, 36], 37)
+    assert refusal("0" * 9, "1100000") == f"{name}: expected 3 indices, found 2"
+    assert refusal("0" * 9, "1111000") == f"{name}: expected 3 indices, found 4"
+    others = f"{name}: expected indices in ascending order below 37, found others"
+    assert refusal("000" * 3, "1110000") == others  # 0, 0, 0
+    assert refusal("010" + "100" + "110", "1110000") == others  # 2, 1, 3
+    assert refusal("000" + "000" + "101", "1010001") == others  # 0, 8, 37
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from(NAMES), data=st.data())
+def test_any_bytes_are_refused_or_a_vector_of_the_right_size(name: str, data: st.DataObject) -> None:
+    encoded = bytearray(codec(name).encode(change(), LAYOUT))
+    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, len(encoded) - 1), st.integers(0, 255)))):
+        encoded[place] = byte
+    tail = data.draw(st.binary(max_size=2))
+    try:
+        decoded = codec(name).decode(bytes(encoded) + tail, LAYOUT)
+    except WireError as error:
+        assert "\n" not in str(error) and len(str(error)) < 120
+    else:
+        assert not tail
+        assert (decoded.shape, decoded.dtype) == ((300,), torch.float32)
+        assert int((decoded != 0).sum()) <= codec(name).kept(300)
