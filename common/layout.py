@@ -52,7 +52,8 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters as views of a `(numel,)` vector."""
-        return {name: flat[place].view(shape) for name, place, shape in self.slices()}
+        # One split: its derivative is one concatenation, that of slices a vector of zeros for each.
+        return {n: piece.view(shape) for (n, shape), piece in zip(self.shapes, flat.split(self.sizes), strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Copy named tensors into a new `(numel,)` vector."""

@@ -14,6 +14,7 @@ from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
 from hyperbloom.server.inline import InlineGrid, answer
+from hyperbloom.server.local_clients import disclosure, own_model
 
 __all__ = ["VirtualClients", "client_settings", "inline_grid", "virtual_clients"]
 
@@ -44,6 +45,8 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         size=config.sizes[index % len(config.sizes)],
         state_dir=folder / "clients" / f"client-{index}",
         disclose_class_shares=config.options.get("descriptor") == "class-shares",
+        model=own_model(config, index),
+        disclose=disclosure(config),
     )
 
 

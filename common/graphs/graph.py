@@ -145,6 +145,17 @@ class Graph:
         return Layout(tuple((name, shapes[name]) for name in self.order))
 
     @cached_property
+    def head(self) -> tuple[str, ...]:
+        """Names of the parameters that are nearest to the output: those of the prediction head."""
+        inputs = _inputs(len(self.nodes), self.edges)
+        near = [index for index, node in enumerate(self.nodes) if node.type.kind == "output"]
+        while not (found := sorted(name for index in near for _, name in self.nodes[index].parameters)):
+            near = sorted({source for index in near for source in inputs[index]})
+            if not near:
+                raise ModelError("graph: expected parameters on the way to the output, found none")
+        return tuple(found)
+
+    @cached_property
     def types(self) -> tuple[LayerType, ...]:
         """The distinct types of the nodes, sorted by their text."""
         return tuple(sorted({node.type for node in self.nodes}, key=str))

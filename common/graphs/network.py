@@ -33,26 +33,30 @@ the same values to 1e-6; its import costs 1.9 s and 170 MB on every client and i
 its scattered sums are not the same to the bit on every run on a GPU. Both are equally fast at 160 nodes.
 """
 
+import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError
+from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs.graph import Graph
 from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.seeds import derive
 
-__all__ = ["SHARED", "GraphHypernetwork", "Mode", "Settings", "parts_of"]
+__all__ = ["SHARED", "GraphHypernetwork", "Mode", "Settings", "part_of", "parts_of"]
 
 Mode = Literal["graph", "no-graph", "linear"]
 SHARED = "gnn"
 """Name of the part that every architecture needs; every other part is named by the text of a layer type."""
+
+LARGEST_SETTING = 4096
+"""Bound for what arrives over the wire."""
 
 PRELU_START = 0.25  # as torch's
 NORM_EPSILON = 1e-8  # far below the variance of what leaky ReLU leaves of a narrow layer that is negative throughout
@@ -88,6 +92,33 @@ class Settings:
             if value is not None and value < least:
                 raise ModelError(f"{name}: expected at least {least}, found {value}")
 
+    def to_json(self) -> str:
+        """Return the settings as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        """Read what `to_json` wrote, on a machine that does not trust the one that wrote it.
+
+        Raises:
+            WireError: it is no JSON of settings, or of sizes that are refused.
+        """
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            values = None
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names or values["mode"] not in get_args(Mode):
+            raise WireError(f"hypernetwork: expected its settings as JSON, found {text[:60]!r}")
+        sizes = {name: value for name, value in values.items() if name != "mode" and (name, value) != ("tile", None)}
+        for name, value in sizes.items():
+            if type(value) is not int or not 1 <= value <= LARGEST_SETTING:
+                raise WireError(f"hypernetwork.{name}: expected 1 to {LARGEST_SETTING}, found {value!r}"[:100])
+        try:
+            return cls(**values)
+        except ModelError as error:
+            raise WireError(f"hypernetwork.{error}") from None
+
 
 def parts_of(graph: Graph) -> tuple[str, ...]:
     """Return the names of the parts that generating the weights for a graph needs.
@@ -96,6 +127,12 @@ def parts_of(graph: Graph) -> tuple[str, ...]:
     are connected.
     """
     return (SHARED, *map(str, graph.types))
+
+
+def part_of(parameter: str) -> str:
+    """Return the part to which a parameter of a `GraphHypernetwork` belongs, by its name."""
+    first, _, rest = parameter.partition(".")
+    return first if first == SHARED else rest.rpartition(".")[0]
 
 
 class GraphHypernetwork(nn.Module):
@@ -127,6 +164,24 @@ class GraphHypernetwork(nn.Module):
         for layer in sorted(set(types), key=str):
             if str(layer) not in self.types:
                 self.types[str(layer)] = _TypePart(layer, self.settings, _generator(self.seed, str(layer)))
+
+    @staticmethod
+    def sketch(types: Iterable[LayerType], settings: Settings, most: int) -> "GraphHypernetwork":
+        """Return one without values, on torch's meta device: what the real one would take costs nothing to find out.
+
+        Raises:
+            ModelError: it would have more than `most` parameters.
+        """
+        types = list(types)
+        # Before torch multiplies lengths that overflow its integers.
+        numel = sum(layer.numel for layer in types)
+        if numel <= most:
+            with torch.device("meta"):
+                made = GraphHypernetwork(types, settings, seed=None)
+            numel = sum(parameter.numel() for parameter in made.parameters())
+        if numel > most:
+            raise ModelError(f"graph hypernetwork: expected at most {most:,} parameters, found {numel:,}")
+        return made
 
     def forward(self, graph: Graph) -> Tensor:
         """Return all parameters of the network, flat, in the order of `graph.layout`.
@@ -175,6 +230,18 @@ class GraphHypernetwork(nn.Module):
         return latents
 
     # -------------------------------------------------------------- parts, as they travel
+
+    def layout(self, types: Iterable[LayerType]) -> Layout:
+        """Return how the shared part and those of some types lie in one vector, as a copy that serves only them has it.
+
+        Raises:
+            ModelError: there is no part for one of them.
+        """
+        shapes: list[tuple[str, tuple[int, ...]]] = []
+        for part in (SHARED, *sorted(map(str, set(types)))):
+            prefix = SHARED if part == SHARED else f"types.{part}"
+            shapes += [(f"{prefix}.{name}", shape) for name, shape in Layout.of(self._part(part)).shapes]
+        return Layout(tuple(shapes))
 
     def parts(self) -> tuple[str, ...]:
         """Return the names of all parts: the shared one, then the types in the order of their texts."""

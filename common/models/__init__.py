@@ -22,6 +22,7 @@ __all__ = [
     "HEAD",
     "MLP",
     "MODELS",
+    "OWN",
     "LeNet",
     "ModelSpec",
     "OmniglotCNN",
@@ -30,11 +31,15 @@ __all__ = [
     "body_layout",
     "build",
     "build_from_factory",
+    "build_own",
     "full_layout",
 ]
 
 HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""
+
+OWN = "own"
+"""What stands in an order for the client's own model; nobody else knows its name."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,17 @@ def build(spec: ModelSpec) -> nn.Module:
     if spec.num_classes < 1 or not spec.input_shape or min(spec.input_shape) < 1:
         raise ModelError(f"expected inputs and classes, found shape {spec.input_shape} and {spec.num_classes} classes")
     return info.make(spec.input_shape, spec.num_classes, info.widths[spec.size])
+
+
+def build_own(spec: ModelSpec) -> nn.Module:
+    """Build the network that a client chose for itself: its name may also be 'auto' or `package.module:factory`.
+
+    Raises:
+        ModelError: there is no such architecture or factory, or it does not fit the client's data.
+    """
+    if ":" in spec.name:
+        return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
+    return build(ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes))
 
 
 def full_layout(spec: ModelSpec) -> Layout:

@@ -9,7 +9,18 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-__all__ = ["average_parts"]
+from hyperbloom.common.graphs import part_of
+from hyperbloom.common.layout import Layout
+
+__all__ = ["average_parts", "split_parts"]
+
+
+def split_parts(layout: Layout, values: Tensor) -> dict[str, Tensor]:
+    """Return the parts that lie one after the other in a vector of some of a hypernetwork's parameters, as views."""
+    sizes: dict[str, int] = {}
+    for (name, _), size in zip(layout.shapes, layout.sizes, strict=True):
+        sizes[part_of(name)] = sizes.get(part_of(name), 0) + size
+    return dict(zip(sizes, values.split(list(sizes.values())), strict=True))
 
 
 def average_parts(replies: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
