@@ -57,6 +57,26 @@ def test_the_text_of_a_graph_comes_back_as_the_graph() -> None:
     assert again.layout == GRAPH.layout
 
 
+def test_the_head_is_what_is_nearest_to_the_output_however_nodes_are_listed() -> None:
+    assert GRAPH.head == ("head.bias", "head.weight")
+    last = len(GRAPH.nodes) - 1
+    edges = tuple((last - source, last - target) for source, target in GRAPH.edges)
+    assert Graph(GRAPH.nodes[::-1], edges, GRAPH.order).head == GRAPH.head
+    plain = trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Flatten()), (2,))
+    assert plain.head == ("2.weight",)
+    two = Graph(
+        (
+            Node(LayerType("input")),
+            Node(LayerType.parse("linear 2,2 w"), (("weight", "a"),)),
+            Node(LayerType("output")),
+        ),
+        ((0, 1), (0, 2)),
+        ("a",),
+    )
+    with pytest.raises(ModelError, match="graph: expected parameters on the way to the output, found none"):
+        _ = two.head
+
+
 def test_equal_layers_of_two_networks_have_one_digest_and_another_edge_another() -> None:
     fewer = Graph(GRAPH.nodes, GRAPH.edges[:-1], GRAPH.order)
     assert trace(Residual(), (3, 4, 4)).digest == GRAPH.digest != fewer.digest

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError
-from hyperbloom.common.graphs import Graph, GraphHypernetwork, LayerType, Node, Settings, parts_of, trace
+from hyperbloom.common.errors import ModelError, WireError
+from hyperbloom.common.graphs import Graph, GraphHypernetwork, LayerType, Node, Settings, part_of, parts_of, trace
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 
 BOTH = ("weight", "bias")
@@ -466,3 +467,60 @@ def test_what_does_not_fit_is_refused() -> None:
         network.load_part("gnn", torch.zeros(3))
     with pytest.raises(ModelError, match=r"^hidden: expected at least 2, found 1$"):
         Settings(hidden=1)
+
+
+# ---------------------------------------------------------------------- what travels
+
+
+@pytest.mark.parametrize("mode", ["graph", "no-graph", "linear"])
+def test_a_copy_for_some_types_has_the_layout_that_the_server_says(mode: str) -> None:
+    settings = Settings(mode=mode, layers=2, latent=6, hidden=3)  # type: ignore[arg-type]
+    server = GraphHypernetwork(SKIP.types, settings, seed=1)
+    server.grow([LayerType.parse("linear 9,9 wb"), LayerType.parse("conv2d 1,2 k3x3 w")])  # out of order
+    layout = server.layout(CHAIN.types)
+    copy = GraphHypernetwork(CHAIN.types, settings, seed=None)
+    assert layout == Layout.of(copy)
+    parts = list(dict.fromkeys(part_of(name) for name, _ in layout.shapes))
+    values = torch.cat([server.read_part(part) for part in parts])
+    for name, view in layout.views(values).items():
+        dict(copy.named_parameters())[name].data = view
+    assert torch.equal(copy(CHAIN), server(CHAIN))
+    for part in parts:
+        assert torch.equal(copy.read_part(part), server.read_part(part))
+
+
+def test_settings_come_back_from_their_text() -> None:
+    for settings in (SMALL, Settings("no-graph", 1, 2, 3, tile=4)):
+        assert Settings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"graph"', '"tree"', "hypernetwork: expected its settings as JSON"),
+        ('"layers":3,', "", "hypernetwork: expected its settings as JSON"),
+        ('"layers":3', '"layers":null', "hypernetwork.layers: expected 1 to 4096, found None"),
+        ('"layers":3', '"layers":true', "hypernetwork.layers: expected 1 to 4096, found True"),
+        ('"hidden":6', '"hidden":1', "hypernetwork.hidden: expected at least 2, found 1"),
+        ('"latent":8', '"latent":1e9', "hypernetwork.latent: expected 1 to 4096, found 1000000000.0"),
+        ('"latent":8', '"latent":4097', "hypernetwork.latent: expected 1 to 4096, found 4097"),
+        ("{", "[" * 10_000, "hypernetwork: expected its settings as JSON"),
+        ("{", "{{", "hypernetwork: expected its settings as JSON"),
+    ],
+)
+def test_hostile_settings_are_refused(old: str, new: str, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        Settings.from_json(SMALL.to_json().replace(old, new, 1))
+
+
+def test_a_hypernetwork_that_would_be_too_large_is_refused_before_memory_is_taken() -> None:
+    numel = sum(parameter.numel() for parameter in GraphHypernetwork(SKIP.types, SMALL).parameters())
+    sketch = GraphHypernetwork.sketch(SKIP.types, SMALL, numel)
+    assert {parameter.device.type for parameter in sketch.parameters()} == {"meta"}
+    assert Layout.of(sketch) == Layout.of(GraphHypernetwork(SKIP.types, SMALL))
+    with pytest.raises(ModelError, match=f"expected at most {numel - 1:,} parameters, found {numel:,}"):
+        GraphHypernetwork.sketch(SKIP.types, SMALL, numel - 1)
+    side = 2**24
+    huge = LayerType("conv3d", (side, side), (side, side, side), roles=BOTH)
+    with pytest.raises(ModelError, match="graph hypernetwork: expected at most 100 parameters"):
+        GraphHypernetwork.sketch([huge], SMALL, 100)
