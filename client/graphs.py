@@ -10,7 +10,6 @@ HyperNetworks, 2022, https://arxiv.org/abs/2201.08459.
 Either way parameters lie in `FlatPart`s, so that training is that of every other strategy.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyperbloom.client.settings import Disclosure
-from hyperbloom.client.training import FlatPart
+from hyperbloom.client.training import FlatPart, evaluate
 from hyperbloom.common.data import Examples
-from hyperbloom.common.errors import RefusedError, WireError
+from hyperbloom.common.errors import ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import ASKS, EvaluateOrder, TrainOrder
@@ -113,7 +112,10 @@ class OwnNetwork:
             raise WireError("order: the server has no part of the hypernetwork for a layer type of this client's model")
         types = tuple(sorted(needed | arrived, key=str))
         # Before memory is taken for what the order describes, compare it with what has arrived.
-        sketch = GraphHypernetwork.sketch(types, settings, order.weights.layout.numel)
+        try:
+            sketch = GraphHypernetwork.sketch(types, settings, order.weights.layout.numel)
+        except ModelError as error:
+            raise WireError(f"order: {error}") from None
         order.weights.check(Layout.of(sketch), torch.float32)
         return replace(wanted, hypernetwork=settings, types=types)
 
@@ -189,7 +191,7 @@ def refine_head(
     """Return the network with a prediction head that has seen `refine_epochs` passes over the client's own examples.
 
     The step at inference of the paper's section 4.2: plain SGD on the last layer, all else as it was sent or generated,
-    norms as in evaluation. Nothing of it stays.
+    norms as in evaluation. Nothing of it stays, and if the loss on those examples has grown, nothing has changed.
 
     Args:
         module: as `OwnNetwork.make` returned it.
@@ -222,9 +224,9 @@ def refine_head(
             with torch.no_grad():
                 for values, gradient in zip(refined.values(), gradients, strict=True):
                     values.sub_(gradient, alpha=rate)
-    if not all(math.isfinite(float(values.detach().sum())) for values in refined.values()):
-        return Fixed(network, weights)  # a rate that is too large must not cost what was there before
-    return Fixed(network, {**weights, **{name: values.detach() for name, values in refined.items()}})
+    before, after = Fixed(network, weights), Fixed(network, {**weights, **{n: v.detach() for n, v in refined.items()}})
+    # A rate that is too large must not cost what was there before; false for NaN.
+    return after if evaluate(after, data).loss <= evaluate(before, data).loss else before
 
 
 def _norms(text: str | None) -> Norms:

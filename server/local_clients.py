@@ -47,6 +47,7 @@ def printed_line(address: str, security: list[str], config: RunConfig) -> str:
     if config.sizes != ("M",):
         words += ["--size", "|".join(config.sizes)]
     if own_model(config, 0) is not None:
+        # What is not in the run is for the client's user to fill in, as NAME and I are.
         words += ["--model", "|".join(dict.fromkeys(config.models)) or "MODEL", *_disclosure(config)]
     return f"{shlex.join(words)} --client-id NAME --partition I/{config.clients}"
 
