@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine_head
 from hyperbloom.client.settings import ClientSettings, pick_device
@@ -144,7 +145,10 @@ class Worker:
         with self._private():
             module = network.module
             settle_norms(module, self.train_data)
-            if order.refine_epochs and network.head:
+            if order.distil_temperature is not None:
+                module = distil(module, self._own(), self.train_data, order, self.settings.client_id)
+                settle_norms(module, self.train_data)
+            elif order.refine_epochs and network.head:
                 module = refine_head(module, network.head, self.train_data, order, self.settings.client_id)
             val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)

@@ -278,9 +278,10 @@ class EvaluateOrder(Packable):
     weights: Weights | None
     norms: str | None = None
     hypernetwork: str | None = None
-    refine_epochs: int | None = None  # passes over the training examples for the head alone, before the evaluation
+    refine_epochs: int | None = None  # passes over the training examples before the evaluation, for the head alone
     refine_rate: float | None = None  # learning rate of these
     refine_batch: int | None = None
+    distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
 
 
 @dataclass(frozen=True)

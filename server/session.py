@@ -115,7 +115,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         strategy = make_strategy(one, "", Roster(config.seed))
         if name == config.strategy:
             asked = strategy.greeting().asks
-        elif strategy.own_models == "must" and strategy.greeting().asks not in ASKS[: ASKS.index(asked or "own") + 1]:
+            told = ASKS[: ASKS.index(asked) + 1] if asked else ()
+        elif strategy.own_models == "must" and strategy.greeting().asks not in told:
             raise ConfigError(f"baselines: {name} asks clients for more than {config.strategy}; make it the strategy")
         if one.init_from:
             strategy.check_initial(read_run(Path(one.init_from))[0])

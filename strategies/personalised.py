@@ -167,7 +167,7 @@ class PersonalisedStrategy(Strategy):
 
     def greeting(self) -> Greeting:
         """Return what new nodes are asked."""
-        return Greeting(__version__, asks="own" if self.own_models == "may" else None)
+        return Greeting(__version__, asks=None if self.own_models == "no" else "own")
 
     def check_config(self) -> None:
         """Raise a ConfigError for combinations that cannot work; called before anything starts."""

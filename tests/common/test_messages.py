@@ -66,9 +66,17 @@ TRAIN = TrainOrder(
 EVALUATE = EvaluateOrder(
     run_id="run-1", round=3, model="mlp", num_classes=10, private="head", seed=0, weights=Weights(TWO, VALUES)
 )
-OPTIONAL = {"weights", "compression", "encoded", "asks", "norms", "types", "graph", "hypernetwork"} | {
-    f"refine_{name}" for name in ("epochs", "rate", "batch")
-}
+OPTIONAL = {
+    "weights",
+    "compression",
+    "encoded",
+    "asks",
+    "norms",
+    "types",
+    "graph",
+    "hypernetwork",
+    "distil_temperature",
+} | {f"refine_{name}" for name in ("epochs", "rate", "batch")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),
     Greeting("0.1.0", "types", "local"),
@@ -76,6 +84,7 @@ MESSAGES: list[Packable] = [
     dataclasses.replace(INTRODUCTION, types=("input", "linear 3,4 wb"), graph="{}"),
     dataclasses.replace(INTRODUCTION, types=()),
     dataclasses.replace(EVALUATE, norms="local", hypernetwork="{}", refine_epochs=2, refine_rate=0.5, refine_batch=9),
+    dataclasses.replace(EVALUATE, distil_temperature=4.0),
     dataclasses.replace(INTRODUCTION, class_shares=(), input_shape=(12,)),
     Notice("refused", "näme — taken"),
     TRAIN,
