@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyperbloom.client.graphs import own_graph
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, part_of
+from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.messages import Introduction, TrainResult
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.server.session import baseline_config, check_run
 from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.hypernetworks.graph import split_parts
+from hyperbloom.strategies.hypernetworks.graph import Target, follow, split_parts
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client, Roster
 from tests.strategies.conftest import (
@@ -91,9 +91,10 @@ def newcomer(strategy: PersonalisedStrategy, row: int, about: Introduction) -> C
     return client
 
 
-def server(graphs: Sequence[Graph], examples: Sequence[int]) -> tuple[Any, list[ClientUpdate]]:
+def server(graphs: Sequence[Graph], examples: Sequence[int], fit_steps: int = 30) -> tuple[Any, list[ClientUpdate]]:
     """Return a strategy `ghn-server` with replies from clients of these architectures."""
-    strategy = make_strategy(config("ghn-server", models=()), RUN_ID, Roster(0))
+    options = SMALL | {"fit_steps": fit_steps}
+    strategy = make_strategy(config("ghn-server", models=(), options=options), RUN_ID, Roster(0))
     generator = torch.Generator().manual_seed(5)
     updates = []
     for row, (graph, number) in enumerate(zip(graphs, examples, strict=True)):
@@ -104,35 +105,105 @@ def server(graphs: Sequence[Graph], examples: Sequence[int]) -> tuple[Any, list[
     return strategy, updates
 
 
-def test_the_servers_step_is_the_gradient_through_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs, examples = [PLAIN, MLP, PLAIN, DEEP], [10, 40, 30, 20]
-    strategy, updates = server(graphs, examples)
-    hypernetwork: GraphHypernetwork = strategy.hypernetwork
-    before = {name: parameter.detach().clone() for name, parameter in hypernetwork.named_parameters()}
-    total = sum(
-        number * (update.returned @ hypernetwork(graph))  # type: ignore[operator]
-        for graph, number, update in zip(graphs, examples, updates, strict=True)
+def dense_jacobian(hypernetwork: GraphHypernetwork, graph: Graph) -> Tensor:
+    """Return d generated / d parameters, `(P, all parameters)`, by reverse mode, row by row."""
+    parameters = dict(hypernetwork.named_parameters())
+
+    def write(values: dict[str, Tensor]) -> Tensor:
+        made: Tensor = torch.func.functional_call(hypernetwork, values, (graph,))
+        return made
+
+    found = torch.func.jacrev(write)(parameters)
+    return torch.cat([found[name].flatten(1) for name in parameters], 1)
+
+
+def tiny() -> tuple[GraphHypernetwork, list[Target]]:
+    """Return a hypernetwork in double precision with targets for two architectures that share some types."""
+    deep = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    graphs = [trace(deep, (3,)), trace(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), (3,))]
+    types = {layer for graph in graphs for layer in graph.types}
+    network = GraphHypernetwork(types, Settings(layers=2, latent=4, hidden=3), seed=2).double()
+    generator = torch.Generator().manual_seed(1)
+    deltas = [torch.randn(graph.layout.numel, generator=generator, dtype=torch.float64) / 100 for graph in graphs]
+    return network, [Target(*each) for each in zip(graphs, (10.0, 30.0), deltas, strict=True)]
+
+
+def flat(network: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_the_servers_first_step_is_steepest_descent_by_autograd_through_generation() -> None:
+    network, targets = tiny()
+    before, jacobians = flat(network), [dense_jacobian(network, target.graph) for target in targets]
+    users = torch.cat(
+        [
+            torch.full(
+                (parameter.numel(),),
+                sum(t.weight for t in targets if part_of(name) in {SHARED, *map(str, t.graph.types)}),
+                dtype=torch.float64,
+            )
+            for name, parameter in network.named_parameters()
+        ]
     )
-    names = list(before)
-    gradients = torch.autograd.grad(total, list(hypernetwork.parameters()), allow_unused=True)
-    vjp, calls = GraphHypernetwork.vjp, []
+    gradient = sum(t.weight * (j.T @ t.delta) for t, j in zip(targets, jacobians, strict=True))
+    scaled = gradient / users
+    curvature = sum(t.weight * (j @ scaled).square().sum() for t, j in zip(targets, jacobians, strict=True))
+    follow(network, targets, steps=1, rate=0.5)
+    expected = 0.5 * (gradient @ scaled) / curvature * scaled
+    torch.testing.assert_close(flat(network) - before, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_many_steps_solve_the_least_squares_problem() -> None:
+    network, targets = tiny()
+    before, jacobians = flat(network), [dense_jacobian(network, target.graph) for target in targets]
+    rows = torch.cat([t.weight**0.5 * j for t, j in zip(targets, jacobians, strict=True)])
+    wanted = torch.cat([t.weight**0.5 * t.delta for t in targets])
+    best = torch.linalg.lstsq(rows, wanted[:, None], driver="gelsd").solution[:, 0]
+    left = (rows @ best - wanted).norm().item()
+    losses = []
+    for steps in (1, 3, 10, 200):
+        network, targets = tiny()
+        follow(network, targets, steps, rate=1.0)
+        losses.append((rows @ (flat(network) - before) - wanted).norm().item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] == pytest.approx(left, rel=1e-3, abs=1e-6)
+    assert losses[0] > 1.1 * losses[-1]
+
+
+def test_generation_runs_once_for_each_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, updates = server([PLAIN, MLP, PLAIN, DEEP], [10, 40, 30, 20])
+    forward, calls = GraphHypernetwork.forward, []
     monkeypatch.setattr(
-        GraphHypernetwork, "vjp", lambda self, graph, values: (calls.append(graph), vjp(self, graph, values))
+        GraphHypernetwork, "forward", lambda self, graph: (calls.append(graph.digest), forward(self, graph))[1]
     )
     strategy.update(updates)
-    assert sorted(graph.digest for graph in calls) == sorted(graph.digest for graph in (PLAIN, MLP, DEEP))
-    moved = 0
-    for name, gradient in zip(names, gradients, strict=True):
-        users = sum(
-            number
-            for graph, number in zip(graphs, examples, strict=True)
-            if part_of(name) in {SHARED, *map(str, graph.types)}
-        )
-        step = 0.0 if gradient is None else strategy.options.learning_rate / users * gradient
-        found = dict(hypernetwork.named_parameters())[name] - before[name]
-        torch.testing.assert_close(found, torch.zeros_like(found) + step, rtol=1e-3, atol=1e-7)
-        moved += int(bool(found.any()))
-    assert moved > len(names) / 2
+    assert sorted(calls) == sorted(graph.digest for graph in (PLAIN, MLP, DEEP))
+    calls.clear()
+    strategy.weights_for([update.client for update in updates])
+    assert len(calls) == 3
+
+
+def test_clients_of_one_architecture_count_by_their_examples() -> None:
+    # Few steps, as many would magnify what single precision rounds.
+    (one, updates), (other, _) = server([PLAIN, PLAIN], [10, 30], fit_steps=2), server([PLAIN], [40], fit_steps=2)
+    mean = 0.25 * updates[0].returned + 0.75 * updates[1].returned  # type: ignore[operator]
+    one.update(updates)
+    other.update([replace(updates[0], returned=mean)])
+    for part, values in one.state().items():
+        torch.testing.assert_close(other.state()[part], values, rtol=1e-4, atol=1e-6)
+
+
+def test_what_no_client_uses_does_not_move_and_no_change_moves_nothing() -> None:
+    strategy, updates = server([PLAIN, MLP], [10, 10])
+    before = strategy.state()
+    strategy.update(updates[:1])
+    moved = {part for part, values in strategy.state().items() if not torch.equal(values, before[part])}
+    assert moved <= {SHARED, *map(str, PLAIN.types)} and len(moved) > 5
+    before = strategy.state()
+    assert updates[1].returned is not None
+    strategy.update([replace(updates[1], returned=torch.zeros_like(updates[1].returned))])
+    strategy.update([])
+    assert all(torch.equal(values, before[part]) for part, values in strategy.state().items())
 
 
 def test_the_servers_step_follows_the_clients() -> None:
@@ -141,9 +212,6 @@ def test_the_servers_step_follows_the_clients() -> None:
     strategy.update(updates)
     for graph, old, update in zip((PLAIN, DEEP), before, updates, strict=True):
         assert (strategy.hypernetwork(graph).detach() - old) @ update.returned > 0
-    state = strategy.state()
-    strategy.update([])
-    assert all(torch.equal(values, state[part]) for part, values in strategy.state().items())
 
 
 def test_the_server_ships_weights_of_the_clients_own_architectures(tmp_path: Path) -> None:
@@ -413,6 +481,10 @@ def test_an_own_model_is_refused_where_the_server_chooses(tmp_path: Path) -> Non
             {"strategy": "local", "options": {}, "baselines": ("ghn",)},
             "baselines: ghn asks clients for more than local",
         ),
+        (
+            {"strategy": "fedavg", "options": {}, "models": (), "baselines": ("hafl-distillation",)},
+            "baselines: hafl-distillation asks clients for more than fedavg; make it the strategy",
+        ),
     ],
 )
 def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any], message: str) -> None:
@@ -421,7 +493,7 @@ def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any]
 
 
 def test_baselines_run_with_the_same_clients(tmp_path: Path) -> None:
-    run = config("ghn-server", baselines=("ghn", "local", "fedavg"), model="plain-4")
+    run = config("ghn-server", baselines=("ghn", "local", "fedavg", "hafl-distillation"), model="plain-4")
     check_run(run, uses_data_section=True)
     federation = digits_federation(run, tmp_path)
     assert federation.run()[0].cohorts == [["client-0", "client-1", "client-2"]]
