@@ -67,7 +67,7 @@ def describe(
     if asks is None:
         raise RefusedError("in this run the server chooses the model of all clients; join without --model")
     if asks == "own":
-        return None, None
+        return (), None  # there is one
     graph = own_graph(spec, _norms(norms))
     if asks == "graph":
         return None, graph.to_json() if disclosure == "graph" else None

@@ -217,7 +217,9 @@ class Introduction(Packable):
     val_examples: int
     test_examples: int
     class_shares: tuple[float, ...]  # empty unless the client chose to disclose them
-    types: tuple[str, ...] | None = None  # layer types of its own model, in no telling order, or ("all",); if asked
+    types: tuple[str, ...] | None = (
+        None  # layer types of its own model, in no telling order, or ("all",); () tells that there is one
+    )
     graph: str | None = None  # the whole graph of its own model; if asked, and if the client chose to disclose it
 
 

@@ -25,6 +25,7 @@ of 4 to 13 layers) with cosine 0.1 after one step of conjugate gradients, 0.4 af
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -47,6 +48,9 @@ __all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions"]
 _ALL = ("all",)  # what clients say that want all parts, instead of their layer types
 MOST_TYPES = 512
 """Layer types of one client; ResNet-152 has some 40."""
+
+KEPT_GRAPHS = 256
+"""Graphs that stay parsed; others are read again."""
 
 
 class GHNOptions(Section):
@@ -80,7 +84,6 @@ class _GraphStrategy(PersonalisedStrategy):
     def check_config(self) -> None:
         """The hypernetwork's sizes must make sense."""
         self._admitted: set[LayerType] = set()
-        self._graphs: dict[str, Graph] = {}
         try:
             self.settings = Settings(**{name: getattr(self.options, name) for name in Settings.__dataclass_fields__})
         except ModelError as error:
@@ -120,13 +123,13 @@ class _GraphStrategy(PersonalisedStrategy):
     def graph_of(self, about: Introduction) -> Graph:
         """Return the graph that a client discloses; RefusedError if it does not, or if it is none."""
         if about.graph is None:
-            raise RefusedError("this run reads the graph of every client's own model; join with --disclose graph")
-        if about.graph not in self._graphs:
-            try:
-                self._graphs[about.graph] = Graph.from_json(about.graph, LARGEST_NETWORK)
-            except WireError as error:
-                raise RefusedError(str(error)) from None
-        return self._graphs[about.graph]
+            raise RefusedError(
+                "this run reads the graph of every client's own model; join with --model and --disclose graph"
+            )
+        try:
+            return _parsed(about.graph)
+        except WireError as error:
+            raise RefusedError(str(error)) from None
 
     def _adopt(self, about: Introduction) -> None:
         self.spec = ModelSpec(OWN, about.size, about.input_shape, about.num_classes)
@@ -185,6 +188,12 @@ class _GraphStrategy(PersonalisedStrategy):
                 self.hypernetwork.load_part(part, tensors[part])
         except ModelError as error:
             raise ConfigError(f"init_from: its hypernetwork has other options than this run's: {error}") from None
+
+
+@lru_cache(KEPT_GRAPHS)
+def _parsed(text: str) -> Graph:
+    """Return the graph of a client's text; clients of one architecture share it."""
+    return Graph.from_json(text, LARGEST_NETWORK)
 
 
 class GHN(_GraphStrategy):

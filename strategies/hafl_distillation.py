@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.messages import Introduction
 from hyperbloom.strategies.fedavg import FedAvg
 
 __all__ = ["HAFLDistillation", "HAFLDistillationOptions"]
@@ -17,9 +19,8 @@ __all__ = ["HAFLDistillation", "HAFLDistillationOptions"]
 class HAFLDistillationOptions(Section):
     """Options of HAFL-distillation."""
 
-    epochs: Positive = Field(50, description="passes over a client's examples to distil, before every evaluation")
+    epochs: Positive = Field(200, description="passes over a client's examples to distil, before every evaluation")
     temperature: Rate = Field(4.0, description="temperature T of both softmaxes")
-    learning_rate: Rate = Field(1e-2, description="learning rate of the distillation")
 
 
 class HAFLDistillation(FedAvg):
@@ -32,11 +33,17 @@ class HAFLDistillation(FedAvg):
     options: HAFLDistillationOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
 
+    def check_newcomer(self, about: Introduction) -> None:
+        """Refuse a client without a model of its own."""
+        if about.types is None and about.graph is None:
+            raise RefusedError("this run teaches every client's own model; join with --model")
+        super().check_newcomer(about)
+
     def refinement(self) -> dict[str, Any]:
         """Distil before the evaluation."""
         return {
             "refine_epochs": self.options.epochs,
-            "refine_rate": self.options.learning_rate,
+            "refine_rate": self.config.local.learning_rate,
             "refine_batch": self.config.local.batch_size,
             "distil_temperature": self.options.temperature,
         }

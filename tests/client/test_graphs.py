@@ -83,12 +83,12 @@ def evaluate_order(**changes: Any) -> EvaluateOrder:
 @pytest.mark.parametrize(
     ("disclose", "asks", "told"),
     [
-        ("types", "own", "nothing"),
+        ("types", "own", "that there is one"),
         ("types", "types", "types"),
         ("types", "graph", "nothing"),
         ("all-types", "types", "all"),
         ("all-types", "graph", "nothing"),
-        ("graph", "own", "nothing"),
+        ("graph", "own", "that there is one"),
         ("graph", "types", "types"),
         ("graph", "graph", "graph"),
     ],
@@ -96,6 +96,7 @@ def evaluate_order(**changes: Any) -> EvaluateOrder:
 def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str, told: str) -> None:
     expected = {
         "nothing": (None, None),
+        "that there is one": ((), None),
         "types": (tuple(map(str, GRAPH.types)), None),
         "all": (("all",), None),
         "graph": (None, GRAPH.to_json()),

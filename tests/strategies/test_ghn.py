@@ -399,8 +399,9 @@ def test_replies_can_be_compressed(tmp_path: Path, compression: str) -> None:
 def admit() -> Callable[..., None]:
     """Return a function that lets a client knock at a run's door."""
 
-    def knock(strategy: str = "ghn", options: dict[str, Any] | None = None, **said: Any) -> None:
-        made = make_strategy(config(strategy, models=(), options=SMALL | (options or {})), RUN_ID, Roster(0))
+    def knock(strategy: str, **said: Any) -> None:
+        options = {} if strategy == "hafl-distillation" else SMALL
+        made = make_strategy(config(strategy, models=(), options=options), RUN_ID, Roster(0))
         made.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10, **said))
 
     return knock
@@ -413,8 +414,9 @@ HUGE = "conv2d 16777216,16777216 k3x3 wb"
     ("strategy", "said", "message"),
     [
         ("ghn", {}, "this run trains every client's own model; join with --model"),
-        ("ghn-server", {}, "reads the graph of every client's own model; join with --disclose graph"),
-        ("ghn-server", {"types": ("input",)}, "join with --disclose graph"),
+        ("ghn-server", {}, "reads the graph of every client's own model; join with --model and --disclose graph"),
+        ("ghn-server", {"types": ("input",)}, "join with --model and --disclose graph"),
+        ("hafl-distillation", {}, "this run teaches every client's own model; join with --model"),
         ("ghn", {"types": ("conv9d 1,2",)}, "layer type: expected one of"),
         ("ghn", {"types": ("input",) * 513}, "expected at most 512 layer types, found 513"),
         ("ghn", {"types": (HUGE,)}, "expected at most 300,000,000 parameters, found 2,533,274,807"),
