@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from hyperbloom.client.graphs import own_graph
@@ -506,9 +507,22 @@ def test_baselines_run_with_the_same_clients(tmp_path: Path) -> None:
         assert federation.run()[0].cohorts == [["client-0", "client-1", "client-2"]], name
 
 
-def test_local_trains_the_clients_own_models(tmp_path: Path) -> None:
-    from safetensors import safe_open
+def test_hafl_distillation_is_fedavg_with_students(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"options": {}, "model": "plain-4", "rounds": 2, "eval_every": 2}
+    plain = digits_federation(config("fedavg", models=(), **changes), tmp_path / "plain")
+    taught = digits_federation(
+        config("hafl-distillation", **changes | {"options": {"epochs": 20, "temperature": 3.0}}), tmp_path / "taught"
+    )
+    plain.run()
+    history, _ = taught.run()
+    assert all(torch.equal(values, plain.state()[name]) for name, values in taught.state().items())
+    asked = [fields for fields in taught.grid.fields("evaluate") if "weights" in fields or "values" in fields]
+    assert [(f["refine_epochs"], f["refine_rate"], f["distil_temperature"]) for f in asked] == [(20, 0.05, 3.0)] * 3
+    assert all(part in json.loads(asked[0]["tensors"])[0][0] for part in ("body", "weight"))  # the shared network's
+    assert history.rounds[-1].evaluation is not None and len(history.rounds[-1].evaluation.scores) == 3
 
+
+def test_local_trains_the_clients_own_models(tmp_path: Path) -> None:
     federation = digits_federation(config("local", options={}), tmp_path)
     federation.run()
     for index, graph in enumerate((PLAIN, MLP, DEEP)):
