@@ -8,18 +8,25 @@ whose clients train side by side: per round the slowest client's and the server'
     python -m benchmarks.cohorts --data cifar10 --root DIR --rule proximal --cohort 10
     python -m benchmarks.cohorts --data cifar10 --root DIR --cohort 1 --save early.safetensors
     python -m benchmarks.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
+    python -m benchmarks.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
     python -m benchmarks.cohorts --figure docs/cohorts.png
 """
 
 import argparse
+import heapq
 import json
+import random
 import time
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from hyperbloom.client.training import FlatPart, evaluate, train
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
@@ -29,6 +36,7 @@ from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
+from hyperbloom.strategies.pfedhn import OVERLAP
 
 
 class Study:
@@ -51,34 +59,62 @@ class Study:
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(derive(self.seed, "cohort", number))
         rows = sorted(torch.randperm(len(self.clients), generator=generator)[:cohort].tolist())
-        replies: list[Reply] = []
         weights = self.learner.generate(rows, "M")
         server, slowest = time.perf_counter() - start, 0.0
+        replies: list[Reply] = []
         for row, sent in zip(rows, weights, strict=True):
             start = time.perf_counter()
-            self.shared.load(sent)
-            order = TrainOrder(
-                run_id="",
-                round=number,
-                model="",
-                num_classes=0,
-                private="none",
-                reply="delta",
-                seed=derive(self.seed, f"client-{row}", number),
-                steps=50,
-                batch_size=64,
-                learning_rate=5e-3,
-                momentum=0.9,
-                weight_decay=5e-5,
-                clip=50.0,
-                weights=None,
-            )
-            train(self.module, self.shared, self.personal, self.clients[row].train, order)
-            replies.append(Reply(row, "M", sent.clone(), self.shared.values - sent))
+            replies.append(self.train(row, number, sent))
             slowest = max(slowest, time.perf_counter() - start)
         start = time.perf_counter()
         self.learner.update(replies, rule)
         return server + slowest + time.perf_counter() - start
+
+    def train(self, row: int, number: int, sent: Tensor) -> Reply:
+        """Let a client train from `sent` `(P,)`."""
+        self.shared.load(sent)
+        order = TrainOrder(
+            run_id="",
+            round=number,
+            model="",
+            num_classes=0,
+            private="none",
+            reply="delta",
+            seed=derive(self.seed, f"client-{row}", number),
+            steps=50,
+            batch_size=64,
+            learning_rate=5e-3,
+            momentum=0.9,
+            weight_decay=5e-5,
+            clip=50.0,
+            weights=None,
+        )
+        train(self.module, self.shared, self.personal, self.clients[row].train, order)
+        return Reply(row, "M", sent.clone(), self.shared.values - sent)
+
+    def asynchronous(self, places: int, corrected: bool) -> Iterator[float]:
+        """Train `places` clients at any time, the first of all ten times slower; yield the time of each reply.
+
+        Time is counted in trainings of an ordinary client, which take one, give or take a tenth.
+        """
+        chance, now = random.Random(self.seed), 0.0
+        busy: set[int] = set()
+        flying: list[tuple[float, int, int, int, Tensor]] = []  # due, number of the order, row, applied then, weights
+        recent: deque[Reply] = deque(maxlen=OVERLAP)
+        for applied in count():
+            while len(busy) < places:
+                row = chance.choice([row for row in range(len(self.clients)) if row not in busy])
+                busy.add(row)
+                due = now + (10 if row == 0 else 1) * chance.uniform(0.9, 1.1)
+                sent = self.learner.generate([row], "M")[0]
+                heapq.heappush(flying, (due, 1000 * applied + len(busy), row, applied, sent))
+            now, order, row, then, sent = heapq.heappop(flying)
+            busy.remove(row)
+            reply = self.train(row, order, sent)
+            overlap = list(recent)[max(0, len(recent) - (applied - then)) :] if corrected else []
+            self.learner.update_asynchronously(reply, overlap)
+            recent.append(reply)
+            yield now
 
     def accuracy(self) -> float:
         """Return pooled test accuracy in percent."""
@@ -103,7 +139,14 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     if args.load:
         made.learner.load(load_file(args.load))
     seconds, curve = 0.0, {"client_steps": [0.0], "seconds": [0.0], "accuracy": [made.accuracy()]}
-    for number in range(1, args.steps // args.cohort + 1):
+    if args.asynchronous:
+        for number, now in enumerate(made.asynchronous(args.cohort, args.asynchronous == "corrected"), start=1):
+            if number % args.every == 0:
+                for key, value in zip(curve, (number, now, made.accuracy()), strict=True):
+                    curve[key].append(round(value, 2))
+            if number == args.steps:
+                break
+    for number in range(1, 0 if args.asynchronous else args.steps // args.cohort + 1):
         # Rounds after a loaded state draw other cohorts and batches than the rounds that led to it.
         seconds += made.round(number + (100_000 if args.load else 0), args.cohort, args.rule)
         if number * args.cohort % args.every == 0:
@@ -111,6 +154,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
                 curve[key].append(round(value, 2))
     if args.save:
         save_file(made.learner.state(), args.save)
+    args.rule = f"asynchronous, {args.asynchronous}" if args.asynchronous else args.rule
     words = ("data", "clients", "rule", "cohort", "seed")
     return {key: getattr(args, key) for key in words} | {"late": bool(args.load)} | curve
 
@@ -131,7 +175,7 @@ def figure(results: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [result for result in results if not result["late"]]
+    shown = [result for result in results if not result["late"] and result["rule"] in get_args(UpdateRule)]
     canvas, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), sharey=True, constrained_layout=True)
     cohorts = sorted({result["cohort"] for result in shown})
     colours = dict(zip(cohorts, ("black", "tab:blue", "tab:green", "tab:red", "tab:purple"), strict=False))
@@ -162,6 +206,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--cohort", type=int, default=10)
     parser.add_argument("--rule", choices=get_args(UpdateRule), default="proximal")
+    parser.add_argument(
+        "--asynchronous",
+        choices=["corrected", "plain"],
+        help="no rounds, one client ten times slower; plain: every reply is the paper's step; seconds are trainings",
+    )
     parser.add_argument("--steps", type=int, default=600, help="client steps in all")
     parser.add_argument("--every", type=int, default=100, help="client steps between evaluations")
     parser.add_argument("--seed", type=int, default=0)

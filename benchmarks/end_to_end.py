@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
 from benchmarks.measure import Comparison, alternate, main
-from benchmarks.textbook import Images, TextbookHypernetwork, TextbookServer, train
+from benchmarks.textbook import Images, TextbookHypernetwork, TextbookLeNet, TextbookServer, train
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.seeds import derive
 from hyperbloom.server.engine import inline_grid
 
@@ -56,7 +56,7 @@ def compare(images: int, local: LocalConfig, repetitions: int) -> Comparison:
 def textbook(data: Path, config: RunConfig) -> Callable[[], None]:
     """Return a function that takes one client step of the textbook program."""
     torch.manual_seed(config.seed)
-    network = build(SPEC)
+    network = TextbookLeNet()
     server = TextbookServer(TextbookHypernetwork(CLIENTS, full_layout(SPEC)))
     with np.load(data) as arrays:
         inputs, labels = (np.array_split(arrays[key], CLIENTS) for key in ("x_train", "y_train"))

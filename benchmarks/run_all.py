@@ -9,17 +9,31 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import end_to_end, local_sgd, memory, round_overhead, scale, server_step, wire_bytes
+from benchmarks import (
+    asynchrony,
+    end_to_end,
+    local_sgd,
+    memory,
+    round_overhead,
+    scale,
+    server_memory,
+    server_step,
+    vectorised,
+    wire_bytes,
+)
 from benchmarks.measure import Comparison, Run, machine
 
 PROGRAMS: dict[str, Run] = {
     "round_overhead": round_overhead.run,
     "server_step": server_step.run,
+    "server_memory": server_memory.run,
     "local_sgd": local_sgd.run,
     "end_to_end": end_to_end.run,
+    "vectorised": vectorised.run,
     "wire_bytes": wire_bytes.run,
     "memory": memory.run,
     "scale": scale.run,
+    "asynchrony": asynchrony.run,
 }
 OUT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
@@ -59,15 +73,16 @@ def main() -> None:
     if unknown := skipped - set(PROGRAMS):
         parser.error(f"--skip: expected names of {', '.join(PROGRAMS)}, found {', '.join(sorted(unknown))}")
     where, start = machine(), time.monotonic()
+    command = " ".join(["python -m benchmarks.run_all", *sys.argv[1:]])
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Comparison] = []
     for name, run in PROGRAMS.items():
         if name not in skipped:
             print(f"== {name}", flush=True)
             rows += run(args.quick)
-            print(table(rows), flush=True)
-    command = " ".join(["python -m benchmarks.run_all", *sys.argv[1:]])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(rows, command, where, (time.monotonic() - start) / 60))
+            # After each program: what was measured is not lost if a later one fails.
+            args.out.write_text(page(rows, command, where, (time.monotonic() - start) / 60))
+    print(table(rows))
     print(f"written to {args.out}")
 
 

@@ -30,7 +30,7 @@ HIDDEN = 100
 
 
 def run(quick: bool = False) -> list[Comparison]:
-    return [compare(cohort, repetitions=3 if quick else max(5, 40 // cohort)) for cohort in COHORTS]
+    return [compare(cohort, repetitions=3 if quick else max(4, 32 // cohort)) for cohort in COHORTS]
 
 
 def compare(cohort: int, repetitions: int, hidden: int = HIDDEN) -> Comparison:

@@ -2,8 +2,9 @@
 
 One linear head per tensor of the target network, a Python loop over the cohort, `torch.autograd.grad` per client,
 `torch.optim.SGD` as it comes, and on the client a `DataLoader` of which each step takes the first batch of a fresh
-shuffle. The same mathematics as `hyperbloom.strategies.hypernetworks`, which the tests compare it with; the structure
-is that of the authors' public code (https://github.com/AvivSham/pFedHN).
+shuffle, and a LeNet that pools what ReLU has passed. The same mathematics as `hyperbloom.strategies.hypernetworks`,
+which the tests compare it with; the structure is that of the authors' public code
+(https://github.com/AvivSham/pFedHN).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
 
-__all__ = ["Images", "TextbookHypernetwork", "TextbookServer", "train"]
+__all__ = ["Images", "TextbookHypernetwork", "TextbookLeNet", "TextbookServer", "train"]
 
 Weights = dict[str, Tensor]
 
@@ -60,6 +61,24 @@ class TextbookHypernetwork(nn.Module):
             name: head(features).view(shape)
             for (name, shape), head in zip(self.shapes.items(), self.heads, strict=True)
         }
+
+
+class TextbookLeNet(nn.Module):
+    """The target network on CIFAR-10, layer after layer; its parameters have the names and shapes of ours."""
+
+    def __init__(self) -> None:
+        """Initialise from torch's global generator."""
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 5)
+        self.fc1, self.fc2, self.head = nn.Linear(32 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch `(B, 3, 32, 32)`."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        logits: Tensor = self.head(F.relu(self.fc2(x)))
+        return logits
 
 
 class TextbookServer:

@@ -1,13 +1,17 @@
 """The `ClientApp`: unpack, work, pack. The same under `flower-client`, a stock SuperNode and in one process."""
 
+from collections.abc import Sequence
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.vectorised import train_together
 from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.common.attempt import attempt
 from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, TrainOrder
 
-__all__ = ["app"]
+__all__ = ["app", "train_all"]
 
 app = ClientApp()
 
@@ -37,6 +41,17 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate on this client's validation and test data."""
     order = EvaluateOrder.unpack(message.content)
     return Message(_worker(context).evaluate(order).pack(), reply_to=message)
+
+
+def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
+    """Return what `train` answers to each message, or raises, for virtual clients that train at once."""
+    tasks = [attempt(lambda m, c: (_worker(c), TrainOrder.unpack(m.content)), *each) for each in messages]
+    results = iter(train_together([task for task in tasks if not isinstance(task, Exception)]))
+    outcomes = [task if isinstance(task, Exception) else next(results) for task in tasks]
+    return [
+        outcome if isinstance(outcome, Exception) else Message(outcome.pack(), reply_to=message)
+        for outcome, (message, _) in zip(outcomes, messages, strict=True)
+    ]
 
 
 def _worker(context: Context) -> Worker:

@@ -63,9 +63,15 @@ class Pacer:
     Args:
         fastest: first wait after a message, in seconds.
         active: longest wait while the last message is younger than `active_for`.
-        idle: longest wait after that, so that thousands of idle clients do not drown a server.
+        idle: longest wait after that, while the server answers at once.
         active_for: seconds.
+
+    A server that is slow to say that there is nothing has too many who ask: an idle client then waits `PATIENCE` times
+    as long as the answer took, up to `LONGEST` seconds, so that ten thousand of them share what the server can answer.
     """
+
+    PATIENCE = 20
+    LONGEST = 60.0
 
     def __init__(
         self, fastest: float = 0.005, active: float = 0.05, idle: float = 3.0, active_for: float = 30.0
@@ -79,10 +85,17 @@ class Pacer:
         """Note that a message came at time `now`."""
         self._last_message, self._delay = now, self.fastest
 
-    def delay(self, now: float) -> float:
-        """Return the next wait in seconds, jittered so that clients do not poll in step."""
-        longest = self.active if now - self._last_message < self.active_for else self.idle
-        self._delay = min(self._delay * 1.5, longest)
+    def delay(self, now: float, latency: float = 0.0) -> float:
+        """Return the next wait in seconds, jittered so that clients do not poll in step.
+
+        Args:
+            now: time.
+            latency: seconds that the last poll took.
+        """
+        if now - self._last_message < self.active_for:
+            self._delay = min(self._delay * 1.5, self.active)
+        else:
+            self._delay = max(min(self._delay * 1.5, self.idle), min(self.PATIENCE * latency, self.LONGEST))
         return self._delay * random.uniform(0.75, 1.25)
 
 
@@ -177,9 +190,11 @@ class _Session:
     def run(self) -> None:
         pacer = Pacer()
         while True:
+            asked = time.monotonic()
             received = self._receive()
             if received is None:
-                time.sleep(pacer.delay(time.monotonic()))
+                now = time.monotonic()
+                time.sleep(pacer.delay(now, now - asked))
                 continue
             message = self._pull(*received)
             self._answer(message)

@@ -14,37 +14,29 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import SplitScore, TrainOrder
 
-__all__ = ["FlatPart", "draw_batches", "evaluate", "settle_norms", "train"]
+__all__ = ["Flat", "FlatPart", "draw_batches", "evaluate", "settle_norms", "train"]
 
 EVALUATION_BATCH = 1024
 
 
-class FlatPart:
-    """Some parameters of a module, moved into one contiguous vector, and the momentum of SGD over it.
-
-    The module's parameters become views of `values`, their gradients views of `gradient`: copying weights in,
-    clipping and stepping are single operations however many tensors there are.
+class Flat:
+    """Parameters in flat vectors, and SGD over them.
 
     Args:
-        module: the network; its parameters in `layout` are re-bound.
         layout: which parameters, in which order.
+        values: what they start from; taken over, not copied.
 
     Shape:
-        `values`, `gradient`, `momentum` are `(layout.numel,)`; `momentum` is None before the first step.
+        `values`, `gradient`, `momentum` are `(..., layout.numel)`, one row per client where several train at once;
+        `momentum` is None before the first step.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
-        """Move the parameters of `layout` into `values`."""
+    def __init__(self, layout: Layout, values: Tensor) -> None:
+        """Start without gradient and momentum."""
         self.layout = layout
-        parameters = dict(module.named_parameters())
-        anchor = next(iter(parameters.values()))
-        self.values = layout.flatten(parameters) if layout.numel else anchor.detach().new_empty(0)
-        self.gradient = torch.zeros_like(self.values)
+        self.values = values
+        self.gradient = torch.zeros_like(values)
         self.momentum: Tensor | None = None
-        gradients = layout.views(self.gradient)
-        for name, view in layout.views(self.values).items():
-            parameters[name].data = view
-            parameters[name].grad = gradients[name]
 
     @torch.no_grad()
     def load(self, values: Tensor) -> None:
@@ -54,8 +46,8 @@ class FlatPart:
 
     @torch.no_grad()
     def clip(self, norm: float) -> None:
-        """Scale the gradient down to a norm of at most `norm`, as `torch.nn.utils.clip_grad_norm_` does."""
-        self.gradient.mul_((norm / (self.gradient.norm() + 1e-6)).clamp_(max=1.0))
+        """Scale each row of the gradient down to a norm of at most `norm`, as `clip_grad_norm_` of torch does."""
+        self.gradient.mul_((norm / (self.gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp_(max=1.0))
 
     @torch.no_grad()
     def step(self, order: TrainOrder) -> None:
@@ -66,6 +58,28 @@ class FlatPart:
         else:
             self.momentum.mul_(order.momentum).add_(self.gradient)
         self.values.add_(self.momentum, alpha=-order.learning_rate)
+
+
+class FlatPart(Flat):
+    """Some parameters of a module, moved into one contiguous vector.
+
+    The module's parameters become views of `values`, their gradients views of `gradient`: copying weights in,
+    clipping and stepping are single operations however many tensors there are.
+
+    Args:
+        module: the network; its parameters in `layout` are re-bound.
+        layout: which parameters, in which order.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        """Move the parameters of `layout` into `values`."""
+        parameters = dict(module.named_parameters())
+        anchor = next(iter(parameters.values()))
+        super().__init__(layout, layout.flatten(parameters) if layout.numel else anchor.detach().new_empty(0))
+        gradients = layout.views(self.gradient)
+        for name, view in layout.views(self.values).items():
+            parameters[name].data = view
+            parameters[name].grad = gradients[name]
 
 
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:

@@ -113,16 +113,35 @@ class Worker:
         Raises:
             WireError: the order does not fit this client.
         """
-        if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
-            raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
         start = time.perf_counter()
-        codec = _codec(order)
-        network = self._load(order)
-        # Client and round are mixed in here: equal seeds on all clients would couple their batches.
-        own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
-        network.holds = None  # until what it learns is on the disk
+        network, own = self.prepare(order)
         with self._private():
             loss = train(network.module, network.shared, network.personal, self.train_data, own)
+        return self.conclude(order, network, loss, time.perf_counter() - start)
+
+    def prepare(self, order: TrainOrder) -> tuple[_Network, TrainOrder]:
+        """Return the network with everything in its place, and the order with a seed of this client and round.
+
+        The network is that of all clients of the process: what is in it stays until the next one prepares.
+
+        Raises:
+            WireError: the order does not fit this client.
+        """
+        if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
+            raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
+        _codec(order)  # refused before any work is done
+        network = self._load(order)
+        network.holds = None  # until what it learns is on the disk
+        # Client and round are mixed in here: equal seeds on all clients would couple their batches.
+        return network, replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
+
+    def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
+        """Keep what is private of the trained network, and return what the order asks for.
+
+        Raises:
+            HyperbloomError: the training diverged.
+        """
+        network.holds = None  # where several train at once, the one before has concluded on it
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             raise HyperbloomError(f"training diverged (loss {loss}); lower local.learning_rate")
         if network.personal.layout.numel:
@@ -131,13 +150,13 @@ class Worker:
         trained = network.shared.values.cpu()
         reply, encoded = None, None
         if order.reply != "nothing" and order.weights is not None:
-            layout, sent = network.shared.layout, order.weights.values
+            layout, sent, codec = network.shared.layout, order.weights.values, _codec(order)
             if codec is None:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
                 bounded = order.reply == "delta"
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded)
-        return TrainResult(loss, time.perf_counter() - start, reply, encoded)
+        return TrainResult(loss, seconds, reply, encoded)
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from flwr.app import Message
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
@@ -50,6 +51,7 @@ class _Pending:
     open: set[str]
     asked: float
     scores: dict[str, EvaluateResult] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class _Loop:
@@ -62,24 +64,28 @@ class _Loop:
     ) -> None:
         self.strategy, self.federation, self.config, self.listeners = strategy, federation, config, listeners
         self.limit = config.max_staleness or STALENESS_PER_COHORT * config.cohort
+        self.total = config.rounds * config.cohort
         self.begin = time.perf_counter()
         self.best: Selection | None = None
         self._pending: _Pending | None = None
         self._written: dict[str, int] = {}  # open training orders: message id -> replies applied when it was written
         self._applied = 0
         self._draws = 0
+        self._handed_out = self.begin
         self._useless = 0  # replies in a row
 
     def run(self) -> Selection:
         late = self.federation.late
+        self.strategy.round = Round()
         for number in range(1, self.config.rounds + 1):
             start = time.perf_counter()
-            self.strategy.round = Round()
             while self._applied < number * self.config.cohort:
                 self._turn()
             seconds, elapsed = time.perf_counter() - start, time.perf_counter() - self.begin
             late, before = self.federation.late, late
-            self._report(number, self.strategy.round, seconds, elapsed, late - before)
+            # What comes while an evaluation is waited for belongs to the next round.
+            outcome, self.strategy.round = self.strategy.round, Round()
+            self._report(number, outcome, seconds, elapsed, late - before)
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish_evaluation()
                 self._ask_for_evaluation(number, elapsed)
@@ -90,7 +96,8 @@ class _Loop:
 
     def _turn(self) -> None:
         """Hand out work, and take in what has come."""
-        if not self._written:
+        # Whoever works on an evaluation is not gone; and `gather` takes no replies in.
+        if not self._written and not self._pending:
             self.federation.gather(self.strategy, 1, self.config.join_timeout_s)
         self._hand_out()
         if not self._take_in():
@@ -101,11 +108,23 @@ class _Loop:
         places = self.config.cohort - len(self._written)
         if places < 1 or not self.strategy.roster.idle_count:
             return
-        self._draws += 1
-        clients = self.strategy.roster.draw(self._draws, places, self.strategy.trainable())
+        clients = self.strategy.roster.draw(self._draws + 1, places, self.strategy.trainable())
+        if not clients:
+            self._wait_for_trainable()
+            return
+        self._draws, self._handed_out = self._draws + 1, time.perf_counter()
         orders = self.strategy.train_orders(self._draws, clients)
         self.federation.send(orders)
         self._written |= {order.metadata.message_id: self._applied for order in orders}
+
+    def _wait_for_trainable(self) -> None:
+        """Raise a CohortError if all who are idle have nothing to learn, and nobody else has come for long."""
+        waits = not self._written and not self._pending
+        if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
+            raise CohortError(
+                f"none of the clients that are here can be trained, and no other came within "
+                f"{self.config.join_timeout_s:.0f} s. With options.freeze start novel clients"
+            )
 
     def _take_in(self) -> bool:
         """Return whether anything has come."""
@@ -121,15 +140,15 @@ class _Loop:
                     name = update.client.client_id
                     self.strategy.round.refused[name] = f"staleness {staleness} is over the limit of {self.limit}"
                     self._useless += 1
+                elif self._applied == self.total:
+                    self.strategy.round.refused[update.client.client_id] = "dropped: the last round was over"
                 else:
                     self.strategy.apply(update, staleness)
                     self.strategy.round.staleness.append(staleness)
                     self.strategy.round.results[update.client.client_id] = update.result
                     self._applied, self._useless = self._applied + 1, 0
             elif self._pending and reply.metadata.reply_to_message_id in self._pending.open:
-                self._pending.open.discard(reply.metadata.reply_to_message_id)
-                if score := self.strategy.accept_score(reply):
-                    self._pending.scores[score[0]] = score[1]
+                self._take_in_score(self._pending, reply)
         self._forget_lost()
         if self._pending and not self._pending.open:
             self._conclude(self._pending)
@@ -137,16 +156,27 @@ class _Loop:
             give_up(self.strategy, f"among the last {self._useless}")
         return bool(replies)
 
+    def _take_in_score(self, pending: _Pending, reply: Message) -> None:
+        """Keep a client's scores, or why there are none; what training brings is in another round."""
+        pending.open.discard(reply.metadata.reply_to_message_id)
+        training, self.strategy.round = self.strategy.round, Round(refused=pending.refused)
+        if score := self.strategy.accept_score(reply):
+            pending.scores[score[0]] = score[1]
+        self.strategy.round = training
+
     def _forget_lost(self) -> None:
         """Free the places of clients that are gone or took too long."""
         self.federation.give_up(self.config.round_timeout_s)
-        evaluated = self._pending.open if self._pending else set()
-        for message_id in [i for i in (*self._written, *evaluated) if not self.federation.expects(i)]:
-            name = self.strategy.forget(message_id)
-            if name:
+        for message_id in [i for i in self._written if not self.federation.expects(i)]:
+            del self._written[message_id]
+            self._useless += 1
+            if name := self.strategy.forget(message_id):
                 self.strategy.round.refused[name] = "no reply"
-            self._useless += self._written.pop(message_id, None) is not None
-            evaluated.discard(message_id)
+        if self._pending:
+            for message_id in [i for i in self._pending.open if not self.federation.expects(i)]:
+                self._pending.open.discard(message_id)
+                if name := self.strategy.forget(message_id):
+                    self._pending.refused[name] = "no reply"
 
     def _ask_for_evaluation(self, number: int, elapsed: float) -> None:
         """Send everyone their weights to score, behind whatever work they have; training goes on meanwhile."""
@@ -164,15 +194,14 @@ class _Loop:
 
     def _conclude(self, done: _Pending) -> None:
         self._pending = None
-        if not done.scores:
-            return
-        evaluation = Evaluation({name: done.scores[name] for name in sorted(done.scores)})
+        evaluation = Evaluation({name: done.scores[name] for name in sorted(done.scores)}) if done.scores else None
         selection = better(self.best, done.number, evaluation)
         if selection is not self.best and selection is not None:
             self.best = selection
             for listener in self.listeners:
                 listener.selected(selection, done.state, self.strategy.roster)
-        self._report(done.number, Round(evaluation=evaluation), time.perf_counter() - done.asked, done.elapsed, 0)
+        outcome = Round(evaluation=evaluation, refused=done.refused)
+        self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0)
 
     def _report(self, number: int, outcome: Round, seconds: float, elapsed: float, late: int) -> None:
         for listener in self.listeners:

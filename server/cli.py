@@ -86,6 +86,11 @@ def build_parser() -> argparse.ArgumentParser:
         default="grpc",
         help="real clients, or virtual ones in this process or in Flower's simulation (default: %(default)s)",
     )
+    machines.add_argument(
+        "--vectorise",
+        action=argparse.BooleanOptionalAction,
+        help="with --engine inline: train the clients of a cohort at once (default: on a CUDA device)",
+    )
     machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
     machines.add_argument(
         "--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)"
@@ -173,6 +178,8 @@ def _security(args: argparse.Namespace) -> _Security:
 def _run(args: argparse.Namespace, console: Console) -> None:
     config = _config(args)
     security = _security(args) if args.engine == "grpc" else _Security()
+    if args.vectorise is not None and args.engine != "inline":
+        raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {args.engine}")
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
     from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.session import Session, check_run
@@ -216,7 +223,7 @@ def _grid(
     if args.engine == "inline":
         from hyperbloom.server.engine import inline_grid
 
-        yield inline_grid(config, folder), lambda: None
+        yield inline_grid(config, folder, args.vectorise), lambda: None
         return
     if args.engine == "ray":
         from hyperbloom.server.engine import virtual_clients

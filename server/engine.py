@@ -7,10 +7,11 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from hyperbloom.client.app import app
+from hyperbloom.client.app import app, train_all
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.state import ClientState
 from hyperbloom.client.worker import worker_for
+from hyperbloom.common.attempt import attempt
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
 from hyperbloom.server.inline import InlineGrid, answer
@@ -50,18 +51,27 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
     )
 
 
-def inline_grid(config: RunConfig, folder: Path) -> InlineGrid:
+def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) -> InlineGrid:
     """Return a grid of `config.clients` virtual clients whose state lies under `folder`.
+
+    Args:
+        config: the run.
+        folder: the run's.
+        vectorise: train the clients of a cohort at once; by default on a CUDA device, which one small network after
+            the other leaves idle. On a CPU it helps an MLP and slows a LeNet down (`benchmarks/vectorised.py`).
 
     Raises:
         DataError: the data set is not there, or cannot be split like this.
     """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
-    grid = _VirtualGrid(app, configs)
-    grid.source = data_source(settings[0].data)
-    for each in configs:
-        worker_for(ClientSettings.from_node_config(each))  # data that are not there are told now, not by ten refusals
+    source = data_source(settings[0].data)
+    # Data that are not there are told now, not by ten refusals.
+    devices = {worker_for(ClientSettings.from_node_config(each)).device.type for each in configs}
+    if vectorise is None:
+        vectorise = "cuda" in devices
+    grid = _VirtualGrid(app, configs, train_all if vectorise else None)
+    grid.source = source
     return grid
 
 
@@ -83,7 +93,7 @@ class VirtualClients(ClientApp):
         settings = client_settings(self.config, int(context.node_config["partition-id"]), self.folder)
         own = Context(context.run_id, context.node_id, settings.to_node_config(), context.state, context.run_config)
         # Flower would wrap an exception from an actor in two tracebacks, and lose the message's end in them.
-        return answer(self._answer, message, own)
+        return answer(attempt(self._answer, message, own), message)
 
     def _answer(self, message: Message, context: Context) -> Message:
         settings = ClientSettings.from_node_config(context.node_config)

@@ -3,6 +3,7 @@
 Works over any Flower grid through its public methods: `get_node_ids`, `push_messages`, `pull_messages`.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -11,6 +12,7 @@ from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.messages import Greeting, Introduction, Notice
+from hyperbloom.common.signals import uninterrupted
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -124,7 +126,7 @@ class Federation:
             assert self._greeting is not None
             greeting = self._greeting.pack()
             messages = [Message(greeting, node, Greeting.type, ttl=GREETING_TTL_S) for node in newcomers]
-            ids = self.grid.push_messages(messages)
+            ids = self._push(messages)
             self._greetings |= {i: (node, now) for i, node in zip(ids, newcomers, strict=True)}
 
     def _forget_silent(self, now: float, present: set[int]) -> None:
@@ -188,8 +190,11 @@ class Federation:
     def send(self, orders: list[Message]) -> None:
         """Send orders; a client is busy until it has answered or is gone."""
         if orders:
-            ids, now = list(self.grid.push_messages(orders)), time.monotonic()
+            ids, now = self._push(orders), time.monotonic()
             self._open |= {i: (order.metadata.dst_node_id, now) for i, order in zip(ids, orders, strict=True) if i}
+            if not all(ids):  # a node has just gone: see which, or it is drawn again and again at once
+                self._visited = -math.inf
+                self._visit()
             self._note_busy()
 
     def poll(self) -> list[Message]:
@@ -237,7 +242,12 @@ class Federation:
         if not nodes:
             return set()
         content = Notice(kind, reason).pack()
-        return set(self.grid.push_messages([Message(content, n, Notice.type, ttl=NOTICE_TTL_S) for n in nodes]))
+        return set(self._push([Message(content, n, Notice.type, ttl=NOTICE_TTL_S) for n in nodes]))
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        # A client that is told of a message waits for the rest of it, and for nothing else: not for the goodbye.
+        with uninterrupted():
+            return list(self.grid.push_messages(messages))
 
     def _pull(self, message_ids: set[str]) -> list[Message]:
         """Return what has arrived of these replies and of the answers to greetings."""

@@ -4,7 +4,7 @@ For research on one machine, and for tests that want the whole path without a ne
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, groupby
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -14,7 +14,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from hyperbloom.common.attempt import attempt
+from hyperbloom.common.messages import TrainOrder
+
 __all__ = ["InlineGrid", "answer"]
+
+TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
 
 class InlineGrid(Grid):
@@ -23,11 +28,18 @@ class InlineGrid(Grid):
     Args:
         app: the `ClientApp`.
         node_configs: one per virtual client; node ids count from 2, as the SuperLink's own is 1.
+        train_all: answers in the app's place all orders to train that wait together; None leaves them to the app.
     """
 
-    def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, str | int | float | bool]]) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        node_configs: Sequence[Mapping[str, str | int | float | bool]],
+        train_all: TrainAll | None = None,
+    ) -> None:
         """Make the contexts and the identity that Flower's `Message` asks for."""
         self.app = app
+        self.train_all = train_all
         self._contexts = {
             node: Context(1, node, dict(config), RecordDict(), {}) for node, config in enumerate(node_configs, start=2)
         }
@@ -70,21 +82,23 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer those of the messages that wait, in the order in which they were pushed."""
         wanted = set(message_ids)
-        answered = [message_id for message_id in self._waiting if message_id in wanted]
-        return [self._answer(self._waiting.pop(message_id)) for message_id in answered]
+        asked = [self._waiting.pop(message_id) for message_id in list(self._waiting) if message_id in wanted]
+        replies: list[Message] = []
+        for kind, group in groupby(asked, key=lambda message: message.metadata.message_type):
+            tasks = [(message, self._contexts[message.metadata.dst_node_id]) for message in group]
+            together = self.train_all if kind == TrainOrder.type else None
+            outcomes = together(tasks) if together else [attempt(self.app, *task) for task in tasks]
+            replies += [answer(outcome, message) for outcome, (message, _) in zip(outcomes, tasks, strict=True)]
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _answer(self, message: Message) -> Message:
-        return answer(self.app, message, self._contexts[message.metadata.dst_node_id])
 
-
-def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
-    """Return what a `ClientApp` answers; its exception becomes what it would over the network."""
-    try:
-        return app(message, context)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+def answer(outcome: Message | Exception, message: Message) -> Message:
+    """Return what a client answers to a message; an exception becomes what it would over the network."""
+    if isinstance(outcome, Message):
+        return outcome
+    reason = f"{type(outcome).__name__}: {outcome}"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -14,7 +14,7 @@ __all__ = ["FRUITLESS_ROUNDS", "better", "give_up", "run_rounds"]
 
 FRUITLESS_ROUNDS = 10
 
-BYTES_AT_ONCE = 128 * 2**20
+BYTES_AT_ONCE = 32 * 2**20
 """Weights that are written into messages at a time; a message holds them once or twice more until it is sent."""
 
 MOST_AT_ONCE = 1000

@@ -4,9 +4,11 @@ Flower runs the simulation and calls a `ServerApp`; ours hands its grid over to 
 session over it is the same as over any other grid. `run_simulation` is Flower's public way to do this from a program.
 """
 
+import logging
 import math
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.signals import terminate_as_interrupt
 
 __all__ = ["check_ray", "simulation_grid"]
 
@@ -47,9 +50,9 @@ def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callab
         ConnectionFailed: the simulation cannot be started.
     """
     check_ray()
-    _prepare_ray()
     from flwr.simulation import run_simulation
 
+    _start_ray()
     grids: SimpleQueue[Grid | None] = SimpleQueue()
     errors: list[BaseException] = []
     over = Event()
@@ -62,7 +65,7 @@ def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callab
 
     def simulate() -> None:
         try:
-            run_simulation(server, app, clients, backend_config=_backend())
+            run_simulation(server, app, clients, backend_config={"client_resources": _resources()})
         except BaseException as error:
             errors.append(error)
         finally:
@@ -76,31 +79,43 @@ def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callab
     thread = Thread(target=simulate, name="simulation")
     thread.start()
     try:
-        grid = grids.get()
-        if grid is None:
-            thread.join()
-            watch()
-        assert grid is not None
-        yield grid, watch
+        # Ray has put a handler of its own, which aborts, in the place of whatever SIGTERM did before.
+        with terminate_as_interrupt():
+            grid = grids.get()
+            if grid is None:
+                thread.join()
+                watch()
+            assert grid is not None
+            yield grid, watch
     finally:
         over.set()
         thread.join()
 
 
-def _prepare_ray() -> None:
-    """Set what Ray takes from the environment, which its processes inherit."""
+def _start_ray() -> None:
+    """Start Ray, or join its cluster; Flower, which would do it in another thread, shuts it down."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; else it warns
-    if "RAY_ADDRESS" not in os.environ:
+    own = "RAY_ADDRESS" not in os.environ
+    if own:
         # Whoever reaches Ray's ports can run code, and it opens them to the network.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    import ray
+
+    try:
+        ray.init(
+            address="local" if own else None,  # not whatever cluster somebody has left running here
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
+        )
+    except Exception as error:
+        raise ConnectionFailed(f"--engine ray: Ray cannot be started: {' '.join(str(error).split())}") from error
 
 
-def _backend() -> dict[str, Any]:
-    """Return what Flower tells Ray: an actor per core, and this machine's GPUs shared evenly among them."""
-    arguments: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if "RAY_ADDRESS" not in os.environ:
-        arguments["address"] = "local"  # not whatever cluster somebody has left running here
+def _resources() -> dict[str, Any]:
+    """Return what an actor takes of its machine: a core, and an even share of the GPUs."""
     share = min(1.0, torch.cuda.device_count() / (os.cpu_count() or 1))
     # Ray counts in steps of 1e-4; rounded up, the last actor would wait for ever.
-    return {"init_args": arguments, "client_resources": {"num_cpus": 1, "num_gpus": math.floor(share * 1e4) / 1e4}}
+    return {"num_cpus": 1, "num_gpus": math.floor(share * 1e4) / 1e4}

@@ -8,7 +8,7 @@ so this subclasses `Strategy` itself.
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -49,7 +49,7 @@ class NoOptions(Section):
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A reply that was accepted: `sent` and `returned` are `(P,)`.
+    """A reply that was accepted: `sent` and `returned` are `(P,)`; `result` is without what they are made of.
 
     `sent` is None if the strategy does not keep it, `returned` where nothing travels.
     """
@@ -284,7 +284,8 @@ class PersonalisedStrategy(Strategy):
         self._close()
         asked = self._asked
         updates = sorted(accepted, key=lambda update: update.client.row)
-        if len(updates) < self.config.min_replies * asked:
+        # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
+        if asked and len(updates) / asked < self.config.min_replies:
             for update in updates:
                 self.round.refused[update.client.client_id] = f"dropped: only {len(updates)} of {asked} answered"
             updates = []
@@ -302,7 +303,10 @@ class PersonalisedStrategy(Strategy):
             return None
         try:
             result = self._unpack(reply, order, TrainResult)
-            return ClientUpdate(order.client, result, order.sent, self._returned(result, order), order.layout)
+            returned = self._returned(result, order)
+            # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
+            result = replace(result, weights=None, encoded=None)
+            return ClientUpdate(order.client, result, order.sent, returned, order.layout)
         except WireError as error:
             self.round.refused[order.client.client_id] = str(error)
             return None
@@ -373,7 +377,8 @@ class PersonalisedStrategy(Strategy):
         message_type: str,
         server_round: int,
     ) -> list[Message]:
-        """Write one message per client and remember what it was sent."""
+        """Write one message per client and remember what it was sent; messages written before must have been sent."""
+        self._expected()  # lets go of those
         rows = self.weights_for(clients) if clients else []
         messages = []
         for index, client in enumerate(clients):

@@ -55,16 +55,21 @@ class ChunkedHypernetwork(nn.Module):
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""
-        weights: Tensor = self.head(self._features(descriptors, size))  # (C, N, H) -> (C, N, chunk)
+        weights: Tensor = self.head(self.features(descriptors, size))  # (C, N, H) -> (C, N, chunk)
         return weights.flatten(1)[:, : self.numel[size]]
 
-    def gram(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return the inner products `(C, C)` of what the head sees, features and the bias's one, mean over chunks."""
-        features = self._features(descriptors, size)
-        gram: Tensor = torch.einsum("inh,jnh->ij", features, features) / features.shape[1] + 1
-        return gram
+    def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
+        """Return the weights `(C, P)` that are linear in features `(C, N, H)` and in the bias's ones `(C,)`."""
+        weights = nn.functional.linear(features, self.head.weight) + ones[:, None, None] * self.head.bias
+        return weights.flatten(1)[:, : self.numel[size]]
 
-    def _features(self, descriptors: Tensor, size: str) -> Tensor:
+    def gram(self, features: Tensor) -> Tensor:
+        """Return the inner products `(C, C)` of what the head sees, features and the bias's one, mean over chunks."""
+        flat = features.flatten(1)
+        return flat @ flat.T / features.shape[1] + 1
+
+    def features(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return what the head sees, `(C, N, H)`."""
         chunks = self.chunks[size]
         # The first layer is linear: what it makes of a descriptor and of a chunk can be added, without ever holding
         # the (C, N, k + d) pairs of them.

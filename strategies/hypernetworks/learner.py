@@ -5,7 +5,7 @@ Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628, algorithm 1. The p
 optimiser as the gradient of the generated weights, and so do we: it is the gradient of `1/2 |trained - h(v)|^2`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -28,8 +28,8 @@ UpdateRule = Literal["proximal", "mean", "sequential", "target"]
 TRUNK_LIMIT = 10
 """Replies beyond which the trunk's summed gradient stops growing; a sum of 50 diverged where one of 10 trained well."""
 
-BYTES_AT_ONCE = 128 * 2**20
-"""Weights of a cohort that are worked on at a time; the fastest size is far below."""
+BYTES_AT_ONCE = 32 * 2**20
+"""Weights of a cohort that are worked on at a time, 69 LeNets; each is held three times."""
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,18 @@ class HypernetworkLearner:
             self._proximal(replies)
         elif rule in ("proximal", "mean"):
             for _, group in _by_size(replies):
-                for some in _chunks(group):
-                    self._backward(some, torch.stack([-reply.delta for reply in some]) / len(replies))
+                if len(replies) == 1:
+                    self._backward(replies[0], -replies[0].delta)
+                else:
+                    self._backward_mixed(group, lambda gram: torch.eye(len(gram)).to(gram) / len(replies))
             self._step([reply.row for reply in replies])
         else:
             for reply in replies:
-                trained = None
+                gradient = -reply.delta
                 if rule == "target":
                     assert reply.sent is not None, "the rule `target` needs what was sent"
-                    trained = reply.sent + reply.delta
-                self._backward([reply], -reply.delta[None], trained)
+                    gradient += self.generate([reply.row], reply.size)[0] - reply.sent
+                self._backward(reply, gradient)
                 self._step([reply.row])
 
     def update_asynchronously(self, reply: Reply, overlap: Sequence[Reply]) -> None:
@@ -138,10 +140,12 @@ class HypernetworkLearner:
         Without overlap it is the paper's step.
         """
         cohort = [*(other for other in overlap if other.size == reply.size), reply]
+        gradient = -reply.delta
         if len(cohort) > 1:
-            self._backward([reply], -_mix(self._share_out(cohort)[-1:], cohort))
-        else:
-            self._backward([reply], -reply.delta[None])
+            with torch.no_grad():
+                gram = self.hypernetwork.gram(self._features(cohort))
+                gradient = -(self._share_out(gram)[-1] @ torch.stack([each.delta for each in cohort]))
+        self._backward(reply, gradient)
         self._step([reply.row])
 
     def _proximal(self, replies: Sequence[Reply]) -> None:
@@ -155,35 +159,52 @@ class HypernetworkLearner:
         """
         count = len(replies)
         for _, group in _by_size(replies):
-            rows, start = self._share_out(group), 0
-            for some in _chunks(group):
-                self._backward(some, -_mix(rows[start : start + len(some)], group))
-                start += len(some)
+            self._backward_mixed(group, self._share_out)
         for name, parameter in self.hypernetwork.named_parameters():
             if name.startswith("trunk.") and parameter.grad is not None:
                 parameter.grad.mul_(min(1.0, TRUNK_LIMIT / count))
         self._step([reply.row for reply in replies], count)
 
-    @torch.no_grad()
-    def _share_out(self, replies: Sequence[Reply]) -> Tensor:
-        """Return `(I + eta K)^-1` `(C, C)` for replies of one size; its eigenvalues are between 0 and 1."""
+    def _share_out(self, gram: Tensor) -> Tensor:
+        """Return `(I + eta K)^-1` `(C, C)`; its eigenvalues are between 0 and 1."""
         momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
-        rows = torch.tensor([reply.row for reply in replies], device=self.table.weight.device)
-        gram = self.hypernetwork.gram(self.table(rows), replies[0].size)  # (C, C)
-        inverse: Tensor = torch.linalg.inv(torch.eye(len(rows)).to(gram) + rate / (1 - momentum) * gram)
+        inverse: Tensor = torch.linalg.inv(torch.eye(len(gram)).to(gram) + rate / (1 - momentum) * gram)
         return inverse
+
+    def _features(self, replies: Sequence[Reply]) -> Tensor:
+        rows = torch.tensor([reply.row for reply in replies], device=self.table.weight.device)
+        features: Tensor = self.hypernetwork.features(self.table(rows), replies[0].size)
+        return features
 
     def _forward(self, rows: Sequence[int], size: str) -> Tensor:
         index = torch.tensor(rows, device=self.table.weight.device)
         weights: Tensor = self.hypernetwork(self.table(index), size)
         return weights
 
-    def _backward(self, replies: Sequence[Reply], gradient: Tensor, target: Tensor | None = None) -> None:
-        """Add the vector-Jacobian product of `h` with `gradient` `(C, P)`, or with `h(v) - target`, to `.grad`."""
+    def _backward(self, reply: Reply, gradient: Tensor) -> None:
+        """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""
         # Evaluation mode, as in `generate`: another power iteration of spectral norm would be another network.
         self.hypernetwork.eval()
-        weights = self._forward([reply.row for reply in replies], replies[0].size)
-        weights.backward(weights.detach() - target if target is not None else gradient)
+        self._forward([reply.row], reply.size).backward(gradient[None])
+
+    def _backward_mixed(self, replies: Sequence[Reply], mixing: Callable[[Tensor], Tensor]) -> None:
+        """Add the vector-Jacobian product with `-M @ deltas` of replies of one size, `M = mixing(K)` `(C, C)`.
+
+        Heads are linear in their inputs: with `M` symmetric, a head's gradient `(M D)^T F` is `D^T (M F)`, and that
+        of the features, `M D W`, is `M (D W)`. So `M` is applied to features, not to weights, of which there are a
+        thousand times more; and these pass by so many clients at a time as memory allows.
+        """
+        self.hypernetwork.eval()
+        features = self._features(replies)
+        leaf = features.detach().requires_grad_()  # the trunk is walked back once, after all clients
+        mixed = mixing(self.hypernetwork.gram(leaf.detach()))
+        at_once = max(1, BYTES_AT_ONCE // (replies[0].delta.numel() * replies[0].delta.element_size()))
+        for start in range(0, len(replies), at_once):
+            rows = mixed[start : start + at_once]
+            weights = self.hypernetwork.write(torch.tensordot(rows, leaf, 1), rows.sum(1), replies[0].size)
+            weights.backward(torch.stack([reply.delta for reply in replies[start : start + at_once]]).neg_())
+        if features.requires_grad:
+            features.backward(leaf.grad)
 
     def _step(self, rows: Sequence[int], worth: int = 1) -> None:
         """Clip, take the optimiser's step worth `worth` steps, and forget the gradients."""
@@ -261,20 +282,3 @@ class HypernetworkLearner:
 def _by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:
     ordered = sorted(replies, key=lambda reply: reply.size)
     return ((size, list(group)) for size, group in groupby(ordered, key=lambda reply: reply.size))
-
-
-def _chunks(replies: Sequence[Reply]) -> Iterator[Sequence[Reply]]:
-    """Yield replies of one size so many at a time as memory allows: a VJP holds three matrices of their weights."""
-    at_once = max(1, BYTES_AT_ONCE // (replies[0].delta.numel() * replies[0].delta.element_size()))
-    return (replies[start : start + at_once] for start in range(0, len(replies), at_once))
-
-
-def _mix(rows: Tensor, replies: Sequence[Reply]) -> Tensor:
-    """Return `rows @ deltas` `(R, P)` from `rows` `(R, C)`, without ever holding the deltas of a large cohort twice."""
-    mixed, start = None, 0
-    for some in _chunks(replies):
-        part = rows[:, start : start + len(some)] @ torch.stack([reply.delta for reply in some])
-        mixed = part if mixed is None else mixed.add_(part)
-        start += len(some)
-    assert mixed is not None
-    return mixed

@@ -4,9 +4,11 @@ Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernet
 https://arxiv.org/abs/2103.04628, sections 3 and 4.1, appendix B and table 4.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, cat, nn
+from torch.nn.functional import linear
 from torch.nn.utils.parametrizations import spectral_norm as normalise
 
 from hyperbloom.common.layout import Layout
@@ -51,12 +53,22 @@ class MLPHypernetwork(nn.Module):
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""
-        weights: Tensor = self.heads[size](self.trunk(descriptors))  # (C, k) -> (C, H) -> (C, P)
+        weights: Tensor = self.heads[size](self.features(descriptors, size))  # (C, k) -> (C, H) -> (C, P)
         return weights
 
-    def gram(self, descriptors: Tensor, size: str) -> Tensor:
+    def features(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return what a head sees, `(C, H)`."""
+        features: Tensor = self.trunk(descriptors)
+        return features
+
+    def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
+        """Return the weights `(C, P)` that are linear in features `(C, H)` and in the bias's ones `(C,)`."""
+        head = self.heads[size]
+        parts: Iterable[Any] = head.parts if isinstance(head, _SplitHead) else [head]
+        return cat([linear(features, part.weight).addcmul(ones[:, None], part.bias) for part in parts], dim=-1)
+
+    def gram(self, features: Tensor) -> Tensor:
         """Return the inner products `(C, C)` of what a head sees: features `(C, H)` and the bias's one."""
-        features = self.trunk(descriptors)
         gram: Tensor = features @ features.T + 1
         return gram
 
@@ -93,6 +105,14 @@ class LinearHypernetwork(nn.Module):
         weights: Tensor = self.heads[size](descriptors)
         return weights
 
-    def gram(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return the inner products `(C, C)` of the descriptors."""
-        return descriptors @ descriptors.T
+    def features(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return what a head sees: the descriptors `(C, k)`."""
+        return descriptors
+
+    def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
+        """Return the weights `(C, P)` that are linear in features `(C, k)`; there is no bias."""
+        return self(features, size)  # type: ignore[no-any-return]
+
+    def gram(self, features: Tensor) -> Tensor:
+        """Return the inner products `(C, C)` of what a head sees."""
+        return features @ features.T

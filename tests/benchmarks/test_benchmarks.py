@@ -19,10 +19,11 @@ from benchmarks import (
     scale,
     server_step,
     supernodes,
+    vectorised,
     wire_bytes,
 )
 from benchmarks.measure import Comparison, alternate
-from benchmarks.textbook import TextbookHypernetwork, TextbookServer
+from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
@@ -84,7 +85,8 @@ def test_both_local_loops_train_the_same_weights() -> None:
     data = local_sgd.random_images(20)
     torch.manual_seed(0)
     initial = {name: p.detach().clone() for name, p in build(local_sgd.SPEC).named_parameters()}
-    one, other = local_sgd.ours(data, initial, TINY)(), local_sgd.bare(data, initial, TINY)()
+    one = local_sgd.ours(data.to("cpu"), initial, TINY)()
+    other = local_sgd.bare(data, initial, TINY, TextbookLeNet())()
     assert one.numel() == federation.LENET_FLOATS
     torch.testing.assert_close(one, other)
     assert not torch.equal(one, Layout.of(build(local_sgd.SPEC)).flatten(initial))
@@ -99,6 +101,19 @@ def test_server_step_with_a_small_hypernetwork() -> None:
 def test_end_to_end_with_two_tiny_steps() -> None:
     row = end_to_end.compare(images=8, local=TINY, repetitions=1)
     assert row.ours > 0 and row.other > 0 and row.more_is_better
+
+
+def test_rounds_at_once_and_one_by_one_learn_the_same(tmp_path: Path) -> None:
+    data = federation.write_images(tmp_path / "images.npz", train=80, held_out=40)
+    config = federation.run_config(data, 4, 4, TINY)
+    row = vectorised.compare(config, tmp_path, repetitions=1)
+    assert row.ours > 0 and row.other > 0 and not row.more_is_better
+    at_once, one_by_one = (vectorised.rounds(config, tmp_path, way) for way in (True, False))
+    at_once.play()
+    one_by_one.play()
+    got, want = at_once.strategy.state(), one_by_one.strategy.state()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-5)
 
 
 def test_wire_bytes() -> None:

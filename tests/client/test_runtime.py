@@ -1,5 +1,6 @@
 """The live client: how it paces, when it gives up, and what becomes of each message."""
 
+import heapq
 import logging
 import random
 import signal
@@ -94,6 +95,33 @@ def test_jitter_is_a_quarter_either_way() -> None:
 def test_jitter_does_not_add_up() -> None:
     pacer = Pacer()
     assert all(pacer.delay(0.0) <= 3.75 for _ in range(1000))
+
+
+@pytest.mark.usefixtures("no_jitter")
+def test_an_idle_client_waits_longer_for_a_server_that_answers_slowly() -> None:
+    pacer = Pacer(idle=3.0)
+    assert [pacer.delay(float(number), latency=0.005) for number in range(30)][-1] == pytest.approx(3.0)
+    assert pacer.delay(40.0, latency=1.0) == pytest.approx(20.0)
+    assert pacer.delay(50.0, latency=600.0) == pytest.approx(60.0)  # it was away, which says nothing of its load
+    assert pacer.delay(60.0, latency=0.005) == pytest.approx(3.0)  # and no grudge is borne
+    pacer.message(70.0)
+    assert pacer.delay(71.0, latency=1.0) == pytest.approx(0.0075)  # but a run does not wait
+
+
+@pytest.mark.parametrize("clients", [100, 10_000])
+def test_idle_clients_leave_the_server_time_to_breathe(clients: int) -> None:
+    """A server of 250 answers a second and its queue: the clients find out by themselves how often they may ask."""
+    service, now, free_at = 1 / 250, 0.0, 0.0
+    pacers = [Pacer() for _ in range(clients)]
+    due = [(random.uniform(0.0, 3.0), index) for index in range(clients)]
+    heapq.heapify(due)
+    latencies = []
+    while now < 1200.0:
+        now, index = heapq.heappop(due)
+        free_at = max(free_at, now) + service
+        latencies.append(free_at - now)
+        heapq.heappush(due, (free_at + pacers[index].delay(free_at, free_at - now), index))
+    assert max(latencies[-1000:]) < 4.0  # at a poll every three seconds each the queue would have been 36 s long
 
 
 # ---------------------------------------------------------------------- retries

@@ -472,6 +472,23 @@ def test_evaluation_is_on_validation_and_test_examples_with_the_weights_sent(mak
     )
 
 
+def test_a_training_that_is_broken_off_leaves_the_personal_part_as_it_was(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker()
+    worker.train(train_order("head"))
+    healthy = worker.evaluate(evaluate_order("head"))
+
+    def broken_off(*arguments: Any) -> float:
+        training.train(*arguments)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(worker_module, "train", broken_off)
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.train(train_order("head", round=2))
+    assert worker.evaluate(evaluate_order("head")) == healthy
+
+
 def test_a_training_that_diverges_does_not_destroy_the_personal_part(make_worker: MakeWorker) -> None:
     worker = make_worker()
     worker.train(train_order("all"))

@@ -39,3 +39,13 @@ def test_a_run_in_rays_actors_equals_the_inline_engine(
     for engine in done:
         personal = {path.parent.parent.name for path in (tmp_path / engine).glob("clients/*/personal/*-local*")}
         assert personal == {f"client-{index}" for index in range(5)}
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(site: Site, tmp_path: Path) -> None:
+    args = ["--engine", "ray", *RUN[:6], "--rounds", "100000", "--set", "local.steps=3"]
+    process = site.start("hyperbloom.server", "server", *args, "--run-dir", str(tmp_path / "run"))
+    process.wait_for("5 clients are here", timeout_s=300)
+    process.popen.terminate()
+    assert process.wait() == 130, process.output
+    assert "stopped; the run folder holds what was done" in process.output
+    assert "SIGTERM" not in process.output

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.messages import Greeting, Introduction, Notice
-from hyperbloom.server import federation
+from hyperbloom.server import asynchronous, federation, rounds
 
 Answer = Callable[[Message], RecordDict | Error | None]
 
@@ -84,7 +84,7 @@ class Clock:
         """Return the seconds that have passed."""
         return self.now
 
-    time = monotonic
+    time = perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -106,9 +106,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return the clock that the federation looks at."""
+    """Return the clock that the federation and the loops over rounds look at."""
     turned = Clock()
-    monkeypatch.setattr(federation, "time", turned)
+    for module in (federation, rounds, asynchronous):
+        monkeypatch.setattr(module, "time", turned)
     return turned
 
 

@@ -476,7 +476,7 @@ def test_a_run_to_start_from_must_exist(refused: Callable[..., str]) -> None:
 def test_clients_that_do_not_come_end_the_run_with_four(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "inline_grid", lambda config, folder: InlineGrid(app, []))
+    monkeypatch.setattr(engine, "inline_grid", lambda *_: InlineGrid(app, []))
     assert refused("--join-timeout", "0.1", code=4) == (
         "0 of 6 clients joined within 0 s (none). Start the others, or set clients to fewer or join_timeout_s to more"
     )
@@ -519,6 +519,31 @@ def test_more_local_clients_than_clients_are_refused(refused: Callable[..., str]
     message = refused("--insecure", "--clients", "3", f"--local-clients={count}", engine="grpc")
     assert message == f"--local-clients: expected 0 to clients = 3, found {count}"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flag", ["--vectorise", "--no-vectorise"])
+@pytest.mark.parametrize("engine", ["grpc", "ray"])
+def test_clients_of_other_processes_cannot_train_at_once(
+    refused: Callable[..., str], tmp_path: Path, engine: str, flag: str
+) -> None:
+    message = refused("--insecure", flag, engine=engine)
+    assert message == f"--vectorise: expected with --engine inline, found --engine {engine}"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], None), (["--vectorise"], True), (["--no-vectorise"], False)])
+def test_the_engine_is_told_whether_to_train_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], expected: bool | None
+) -> None:
+    told: list[bool | None] = []
+
+    def noted(config: RunConfig, folder: Path, vectorise: bool | None) -> InlineGrid:
+        told.append(vectorise)
+        return inline_grid(config, folder, vectorise)
+
+    monkeypatch.setattr(engine, "inline_grid", noted)
+    assert execute(tmp_path / "run", *LOCAL, "--engine", "inline", *flags).code == 0
+    assert told == [expected]
 
 
 def test_ctrl_c_ends_with_130(

@@ -474,6 +474,100 @@ def test_polls_slow_down_while_nothing_comes(
     assert waits.count(0.004) == 2  # fast at first, and again after an answer
 
 
+# ---------------------------------------------------------------------- the parts of an exchange
+
+
+def order_to(*nodes: int) -> list[Message]:
+    return [Message(RecordDict(), node, "train") for node in nodes]
+
+
+def ids(messages: list[Message]) -> list[str]:
+    return [message.metadata.message_id for message in messages]
+
+
+def test_an_order_is_expected_and_its_client_busy_until_it_is_answered(
+    party: Party, grid: ScriptedGrid, clock: Clock
+) -> None:
+    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+    grid.join(3, "b")
+    party.begin(2)
+    ready, federation = clock.now + 1.0, party.federation
+    orders = order_to(2, 3)
+    federation.send(orders)
+    assert party.roster.busy == {2, 3} and party.roster.idle_count == 0
+    assert [federation.expects(i) for i in ids(orders)] == [True, True]
+    assert [reply.metadata.src_node_id for reply in federation.poll()] == [3]
+    assert party.roster.busy == {2}
+    assert [client.client_id for client in party.roster.idle] == ["b"]
+    assert [federation.expects(i) for i in ids(orders)] == [True, False]
+    clock.sleep(1.1)
+    assert [reply.metadata.src_node_id for reply in federation.poll()] == [2]
+    assert party.roster.busy == set() and party.roster.idle_count == 2
+    assert federation.poll() == [] and federation.late == 0
+
+
+def test_a_client_with_two_orders_is_busy_until_it_has_answered_both(
+    party: Party, grid: ScriptedGrid, clock: Clock
+) -> None:
+    grid.join(2, "a", orders=lambda message: RecordDict() if message.metadata.message_type == answered else None)
+    party.begin(1)
+    party.federation.send([*order_to(2), Message(RecordDict(), 2, "evaluate")])
+    answered = "train"
+    assert len(party.federation.poll()) == 1 and party.roster.busy == {2}
+    answered = "evaluate"
+    assert len(party.federation.poll()) == 1 and party.roster.busy == set()
+
+
+def test_only_orders_that_are_old_enough_are_given_up(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
+    for node, name in ((2, "a"), (3, "b")):
+        grid.join(node, name, orders=lambda message: RecordDict() if clock.now > ready else None)
+    party.begin(2)
+    ready, federation = clock.now + 10.0, party.federation
+    orders = order_to(2, 3)
+    federation.send(orders[:1])
+    clock.sleep(3.0)
+    federation.send(orders[1:])
+    clock.sleep(2.0)
+    federation.give_up(5.0)
+    assert [federation.expects(i) for i in ids(orders)] == [False, True]
+    assert party.roster.busy == {2, 3}  # who is given up works all the same
+    assert federation.poll() == []
+    clock.sleep(6.0)
+    assert [reply.metadata.src_node_id for reply in federation.poll()] == [3]
+    assert federation.late == 1
+    assert party.events == ["a answered after the deadline; its reply is dropped"]
+    assert party.roster.busy == set()
+
+
+def test_those_who_are_busy_do_not_count_as_gathered(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
+    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+    grid.join(3, "b")
+    party.begin(2)
+    ready = clock.now + 20.0
+    assert party.exchange(2, 3, timeout_s=1.0) == [3]
+    with pytest.raises(
+        CohortError, match=r"^1 of 2 clients joined within 5 s \(a, b\); 1 still work on an earlier round"
+    ):
+        party.gather(2, timeout_s=5.0)
+    party.gather(2, timeout_s=60.0)
+    assert clock.now == pytest.approx(ready, abs=0.1)
+    assert party.federation.late == 1
+
+
+def test_a_node_that_an_order_cannot_reach_is_looked_for_at_once(
+    party: Party, grid: ScriptedGrid, clock: Clock
+) -> None:
+    grid.join(2, "a")
+    grid.join(3, "b")
+    party.begin(2)
+    party.federation.poll()  # has just looked
+    grid.unreachable.add(3)
+    grid.leave(3)
+    party.federation.send(order_to(2, 3))
+    assert party.where() == {"a": 2, "b": None}
+    assert party.roster.busy == {2}
+
+
 # ---------------------------------------------------------------------- goodbye
 
 

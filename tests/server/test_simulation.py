@@ -1,11 +1,13 @@
 """Virtual clients as Flower's simulation has them: nodes that know a number, and an engine that may fail."""
 
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import flwr.simulation
 import pytest
@@ -27,6 +29,7 @@ from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.run_folder import RunFolder
 from hyperbloom.server.session import Session
 
+RAY = Mock()
 CONFIG = RunConfig(
     strategy="pfedhn-pc",
     clients=4,
@@ -96,6 +99,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], N
         monkeypatch.setenv(name, "")  # restored afterwards
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(simulation, "find_spec", lambda name: "found")
+    monkeypatch.setitem(sys.modules, "ray", RAY)
+    RAY.init.reset_mock(side_effect=True)
 
     def put(run: Callable[..., None]) -> None:
         monkeypatch.setattr(flwr.simulation, "run_simulation", run)
@@ -114,23 +119,22 @@ def test_the_grid_is_there_as_long_as_it_is_needed(
 
     def run(server: ServerApp, app: VirtualClients, clients: int, backend_config: dict[str, Any]) -> None:
         server(grid, context())
-        seen.append((clients, backend_config))
+        seen.append((clients, backend_config["client_resources"]["num_cpus"]))
 
     engine(run)
     with simulation.simulation_grid(VirtualClients(CONFIG, tmp_path), 4) as (found, watch):
         assert found is grid
         watch()
         assert not seen
-    ((clients, backend),) = seen
-    assert clients == 4
-    assert backend["init_args"]["address"] == "local"
+    assert seen == [(4, 1)]
+    assert RAY.init.call_args.kwargs["address"] == "local"
     assert simulation.os.environ["RAY_AUTH_MODE"] == "token"
     token = simulation.os.environ["RAY_AUTH_TOKEN"]
     assert len(token) == 64
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with simulation.simulation_grid(VirtualClients(CONFIG, tmp_path), 4):
         pass
-    assert "address" not in seen[1][1]["init_args"]
+    assert RAY.init.call_args.kwargs["address"] is None
     assert simulation.os.environ["RAY_AUTH_TOKEN"] == token  # a cluster has its own
 
 
@@ -138,7 +142,7 @@ def test_gpus_are_shared_so_that_every_actor_gets_its_part(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for cores in (1, 6, 7, 16):
         monkeypatch.setattr(simulation.os, "cpu_count", lambda cores=cores: cores)
-        resources = simulation._backend()["client_resources"]
+        resources = simulation._resources()
         assert resources["num_cpus"] == 1
         parts = round(10_000 * resources["num_gpus"])
         assert parts == pytest.approx(10_000 * resources["num_gpus"], abs=1e-6)  # Ray's resolution
@@ -161,6 +165,16 @@ def test_an_engine_that_fails_says_why(engine: Callable[..., None], tmp_path: Pa
             watch()
             time.sleep(0.01)
     assert str(caught.value) == "Flower's simulation has ended: no memory"
+
+
+def test_ray_that_cannot_be_started_is_told_in_a_line(engine: Callable[..., None], tmp_path: Path) -> None:
+    engine(lambda *args, **options: None)
+    RAY.init.side_effect = RuntimeError("no\nport")
+    with (
+        pytest.raises(ConnectionFailed, match="--engine ray: Ray cannot be started: no port"),
+        simulation.simulation_grid(VirtualClients(CONFIG, tmp_path), 4),
+    ):
+        pass
 
 
 def test_without_ray_the_extra_is_named(

@@ -17,6 +17,7 @@ from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, Introduction, TrainOrder, TrainResult
+from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.listener import Listener, RoundReport, Selection
@@ -126,7 +127,8 @@ class Inline:
     def run(self, after_round: Callable[[int], None] = lambda number: None) -> tuple[History, Selection]:
         """Run all rounds."""
         history = History(self, after_round)
-        selection = run_rounds(self.strategy, self.federation, self.config, [history])
+        run = run_asynchronously if self.config.asynchronous else run_rounds
+        selection = run(self.strategy, self.federation, self.config, [history])
         return history, selection
 
     def state(self) -> dict[str, Tensor]:

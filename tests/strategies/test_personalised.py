@@ -347,6 +347,90 @@ def test_a_round_without_a_usable_reply_changes_nothing() -> None:
     assert_same(desk.federation.state(), before)
 
 
+@pytest.mark.parametrize(("share", "enough"), [(0.0, 1), (0.3, 1), (0.4, 2), (0.66, 2), (0.67, 3), (1.0, 3)])
+@pytest.mark.parametrize("answered", ["", "a", "ac", "abc"])
+def test_a_round_with_too_few_replies_changes_nothing_and_says_so(answered: str, share: float, enough: int) -> None:
+    desk = Desk.open(federation(min_replies=share))
+    before = desk.federation.state()
+    refused = desk.aggregate([desk.replies[name] for name in answered])
+    silent = dict.fromkeys((name for name in NAMES if name not in answered), "no reply")
+    if len(answered) < enough:
+        dropped = f"dropped: only {len(answered)} of 3 answered"
+        assert refused == silent | (dict.fromkeys(answered, dropped) if share else {})
+        assert desk.federation.strategy.round.results == {}
+        assert_same(desk.federation.state(), before)
+    else:
+        assert refused == silent
+        assert list(desk.federation.strategy.round.results) == list(answered)
+        assert_same(desk.federation.state(), state_after({name: delta_of(name) for name in answered}))
+
+
+def test_refused_replies_are_no_answers_to_the_fraction_that_is_asked_for() -> None:
+    desk = Desk.open(federation(min_replies=0.6))
+    before = desk.federation.state()
+    failed = desk.answer("b", Error(3, "ValueError: no"))
+    assert desk.aggregate([failed, desk.replies["a"]]) == {
+        "a": "dropped: only 1 of 3 answered",
+        "b": "ValueError: no",
+        "c": "no reply",
+    }
+    assert_same(desk.federation.state(), before)
+
+
+def test_the_fraction_is_met_exactly_where_its_product_is_rounded_up() -> None:
+    names = [f"client-{index:02}" for index in range(50)]
+    assert 0.14 * 50 > 7
+    grid = scripted_grid([introduction(name) for name in names], lambda name, order: zero_result(order))
+    made = Inline(config(clients=50, cohort=50, min_replies=0.14), grid).join()
+    orders = made.strategy.configure_train(1, ArrayRecord(), ConfigRecord(), made.grid)
+    made.strategy.aggregate_train(1, list(made.grid.send_and_receive(orders))[:7])
+    assert len(made.strategy.round.results) == 7
+
+
+def zero_result(order: TrainOrder) -> TrainResult:
+    assert order.weights is not None
+    return TrainResult(1.0, 0.0, Weights(order.weights.layout, torch.zeros_like(order.weights.values)))
+
+
+def test_an_order_that_was_never_sent_is_named_and_counts_as_not_answered() -> None:
+    made = federation(min_replies=1.0)
+    orders = made.strategy.configure_train(1, ArrayRecord(), ConfigRecord(), made.grid)
+    replies = list(made.grid.send_and_receive(orders[:2]))  # Flower gives an order its id when it takes it
+    made.strategy.aggregate_train(1, replies)
+    assert made.strategy.round.refused == {
+        "a": "dropped: only 2 of 3 answered",
+        "b": "dropped: only 2 of 3 answered",
+        "c": "its node cannot be reached",
+    }
+
+
+def test_an_order_that_is_forgotten_is_named_once_and_its_reply_is_nobodys() -> None:
+    desk = Desk.open(federation())
+    strategy = desk.federation.strategy
+    identity = desk.replies["b"].metadata.reply_to_message_id
+    assert strategy.forget(identity) == "b"
+    assert strategy.forget(identity) is None
+    assert strategy.accept(desk.replies["b"]) is None
+    update = strategy.accept(desk.replies["a"])
+    assert update.client.client_id == "a" and torch.equal(update.returned, delta_of("a"))
+    assert strategy.accept(desk.replies["a"]) is None  # answered already
+    assert strategy.round.refused == {}
+
+
+def test_replies_are_checked_as_they_come() -> None:
+    desk = Desk.open(federation())
+    refused: list[dict[str, str]] = []
+
+    def one_by_one() -> Iterable[Message]:
+        yield desk.answer("c", Error(3, "ValueError: no"))
+        refused.append(dict(desk.federation.strategy.round.refused))
+        yield desk.replies["a"]
+
+    desk.federation.strategy.aggregate_train(1, one_by_one())
+    assert refused == [{"c": "ValueError: no"}]
+    assert_same(desk.federation.state(), state_after({"a": delta_of("a")}))
+
+
 def test_an_exception_on_a_client_becomes_a_refusal() -> None:
     def train(name: str, order: TrainOrder) -> TrainResult:
         if name == "b":

@@ -188,3 +188,15 @@ def test_secrets_are_not_kept() -> None:
         assert client.about.token == ""
     assert "secret of" not in json.dumps(roster.to_json()) + repr(list(roster))
     assert "token" not in roster.to_json()["clients"][0]["about"]
+
+
+def test_cohorts_are_drawn_from_those_who_have_no_order_left_to_answer() -> None:
+    roster, small = roster_of("abcdef"), roster_of("bdf", seed=0)
+    roster.busy = {2, 4, 6, 99}  # a, c, e, and a node that is gone
+    assert [client.client_id for client in roster.idle] == ["b", "d", "f"]
+    assert (roster.idle_count, roster.live_count) == (3, 6)
+    for number in range(20):
+        names = [client.client_id for client in roster.draw(number, 2)]
+        assert names == [client.client_id for client in small.draw(number, 2)]
+    assert [client.client_id for client in roster.draw(1, 9)] == ["b", "d", "f"]
+    assert [client.client_id for client in roster.draw(1, 9, among=roster.live)] == list("abcdef")

@@ -1,0 +1,134 @@
+"""Peak memory of the server in rounds of a thousand clients: in slices and chunks, as shipped, against all at once.
+
+`pfedhn` with the shipped round loop over a grid whose thousand clients answer at once with a random change, so that
+nothing but the server is measured: cohort 1,000, LeNet of 121,182 floats (0.45 GiB for the weights of all), two
+rounds and no evaluation but the last. Each side runs in a process of its own. The other side is the same with no
+bound on what is worked on at once.
+
+    python -m benchmarks.server_memory [--quick]
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from benchmarks.federation import LENET_FLOATS
+from benchmarks.measure import Comparison, main
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, Greeting, Introduction, TrainOrder, TrainResult
+from hyperbloom.common.messages import Weights as Change
+from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.server import rounds
+from hyperbloom.server.federation import Federation
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.hypernetworks import learner
+from hyperbloom.strategies.roster import Roster
+
+ANSWERS_AT_ONCE = 32
+
+
+def run(quick: bool = False) -> list[Comparison]:
+    clients = 100 if quick else 1000
+    ours, other = (_in_a_process(clients, bounded) for bounded in (True, False))
+    conditions = (
+        f"cohort of {clients:,}, LeNet of {LENET_FLOATS:,} floats, rule proximal, 2 rounds; peak of the process"
+    )
+    return [Comparison("peak memory of the server", "MiB", ours, other, conditions)]
+
+
+def _in_a_process(clients: int, bounded: bool) -> float:
+    words = [sys.executable, "-m", "benchmarks.server_memory", "--serve", str(clients), str(int(bounded))]
+    return float(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+
+
+def serve(clients: int, bounded: bool) -> float:
+    """Play two rounds and return the peak resident memory of this process in MiB."""
+    if not bounded:
+        rounds.BYTES_AT_ONCE = learner.BYTES_AT_ONCE = 2**40
+        rounds.MOST_AT_ONCE = 2**40
+    config = RunConfig(clients=clients, cohort=clients, rounds=2, eval_every=2, model="lenet")
+    roster = Roster(0)
+    strategy = make_strategy(config, "benchmark", roster)
+    federation = Federation(_Crowd(clients), roster, lambda text: None)
+    federation.gather(strategy, clients, 60.0)
+    federation.begin(strategy, 0)
+    rounds.run_rounds(strategy, federation, config, [])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class _Crowd(Grid):
+    """Clients that answer at once; a message's content is forgotten as soon as it is sent."""
+
+    def __init__(self, clients: int) -> None:
+        self._nodes = range(2, clients + 2)
+        self._waiting: dict[str, Message] = {}
+        self._count = 0
+        self._layout = full_layout(ModelSpec("lenet", "M", (3, 32, 32), 10))
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing."""
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._nodes
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return list(self._push(messages))
+
+    def _push(self, messages: Iterable[Message]) -> Iterator[str]:
+        for message in messages:
+            self._count += 1
+            name, about = f"m{self._count}", message.metadata
+            envelope = Message(RecordDict(), about.dst_node_id, about.message_type)
+            message.metadata.__dict__["_message_id"] = envelope.metadata.__dict__["_message_id"] = name
+            self._waiting[name] = envelope
+            yield name
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ready = [name for name in message_ids if name in self._waiting][:ANSWERS_AT_ONCE]
+        return [self._answer(self._waiting.pop(name)) for name in ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def _answer(self, message: Message) -> Message:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        if kind == Greeting.type:
+            name = f"client-{node}"
+            content = Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ()).pack()
+        elif kind == TrainOrder.type:
+            change = 1e-3 * torch.randn(self._layout.numel)
+            content = TrainResult(1.0, 0.1, Change(self._layout, change)).pack()
+        else:
+            assert kind == EvaluateOrder.type
+            content = EvaluateResult(1, 2, 1.0, 1, 2, 1.0).pack()
+        return Message(content, reply_to=message)
+
+
+if __name__ == "__main__":
+    if "--serve" in sys.argv:
+        print(serve(int(sys.argv[-2]), bool(int(sys.argv[-1]))))
+    else:
+        main(run, __doc__)

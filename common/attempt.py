@@ -1,0 +1,16 @@
+"""Exceptions as values, where one client's failure must not end the work of the others."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["attempt"]
+
+T = TypeVar("T")
+
+
+def attempt(function: Callable[..., T], *arguments: object) -> T | Exception:
+    """Return what a function returns, or the exception that it raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error

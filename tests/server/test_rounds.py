@@ -1,0 +1,233 @@
+"""The loop over rounds with clients that are late: who is asked, what is learned, what is counted."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Error, Message
+
+from hyperbloom.common.errors import CohortError
+from hyperbloom.server.run_folder import RunFolder
+
+from .conftest import Clock, app_error
+from .crew import Crew, LoggingGrid
+
+HYPERNETWORK = {"strategy": "pfedhn", "options": {"hidden_dim": 4, "embedding_dim": 2, "learning_rate": 0.2}}
+
+
+@pytest.fixture
+def crew(clock: Clock) -> Callable[..., Crew]:
+    """Return how to make a run by rounds."""
+    return lambda **config: Crew(LoggingGrid(clock), clock, **config)
+
+
+def everyone(run: Crew, *names: str) -> Crew:
+    """Let clients appear that answer after a tenth of a second."""
+    for node, name in enumerate(names, start=2):
+        run.join(node, name)
+    return run
+
+
+# ---------------------------------------------------------------------- late replies
+
+
+def late_run(crew: Callable[..., Crew], clock: Clock, folder: Path) -> Crew:
+    """Run rounds of at most a second; `slow` takes 5.5 s for its first order, then it is as fast as others."""
+    run = everyone(crew(clients=3, cohort=3, rounds=80, eval_every=10, round_timeout_s=1.0, **HYPERNETWORK), *"ab")
+    run.join(4, "slow", train=5.5)
+    run.join(5, "idler", train=0.1)
+
+    def watch() -> None:
+        if any(entry.what == "answer" for entry in run.entries("train", "slow")):
+            run.set_pace("slow", "train", 0.1)
+        else:
+            clock.after(0.01, watch)
+
+    watch()
+    run.run(RunFolder(folder, run.config, "run-1"))
+    return run
+
+
+def test_a_straggler_is_dropped_counted_and_asked_again_when_it_has_answered(
+    crew: Callable[..., Crew], clock: Clock, tmp_path: Path
+) -> None:
+    run = late_run(crew, clock, tmp_path)
+    log = run.entries("train", "slow")
+    assert [entry.what for entry in log] == ["order", "answer"] * (len(log) // 2)  # not asked while it works
+    assert len(log) > 20
+    learned = [entry.id for entry in log if entry.what == "answer" and float(entry.id[1:]) in run.learned]
+    assert learned == [entry.id for entry in log[3::2]]  # all but the first reply
+    late = {report.number: report.late for report in run.told.reports if report.late}
+    (number,) = late
+    assert late == {number: 1} and number > 10
+    first = next(r.number for r in run.told.reports if r.outcome.refused.get("slow") == "no reply")
+    again = next(r.number for r in run.told.reports if "slow" in r.outcome.results)
+    assert first < number < again
+    assert run.events.count("slow answered after the deadline; its reply is dropped") == 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {line["round"]: line["late"] for line in lines if "late" in line} == late
+    # Meanwhile the rounds went on with the others, and without waiting: one deadline in all, not one a round.
+    between = run.told.reports[first : number - 1]
+    assert all(set(report.outcome.results) == {"a", "b", "idler"} for report in between)
+    assert sum(report.seconds > 0.9 for report in run.told.reports) == 1
+
+
+def test_who_still_works_is_not_evaluated_and_is_named(crew: Callable[..., Crew], clock: Clock, tmp_path: Path) -> None:
+    run = late_run(crew, clock, tmp_path)
+    why = "not evaluated: it still works on an earlier round"
+    evaluated = {r.number: r.outcome for r in run.told.reports if r.outcome.evaluation}
+    assert sorted(evaluated) == list(range(10, 81, 10))
+    for number, outcome in evaluated.items():
+        assert outcome.evaluation is not None
+        busy = number < next(r.number for r in run.told.reports if r.late)
+        assert list(outcome.evaluation.scores) == ["a", "b", "idler"] + ([] if busy else ["slow"])
+        assert outcome.refused.get("slow") == (why if busy else None)
+    asked = [run.grid.names[m.metadata.dst_node_id] for _, m in run.grid.sent if m.metadata.message_type == "evaluate"]
+    assert asked.count("slow") == sum("slow" not in outcome.refused for outcome in evaluated.values())
+    assert 0 < asked.count("slow") < 8
+
+
+def test_a_late_reply_leaves_no_trace_in_what_is_learned(crew: Callable[..., Crew], clock: Clock) -> None:
+    """The run with a reply that comes too late is, to the bit, the run in which it never comes."""
+    states = []
+    for pace in (1.5, math.inf):
+        run = everyone(crew(clients=2, cohort=2, rounds=15, eval_every=15, round_timeout_s=1.0, **HYPERNETWORK), "a")
+        run.join(3, "slow", train=pace)
+        # However fast, it takes no part afterwards.
+        only_a = [0]
+
+        def trainable(run: Crew = run, rounds: list[int] = only_a) -> list[Any]:
+            rounds[0] += 1
+            return [c for c in run.roster.idle if c.client_id == "a" or rounds[0] == 1]
+
+        run.strategy.trainable = trainable
+        # The losses, and so the changes, are numbered by message, which counts what the evaluation asks; it is last.
+        run.run()
+        states.append((run.federation.late, run.state()))
+    (came, one), (never, other) = states
+    assert (came, never) == (1, 0)
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_when_all_are_late_the_next_round_waits_for_one_of_them(crew: Callable[..., Crew], clock: Clock) -> None:
+    run = crew(clients=2, cohort=2, rounds=3, eval_every=3, round_timeout_s=1.0)
+    run.join(2, "a", train=4.0)
+    run.join(3, "b", train=6.0)
+    for name in "ab":
+        clock.after(4.5, partial(run.set_pace, name, "train", 0.1))
+    run.run()
+    assert [sorted(report.outcome.results) for report in run.told.reports] == [[], ["a"], ["a", "b"]]
+    assert sum(report.late for report in run.told.reports) == run.federation.late == 2
+    assert any(event.startswith("waiting for 1 clients until") for event in run.events)
+
+
+def test_waiting_for_busy_clients_in_vain_says_so(crew: Callable[..., Crew]) -> None:
+    run = crew(clients=2, cohort=2, rounds=3, eval_every=3, round_timeout_s=1.0, join_timeout_s=20.0)
+    for node, name in ((2, "a"), (3, "b")):
+        run.join(node, name, train=math.inf)
+    with pytest.raises(
+        CohortError, match=r"0 of 1 clients joined within 20 s \(a, b\); 2 still work on an earlier round\."
+    ):
+        run.run()
+
+
+def test_an_error_that_comes_late_frees_its_client_and_is_no_late_reply(
+    crew: Callable[..., Crew], clock: Clock
+) -> None:
+    run = everyone(crew(clients=2, cohort=2, rounds=40, eval_every=40, round_timeout_s=1.0), "a")
+    run.join(3, "slow", train=2.0)
+
+    def fail_once(message: Message) -> Error:
+        run.answer.clear()
+        run.set_pace("slow", "train", 0.1)
+        return app_error("ValueError: no")
+
+    run.answer["slow"] = fail_once
+    run.run()
+    assert run.federation.late == 0 and all(report.late == 0 for report in run.told.reports)
+    assert any("slow" in report.outcome.results for report in run.told.reports)
+
+
+def test_a_late_client_that_leaves_is_not_counted_and_may_come_back(crew: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(crew(clients=2, cohort=2, rounds=60, eval_every=60, round_timeout_s=1.0), "a")
+    run.join(3, "slow", train=math.inf)
+    clock.after(2.0, lambda: run.grid.leave(3))
+    clock.after(3.0, lambda: run.join(4, "slow"))
+    run.run()
+    assert run.federation.late == 0
+    assert run.roster.busy == set()
+    assert any("slow" in report.outcome.results for report in run.told.reports)
+
+
+def test_elapsed_is_the_time_to_the_end_of_the_training(crew: Callable[..., Crew]) -> None:
+    run = crew(clients=1, cohort=1, rounds=4, eval_every=2)
+    run.join(2, "a", train=1.0, evaluate=5.0)
+    run.run()
+    elapsed = [report.elapsed for report in run.told.reports]
+    seconds = [report.seconds for report in run.told.reports]
+    assert elapsed == pytest.approx([1, 2, 8, 9], abs=0.5)
+    assert seconds == pytest.approx([1, 6, 1, 6], abs=0.3)
+
+
+# ---------------------------------------------------------------------- too few replies
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.0, True), (0.5, True), (0.75, True), (0.76, False), (1.0, False)])
+def test_a_round_counts_if_the_fraction_of_those_asked_answered_in_time(
+    crew: Callable[..., Crew], share: float, counts: bool
+) -> None:
+    run = everyone(crew(clients=4, cohort=4, rounds=1, round_timeout_s=1.0, min_replies=share, **HYPERNETWORK), *"abc")
+    run.join(5, "d", train=math.inf)
+    begin, before = run.strategy.begin_round, {}
+
+    def remember(*args: Any) -> Any:
+        before.update(run.state())
+        return begin(*args)
+
+    run.strategy.begin_round = remember
+    run.run()
+    (report,) = run.told.reports
+    if counts:
+        assert list(report.outcome.results) == ["a", "b", "c"] and len(run.learned) == 3
+        assert {name: why for name, why in report.outcome.refused.items() if "evaluated" not in why} == {}
+    else:
+        assert (report.outcome.results, run.learned) == ({}, [])
+        assert {name: why for name, why in report.outcome.refused.items() if name != "d"} == dict.fromkeys(
+            "abc", "dropped: only 3 of 4 answered"
+        )
+        assert "d" in report.outcome.refused
+    same = all(torch.equal(tensor, before[name]) for name, tensor in run.state().items())
+    assert same != counts
+    assert report.outcome.evaluation is not None and list(report.outcome.evaluation.scores) == ["a", "b", "c"]
+
+
+def test_ten_dropped_rounds_in_a_row_end_the_run(crew: Callable[..., Crew]) -> None:
+    run = everyone(crew(clients=3, cohort=3, rounds=100, eval_every=100, min_replies=0.5), *"abc")
+    run.answer |= dict.fromkeys("bc", lambda message: app_error("ValueError: no"))
+    reasons = r"\(b: ValueError: no; c: ValueError: no; a: dropped: only 1 of 3 answered\)"
+    with pytest.raises(
+        CohortError, match=rf"^no usable reply in 10 rounds, giving up after round 10 {reasons}$"
+    ) as error:
+        run.run()
+    assert error.value.exit_code == 4
+    assert len(run.told.reports) == 10 and run.learned == []
+
+
+def test_one_round_that_counts_starts_the_count_anew(crew: Callable[..., Crew]) -> None:
+    run = everyone(crew(clients=2, cohort=2, rounds=19, eval_every=19, min_replies=1.0), *"ab")
+
+    def all_but_the_tenth(message: Any) -> Any:
+        if message.metadata.message_type == "train" and len(run.told.reports) != 9:
+            return app_error("ValueError: no")
+        return run.sound("b", message)
+
+    run.answer["b"] = all_but_the_tenth
+    run.run()
+    assert [bool(report.outcome.results) for report in run.told.reports] == [number == 10 for number in range(1, 20)]
+    assert len(run.learned) == 2
