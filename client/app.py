@@ -19,8 +19,8 @@ app = ClientApp()
 @app.query("greet")
 def greet(message: Message, context: Context) -> Message:
     """Tell the server who this client is."""
-    Greeting.unpack(message.content)
-    return Message(_worker(context).introduce().pack(), reply_to=message)
+    greeting = Greeting.unpack(message.content)
+    return Message(_worker(context).introduce(greeting.asks, greeting.norms).pack(), reply_to=message)
 
 
 @app.query("notice")

@@ -5,9 +5,13 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyperbloom import __version__
 from hyperbloom.common.errors import ConfigError, HyperbloomError
+
+if TYPE_CHECKING:
+    from hyperbloom.common.data import DataSpec
 
 __all__ = ["main"]
 
@@ -19,10 +23,14 @@ examples:
     flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data scans.npz
     flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data ./scans
     flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data mypackage.data:load
+  join with a model of your own, where the run's strategy lets clients choose (ghn, ghn-server, local)
+    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data ./scans --model mypackage.nets:make
+  look at the graph that is read from it
+    flower-client --data ./scans --model mypackage.nets:make --show-graph
 
 What leaves this machine: the client's name and secret, the sizes of its data sets, the shape of its inputs, weights or
 their change, and counts of right answers. Examples, labels and a personal classifier never do. The personal
-classifier lies in the state folder and survives a restart.
+classifier lies in the state folder and survives a restart. Of a model of your own: see --disclose.
 
 exit codes: 0 the run is over or Ctrl-C, 2 wrong settings or data, 3 refused by the server, 5 no connection possible
 """
@@ -37,8 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's Fleet address")
-    parser.add_argument("--client-id", required=True, metavar="NAME", help="this client's name, the same at each start")
+    parser.add_argument("--server", metavar="HOST:PORT", help="the server's Fleet address")
+    parser.add_argument("--client-id", metavar="NAME", help="this client's name, the same at each start")
     security = parser.add_mutually_exclusive_group()
     security.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
     security.add_argument(
@@ -56,6 +64,18 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--alpha", type=float, default=0.5, help="concentration of the Dirichlet split (default: 0.5)")
     data.add_argument("--max-train", type=int, metavar="N", help="use at most N training examples")
     data.add_argument("--data-seed", type=int, default=0, metavar="SEED", help="seed of the split (default: 0)")
+    model = parser.add_argument_group("a model of your own")
+    model.add_argument(
+        "--model", metavar="WHAT", help="name, or package.module:factory, a function (input_shape, num_classes)"
+    )
+    model.add_argument("--show-graph", action="store_true", help="print the graph of --model as it is read, and exit")
+    model.add_argument(
+        "--disclose",
+        choices=["types", "all-types", "graph"],
+        default="types",
+        help="what the server may be told of --model: its layer types; not even these, for all parts of the "
+        "hypernetwork; or the graph, which strategy ghn-server asks for (default: %(default)s)",
+    )
     machine = parser.add_argument_group("this machine")
     machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads for training (default: all cores)")
@@ -74,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = build_parser().parse_args(arguments)
+    args = _parse(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "ERROR")
     _log_to_stderr(args.client_id, args.verbose)
@@ -86,6 +106,17 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("flower-client: left the federation", file=sys.stderr)
     return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if args.show_graph and not args.model:
+        parser.error("--show-graph: expected with --model")
+    missing = [flag for flag, value in (("--server", args.server), ("--client-id", args.client_id)) if not value]
+    if missing and not args.show_graph:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    return args
 
 
 def _log_to_stderr(client_id: str, verbose: bool) -> None:
@@ -126,6 +157,9 @@ def _run(args: argparse.Namespace) -> None:
         max_train=args.max_train,
         seed=args.data_seed,
     )
+    if args.show_graph:
+        print(_graph(args.model, args.size, spec))
+        return
     settings = ClientSettings(
         client_id=args.client_id,
         data=spec,
@@ -133,6 +167,8 @@ def _run(args: argparse.Namespace) -> None:
         size=args.size,
         state_dir=args.state_dir,
         disclose_class_shares=args.disclose_class_shares,
+        model=args.model,
+        disclose=args.disclose,
     )
     link = Link(args.server, args.insecure, args.root_certificates)
     config = settings.to_node_config()
@@ -142,6 +178,16 @@ def _run(args: argparse.Namespace) -> None:
         if args.parent_pid:
             exit_with_parent(args.parent_pid)
         run_client(link, app, config, stay=args.stay)
+
+
+def _graph(model: str, size: str, spec: "DataSpec") -> str:
+    """Return the graph of a model for these data as text; nothing of it leaves this machine."""
+    from hyperbloom.client.graphs import own_graph
+    from hyperbloom.common.data import load_client_data
+    from hyperbloom.common.models import ModelSpec
+
+    data = load_client_data(spec)
+    return own_graph(ModelSpec(model, size, data.input_shape, data.num_classes)).render()
 
 
 def _partition(text: str | None) -> tuple[int | None, int]:

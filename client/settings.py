@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
@@ -11,7 +12,10 @@ from hyperbloom.client.state import default_state_dir
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["ClientSettings", "pick_device"]
+__all__ = ["ClientSettings", "Disclosure", "pick_device"]
+
+Disclosure = Literal["types", "all-types", "graph"]
+"""What a client tells of its own model at most: its layer types, not even those, or the whole graph."""
 
 Scalar = str | int | float | bool
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -27,9 +31,13 @@ class ClientSettings:
     size: str = "M"  # of the target network this machine can run
     state_dir: Path | None = None
     disclose_class_shares: bool = False
+    model: str | None = None  # this client's own: a registered name, auto, or package.module:factory
+    disclose: Disclosure = "types"  # of the own model, at most
 
     def __post_init__(self) -> None:
-        """Check the name, which becomes a folder's."""
+        """Check the name, which becomes a folder's, and what may be told."""
+        if self.disclose not in get_args(Disclosure):
+            raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
         if not _CLIENT_ID.fullmatch(self.client_id):
             raise ConfigError(
                 "--client-id: expected 1 to 64 letters, digits, dots, hyphens and underscores, starting with a letter "

@@ -8,12 +8,13 @@ what the server sent and one that persists for a personal head.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import SplitScore, TrainOrder
 
-__all__ = ["Flat", "FlatPart", "draw_batches", "evaluate", "train"]
+__all__ = ["Flat", "FlatPart", "draw_batches", "evaluate", "settle_norms", "train"]
 
 EVALUATION_BATCH = 1024
 
@@ -129,3 +130,26 @@ def evaluate(module: nn.Module, data: Examples) -> SplitScore:
         correct += int((logits.argmax(1) == labels).sum())
         loss += float(F.cross_entropy(logits, labels, reduction="sum"))
     return SplitScore(correct, len(data), loss / len(data))
+
+
+@torch.no_grad()
+def settle_norms(module: nn.Module, data: Examples) -> None:
+    """Take the running statistics of batch normalisation from the client's own examples, for the weights as they are.
+
+    They are no parameters: nobody sends or averages them, and those of the last training belong to other weights than
+    the ones to be evaluated.
+    """
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    module.eval()  # but for the norms: dropout has no part in this
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain average over batches
+    for inputs in data.inputs.split(EVALUATION_BATCH):
+        if len(inputs) > 1 or len(data) == 1:  # one example may have no variance
+            module(inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum

@@ -9,12 +9,14 @@ torch lets cuDNN use for convolutions unless `torch.backends.cudnn.allow_tf32` i
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import Flat, draw_batches
@@ -22,6 +24,7 @@ from hyperbloom.client.worker import Worker
 from hyperbloom.common.attempt import attempt
 from hyperbloom.common.data import Examples
 from hyperbloom.common.messages import TrainOrder, TrainResult
+from hyperbloom.common.models import ModelSpec, build
 
 __all__ = ["Task", "train_rows", "train_together"]
 
@@ -93,7 +96,8 @@ def _draw_rows(data: Sequence[Examples], orders: Sequence[TrainOrder]) -> tuple[
 def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
     """Return for each task what `worker.train(order)` returns or raises.
 
-    Clients of one architecture and with equal orders train at once; who is alone in this trains as always.
+    Clients of one architecture and with equal orders train at once; who is alone in this, has a model of its own or one
+    with batch normalisation, trains as always.
     """
     results: Results = {}
     for chunk in _chunks(tasks):
@@ -112,7 +116,10 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
     for index, (worker, order) in enumerate(tasks):
         # A second order to the same client builds on what the first left.
         turn = turns[worker.settings] = turns.get(worker.settings, 0) + 1
-        about = (worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
+        spec = ModelSpec(order.model, worker.settings.size, worker.input_shape, worker.num_classes)
+        # A model of its own may be written by a hypernetwork, which has no axis for clients.
+        alone = index if worker.own is not None or _keeps_statistics(spec) else None
+        about = (alone, worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
         groups.setdefault((turn, (about, replace(order, weights=None))), []).append(index)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0]):
         floats = max(
@@ -121,6 +128,14 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
         )
         most = max(1, INPUTS_AT_ONCE // max(1, floats))
         yield from (group[start : start + most] for start in range(0, len(group), most))
+
+
+@cache
+def _keeps_statistics(spec: ModelSpec) -> bool:
+    """Tell whether a network normalises by batch: each client's is its own, and its statistics are written in place."""
+    with torch.device("meta"):
+        module = attempt(build, spec)
+    return isinstance(module, nn.Module) and any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def _train_chunk(tasks: Mapping[int, Task]) -> Results:

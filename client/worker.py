@@ -1,7 +1,10 @@
 """One client's work: its data, its networks, its personal part. No Flower in here."""
 
+import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -9,13 +12,15 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
+from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine_head
 from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState, FileState
-from hyperbloom.client.training import FlatPart, evaluate, train
+from hyperbloom.client.training import FlatPart, evaluate, settle_norms, train
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
@@ -27,12 +32,17 @@ from hyperbloom.common.messages import (
     TrainResult,
     Weights,
 )
-from hyperbloom.common.models import HEAD, ModelSpec, body_layout, build, full_layout
+from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout
 from hyperbloom.common.seeds import derive
 
 __all__ = ["Worker", "worker_for"]
 
 Order = TrainOrder | EvaluateOrder
+
+log = logging.getLogger("hyperbloom.client")
+
+LOADED_NETWORKS = 32
+"""Own models, each with its hypernetwork, that stay in the memory of one process."""
 
 LOADED_WORKERS = 256
 """Virtual clients of one process whose data stay loaded; those beyond are read again when their turn comes."""
@@ -44,19 +54,21 @@ class _Network:
 
     Attributes:
         holds: whose personal part is in memory: the worker, the run, and the state of the file that it agrees with.
+        head: names of the parameters of an own model's prediction head.
     """
 
     module: nn.Module
     shared: FlatPart
     personal: FlatPart
     holds: tuple["Worker", str, FileState] | None = None
+    head: tuple[str, ...] = ()
 
 
 class Worker:
     """Holds what a client loads once, and answers the server's orders."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Load the data onto the device; DataError or ConfigError if that cannot be done."""
+        """Load the data onto the device; DataError, ConfigError or ModelError if that cannot be done."""
         self.settings = settings
         self.state = ClientState(settings.folder)
         self.device = pick_device(settings.device)
@@ -66,9 +78,19 @@ class Worker:
         self.train_data, self.val_data, self.test_data = (
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
+        self.own: ModelSpec | None = None
+        if settings.model is not None:
+            self.own = ModelSpec(settings.model, settings.size, self.input_shape, self.num_classes)
+            own_graph(self.own)  # what cannot be represented is told now
 
-    def introduce(self) -> Introduction:
-        """Say who this client is and what it can do."""
+    def introduce(self, asks: str | None = None, norms: str | None = None) -> Introduction:
+        """Say who this client is and what it can do, and of its own model what the server asks and the user allows.
+
+        Raises:
+            RefusedError: the server chooses the model of all clients, and this one has its own.
+        """
+        with self._private():
+            types, graph = describe(self.own, self.settings.disclose, asks, norms)
         disclosed = self.settings.disclose_class_shares
         return Introduction(
             client_id=self.settings.client_id,
@@ -81,6 +103,8 @@ class Worker:
             val_examples=len(self.val_data),
             test_examples=len(self.test_data),
             class_shares=tuple(self.class_shares.double().tolist()) if disclosed else (),
+            types=types,
+            graph=graph,
         )
 
     def train(self, order: TrainOrder) -> TrainResult:
@@ -91,7 +115,8 @@ class Worker:
         """
         start = time.perf_counter()
         network, own = self.prepare(order)
-        loss = train(network.module, network.shared, network.personal, self.train_data, own)
+        with self._private():
+            loss = train(network.module, network.shared, network.personal, self.train_data, own)
         return self.conclude(order, network, loss, time.perf_counter() - start)
 
     def prepare(self, order: TrainOrder) -> tuple[_Network, TrainOrder]:
@@ -136,7 +161,15 @@ class Worker:
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
         network = self._load(order)
-        val, test = evaluate(network.module, self.val_data), evaluate(network.module, self.test_data)
+        with self._private():
+            module = network.module
+            settle_norms(module, self.train_data)
+            if order.distil_temperature is not None:
+                module = distil(module, self._own(), self.train_data, order, self.settings.client_id)
+                settle_norms(module, self.train_data)
+            elif order.refine_epochs and network.head:
+                module = refine_head(module, network.head, self.train_data, order, self.settings.client_id)
+            val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
 
     def _load(self, order: Order) -> _Network:
@@ -162,15 +195,38 @@ class Worker:
     def _network(self, order: Order) -> _Network:
         if order.private not in PRIVATE:
             raise WireError(f"order: expected private to be one of {PRIVATE}, found {order.private!r}")
+        if order.model == OWN:
+            with self._private():
+                return _own_network(OwnNetwork.ordered(self._own(), order), self.device)
+        if order.private == "all" and self.own is not None:  # where nothing travels, the server has no say in it
+            return _private_network(self.own, self.device)
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
         return _network(spec, order.private, self.device)
 
+    def _own(self) -> ModelSpec:
+        if self.own is None:
+            raise WireError("order: for the client's own model, but this client has none; join with --model")
+        return self.own
+
+    @contextmanager
+    def _private(self) -> Iterator[None]:
+        """Keep what Python says of a failing own model on this machine: it names modules and shapes."""
+        try:
+            yield
+        except Exception as error:
+            told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
+            if self.own is None or told:
+                raise
+            log.exception("the own model %s fails", self.own.name)
+            raise HyperbloomError("the client's own model fails; the client's log says how") from None
+
     def _initialise(self, order: Order, network: _Network) -> None:
         """Give the personal part the architecture's own initial values, from a seed of this client's."""
+        own = self.own is not None and (order.model == OWN or order.private == "all")
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
-            fresh = dict(build(spec).named_parameters())
+            fresh = dict((build_own(self._own()) if own else build(spec)).named_parameters())
         network.personal.load(network.personal.layout.flatten(fresh))
 
 
@@ -189,6 +245,20 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> _Network:
     shared = {"none": full, "head": body_layout(spec), "all": Layout(())}[private]
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
     return _Network(module, FlatPart(module, shared), FlatPart(module, personal))
+
+
+@lru_cache(LOADED_NETWORKS)
+def _own_network(wanted: OwnNetwork, device: torch.device) -> _Network:
+    """Return this process's network of an own model, generated or not."""
+    module, shared, personal = wanted.make(device)
+    return _Network(module, shared, personal, head=wanted.head)
+
+
+@lru_cache(LOADED_NETWORKS)
+def _private_network(spec: ModelSpec, device: torch.device) -> _Network:
+    """Return this process's network of an own model of which nothing travels."""
+    module = build_own(spec).to(device)
+    return _Network(module, FlatPart(module, Layout(())), FlatPart(module, Layout.of(module)))
 
 
 @lru_cache(LOADED_WORKERS)

@@ -82,6 +82,9 @@ class RunConfig(Section):
         "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
     )
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
+    models: tuple[str, ...] = Field(
+        (), description="own models of the clients started here, dealt in turn: names or package.module:factory"
+    )
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
     compression: str = Field(

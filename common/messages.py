@@ -29,6 +29,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 
 __all__ = [
+    "ASKS",
     "LARGEST_NORM",
     "PRIVATE",
     "REPLIES",
@@ -42,6 +43,9 @@ __all__ = [
     "TrainResult",
     "Weights",
 ]
+
+ASKS = ("own", "types", "graph")
+"""What a strategy asks clients about their own models: nothing but to use them, their layer types, their graphs."""
 
 PRIVATE = ("none", "head", "all")
 """What of the target network stays on the client: nothing, the personal classifier, or everything."""
@@ -195,6 +199,8 @@ class Greeting(Packable):
 
     type: ClassVar[str] = "query.greet"
     version: str
+    asks: str | None = None  # what the strategy must know of clients' own models, one of ASKS; None: it chooses itself
+    norms: str | None = None  # how the graph of an own model treats the affine parameters of its norms
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,10 @@ class Introduction(Packable):
     val_examples: int
     test_examples: int
     class_shares: tuple[float, ...]  # empty unless the client chose to disclose them
+    types: tuple[str, ...] | None = (
+        None  # layer types of its own model, in no telling order, or ("all",); () tells that there is one
+    )
+    graph: str | None = None  # the whole graph of its own model; if asked, and if the client chose to disclose it
 
 
 @dataclass(frozen=True)
@@ -242,6 +252,8 @@ class TrainOrder(Packable):
     clip: float
     weights: Weights | None
     compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
+    norms: str | None = None  # with the client's own model: as in the greeting
+    hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
 
 
 @dataclass(frozen=True)
@@ -266,6 +278,12 @@ class EvaluateOrder(Packable):
     private: str
     seed: int
     weights: Weights | None
+    norms: str | None = None
+    hypernetwork: str | None = None
+    refine_epochs: int | None = None  # passes over the training examples before the evaluation, for the head alone
+    refine_rate: float | None = None  # learning rate of these
+    refine_batch: int | None = None
+    distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
 
 
 @dataclass(frozen=True)

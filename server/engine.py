@@ -15,6 +15,7 @@ from hyperbloom.common.attempt import attempt
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
 from hyperbloom.server.inline import InlineGrid, answer
+from hyperbloom.server.local_clients import disclosure, own_model
 
 __all__ = ["VirtualClients", "client_settings", "inline_grid", "virtual_clients"]
 
@@ -45,6 +46,8 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         size=config.sizes[index % len(config.sizes)],
         state_dir=folder / "clients" / f"client-{index}",
         disclose_class_shares=config.options.get("descriptor") == "class-shares",
+        model=own_model(config, index),
+        disclose=disclosure(config),
     )
 
 

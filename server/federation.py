@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from hyperbloom import __version__
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.messages import Greeting, Introduction, Notice
 from hyperbloom.common.signals import uninterrupted
@@ -50,6 +49,7 @@ class Federation:
         self._on_event = on_event
         self._watch = watch
         self._strategy: PersonalisedStrategy | None = None
+        self._greeting: Greeting | None = None
         self._begun = False
         self._met: set[int] = set()
         self._greetings: dict[str, tuple[int, float]] = {}  # message id -> node, time sent
@@ -73,6 +73,8 @@ class Federation:
             CohortError: too few came in time.
         """
         self._strategy = strategy
+        # Asked by the first strategy for all: its baselines go by what the clients have told then.
+        self._greeting = self._greeting or strategy.greeting()
         if self.roster.idle_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
@@ -121,7 +123,8 @@ class Federation:
         newcomers = sorted(present - self._met)
         self._met = (self._met & present) | set(newcomers)
         if newcomers:
-            greeting = Greeting(__version__).pack()
+            assert self._greeting is not None
+            greeting = self._greeting.pack()
             messages = [Message(greeting, node, Greeting.type, ttl=GREETING_TTL_S) for node in newcomers]
             ids = self._push(messages)
             self._greetings |= {i: (node, now) for i, node in zip(ids, newcomers, strict=True)}

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
+from hyperbloom.strategies import STRATEGIES
+from hyperbloom.strategies.ghn import GHNServer
 
-__all__ = ["client_flags", "local_clients", "printed_line"]
+__all__ = ["client_flags", "disclosure", "local_clients", "own_model", "printed_line"]
 
 LEAVE_TIMEOUT_S = 10
 
@@ -27,11 +30,25 @@ def client_flags(config: RunConfig) -> list[str]:
     return [*flags, "--data-seed", str(config.seed)]
 
 
+def own_model(config: RunConfig, index: int) -> str | None:
+    """Return the own model of client `index` of those started here, or None if the server chooses the model."""
+    names = config.models or ((config.model,) if STRATEGIES[config.strategy].own_models == "must" else ())
+    return names[index % len(names)] if names else None
+
+
+def disclosure(config: RunConfig) -> Literal["types", "graph"]:
+    """Return what the clients started here tell of their own models: what the strategy needs."""
+    return "graph" if STRATEGIES[config.strategy] is GHNServer else "types"
+
+
 def printed_line(address: str, security: list[str], config: RunConfig) -> str:
     """Return the line to run on another machine; NAME and I stand for what differs between clients."""
     words = ["flower-client", "--server", address, *security, *client_flags(config)]
     if config.sizes != ("M",):
         words += ["--size", "|".join(config.sizes)]
+    if own_model(config, 0) is not None:
+        # What is not in the run is for the client's user to fill in, as NAME and I are.
+        words += ["--model", "|".join(dict.fromkeys(config.models)) or "MODEL", *_disclosure(config)]
     return f"{shlex.join(words)} --client-id NAME --partition I/{config.clients}"
 
 
@@ -57,6 +74,8 @@ def local_clients(
             command += ["--client-id", name, "--partition", f"{index}/{config.clients}", *client_flags(config)]
             command += ["--state-dir", str(folder / name), "--threads", str(threads), "--parent-pid", str(os.getpid())]
             command += ["--size", config.sizes[index % len(config.sizes)]]
+            if (model := own_model(config, index)) is not None:
+                command += ["--model", model, *_disclosure(config)]
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -65,6 +84,11 @@ def local_clients(
             yield lambda: _check(children, folder)
         finally:
             _end(children)
+
+
+def _disclosure(config: RunConfig) -> list[str]:
+    """Return the flag without which a client tells too little of its own model for this run."""
+    return [] if disclosure(config) == "types" else ["--disclose", disclosure(config)]
 
 
 def _check(children: list[subprocess.Popen[bytes]], folder: Path) -> None:

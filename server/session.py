@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.messages import ASKS
 from hyperbloom.common.models import MODELS, ModelSpec, full_layout
 from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
@@ -93,7 +94,9 @@ def baseline_config(config: RunConfig, name: str) -> RunConfig:
     One that cannot be asynchronous goes by rounds.
     """
     asynchronous = config.asynchronous and STRATEGIES[name].asynchronous if name in STRATEGIES else False
-    return config.model_copy(update={"strategy": name, "options": {}, "init_from": None, "asynchronous": asynchronous})
+    return config.model_copy(
+        update={"strategy": name, "options": {}, "init_from": None, "models": (), "asynchronous": asynchronous}
+    )
 
 
 def check_run(config: RunConfig, uses_data_section: bool) -> None:
@@ -110,6 +113,11 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
     for name in (config.strategy, *config.baselines):
         one = config if name == config.strategy else baseline_config(config, name)
         strategy = make_strategy(one, "", Roster(config.seed))
+        if name == config.strategy:
+            asked = strategy.greeting().asks
+            told = ASKS[: ASKS.index(asked) + 1] if asked else ()
+        elif strategy.own_models == "must" and strategy.greeting().asks not in told:
+            raise ConfigError(f"baselines: {name} asks clients for more than {config.strategy}; make it the strategy")
         if one.init_from:
             strategy.check_initial(read_run(Path(one.init_from))[0])
     if len({config.strategy, *config.baselines}) <= len(config.baselines):

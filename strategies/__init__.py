@@ -3,6 +3,8 @@
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.ghn import GHN, GHNServer
+from hyperbloom.strategies.hafl_distillation import HAFLDistillation
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
@@ -12,6 +14,9 @@ __all__ = ["STRATEGIES", "make_strategy"]
 
 STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "fedavg": FedAvg,
+    "ghn": GHN,
+    "ghn-server": GHNServer,
+    "hafl-distillation": HAFLDistillation,
     "local": Local,
     "pfedhn": PFedHN,
     "pfedhn-pc": PFedHNPC,

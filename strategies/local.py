@@ -1,7 +1,7 @@
 """Local: every client trains alone. The baseline that a federation has to beat to be worth its while."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
@@ -14,6 +14,7 @@ class Local(PersonalisedStrategy):
 
     private: ClassVar[str] = "all"
     reply: ClassVar[str] = "nothing"
+    own_models: ClassVar[Literal["no", "may", "must"]] = "may"
     asynchronous: ClassVar[bool] = True
 
     def weights_for(self, clients: Sequence[Client]) -> None:

@@ -9,7 +9,7 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from hyperbloom import __version__
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
@@ -25,6 +26,7 @@ from hyperbloom.common.messages import (
     LARGEST_NORM,
     EvaluateOrder,
     EvaluateResult,
+    Greeting,
     Introduction,
     TrainOrder,
     TrainResult,
@@ -56,6 +58,7 @@ class ClientUpdate:
     result: TrainResult
     sent: Tensor | None
     returned: Tensor | None
+    layout: Layout | None = None  # of both
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class _Order:
     client: Client
     dtype: torch.dtype | None
     sent: Tensor | None
+    layout: Layout | None
 
 
 class PersonalisedStrategy(Strategy):
@@ -120,6 +124,7 @@ class PersonalisedStrategy(Strategy):
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
     keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
+    own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
@@ -136,6 +141,8 @@ class PersonalisedStrategy(Strategy):
         self._orders: dict[str, _Order] = {}  # those not answered yet, by message id
         self._asked = 0  # clients that were ordered to train in this round
         self._unsent: list[tuple[Message, _Order]] = []  # a message has no id before it is sent
+        if config.models and self.own_models == "no":
+            raise ConfigError(f"models: {config.strategy} sends the same model to all clients; set model instead")
         if config.asynchronous and not self.asynchronous:
             raise ConfigError(f"asynchronous: {config.strategy} learns from whole rounds; set it to false")
         self.check_config()
@@ -146,6 +153,10 @@ class PersonalisedStrategy(Strategy):
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor] | None:
         """Return the weights `(P,)` for each of `clients`, or None if nothing travels."""
 
+    def layout_for(self, client: Client) -> Layout:
+        """Return how what travels to and from a client lies in a flat vector."""
+        return self.layouts[client.about.size]
+
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Learn from a round's replies, which come in order of rows."""
@@ -154,11 +165,19 @@ class PersonalisedStrategy(Strategy):
         """Learn from one reply in asynchronous mode; `staleness` replies were applied since its order was written."""
         raise NotImplementedError
 
+    def greeting(self) -> Greeting:
+        """Return what new nodes are asked."""
+        return Greeting(__version__, asks=None if self.own_models == "no" else "own")
+
     def check_config(self) -> None:
         """Raise a ConfigError for combinations that cannot work; called before anything starts."""
 
     def build(self) -> None:
         """Make the server's networks; called once, when `layouts` is known."""
+
+    def refinement(self) -> dict[str, Any]:
+        """Return the fields of an evaluation order that say what a client does to its weights before."""
+        return {}
 
     def joined(self, client: Client) -> None:
         """Make room for a client; called once per client, in order of rows."""
@@ -286,7 +305,8 @@ class PersonalisedStrategy(Strategy):
             result = self._unpack(reply, order, TrainResult)
             returned = self._returned(result, order)
             # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
-            return ClientUpdate(order.client, replace(result, weights=None, encoded=None), order.sent, returned)
+            result = replace(result, weights=None, encoded=None)
+            return ClientUpdate(order.client, result, order.sent, returned, order.layout)
         except WireError as error:
             self.round.refused[order.client.client_id] = str(error)
             return None
@@ -301,7 +321,7 @@ class PersonalisedStrategy(Strategy):
         """Send some clients the weights that are their own now."""
         return self._address(
             clients,
-            lambda weights: EvaluateOrder(**self._common(server_round), weights=weights),
+            lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
             EvaluateOrder.type,
             server_round,
         )
@@ -363,13 +383,14 @@ class PersonalisedStrategy(Strategy):
         messages = []
         for index, client in enumerate(clients):
             sent = None if rows is None else rows[index]
-            weights = None if sent is None else Weights(self.layouts[client.about.size], sent)
+            layout = None if sent is None else self.layout_for(client)
+            weights = None if sent is None or layout is None else Weights(layout, sent)
             content = order(weights).pack()
             assert client.node_id is not None, "only live clients get orders"
             messages.append(Message(content, client.node_id, message_type, group_id=str(server_round)))
             keep = self.keeps_sent and message_type == TrainOrder.type
             dtype = None if sent is None else sent.dtype
-            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None)))
+            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None, layout)))
         return messages
 
     def _ordered(self, reply: Message) -> _Order | None:
@@ -404,9 +425,9 @@ class PersonalisedStrategy(Strategy):
         self._orders = {}
 
     def _returned(self, result: TrainResult, order: _Order) -> Tensor | None:
-        if order.dtype is None:
+        layout = order.layout
+        if order.dtype is None or layout is None:
             return None
-        layout = self.layouts[order.client.about.size]
         weights = result.weights if self.codec is None else self._decoded(self.codec, result, layout, order.sent)
         if weights is None:
             raise WireError("expected weights in the reply, found none")

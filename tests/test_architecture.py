@@ -23,7 +23,9 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
-PURE_TORCH = {f"client/{name}.py" for name in ("training", "vectorised", "feedback", "state", "settings", "worker")}
+PURE_FOLDERS = ("strategies/hypernetworks/", "common/graphs/", "common/models/")
+_PURE = ("training", "vectorised", "feedback", "state", "settings", "worker", "graphs", "distillation")
+PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {
@@ -82,7 +84,7 @@ def test_the_exceptions_are_needed() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_the_algorithms_know_nothing_of_flower(path: Path) -> None:
-    if relative(path).startswith("strategies/hypernetworks/") or relative(path) in PURE_TORCH:
+    if relative(path).startswith(PURE_FOLDERS) or relative(path) in PURE_TORCH:
         assert not [name for name in imports(path) if belongs(name, "flwr")]
 
 

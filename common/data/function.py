@@ -1,11 +1,6 @@
 """Users' own data from a function of theirs, named `package.module:function`."""
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,6 +10,7 @@ from hyperbloom.common.data.own import Labelled, build_pool, check_pair, check_p
 from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Pool, Portion, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
+from hyperbloom.common.importing import current_directory, describe, find_function
 
 __all__ = ["read_function"]
 
@@ -28,54 +24,21 @@ def read_function(spec: DataSpec) -> Pool:
     Raises:
         DataError: It cannot be imported, fails, or returns something else than data.
     """
-    with _current_directory():
-        value = _call(_import(spec.data), spec.data)
+    with current_directory():
+        function = find_function(spec.data, "a function without arguments", DataError)
+        value = _call(function, spec.data)
     if isinstance(value, ClientData):
         return _from_client_data(value, spec.data)
     if not isinstance(value, tuple | list) or len(value) != 3:
-        raise DataError(f"{spec.data}: {EXPECTED}; found {_describe(value)}")
+        raise DataError(f"{spec.data}: {EXPECTED}; found {describe(value)}")
     return _from_pairs(value, spec.data)
-
-
-@contextmanager
-def _current_directory() -> Iterator[None]:
-    # An installed command does not search the folder that it is started in.
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def _import(name: str) -> Callable[[], object]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        searched = f"searched from {Path.cwd()}"
-        raise DataError(f"{name}: expected to import {module_name!r}, found {_describe(error)}; {searched}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise DataError(f"{name}: expected a function {attribute!r} in {module_name!r}, found no such name")
-        found = getattr(found, part)
-    if not callable(found):
-        raise DataError(f"{name}: expected a function without arguments, found {_describe(found)}")
-    function: Callable[[], object] = found
-    return function
 
 
 def _call(function: Callable[[], object], name: str) -> object:
     try:
         return function()
     except Exception as error:
-        raise DataError(f"{name}: expected data, found that the function fails with {_describe(error)}") from error
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {value}"
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+        raise DataError(f"{name}: expected data, found that the function fails with {describe(error)}") from error
 
 
 def _from_pairs(value: tuple[object, ...] | list[object], name: str) -> Pool:
@@ -86,7 +49,7 @@ def _from_pairs(value: tuple[object, ...] | list[object], name: str) -> Pool:
 
 def _pair(pair: object, name: str) -> Labelled:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{name}: {EXPECTED}; found {_describe(pair)}")
+        raise DataError(f"{name}: {EXPECTED}; found {describe(pair)}")
     inputs_name, labels_name = f"{name} inputs", f"{name} labels"
     return check_pair(_array(pair[0], inputs_name), _array(pair[1], labels_name), inputs_name, labels_name)
 
@@ -99,7 +62,7 @@ def _array(value: object, name: str) -> AnyArray:
         return array
     if isinstance(value, np.ndarray):
         return value
-    raise DataError(f"{name}: {EXPECTED}; found {_describe(value)}")
+    raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
 
 
 def _from_client_data(data: ClientData, name: str) -> Pool:

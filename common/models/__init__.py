@@ -5,19 +5,41 @@ Every network ends in a linear layer called `head`: the part that a personal cla
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models.factory import build_from_factory
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
+from hyperbloom.common.models.plain import PlainCNN
+from hyperbloom.common.models.residual import ResidualCNN
 
-__all__ = ["HEAD", "MLP", "MODELS", "LeNet", "ModelSpec", "OmniglotCNN", "body_layout", "build", "full_layout"]
+__all__ = [
+    "HEAD",
+    "MLP",
+    "MODELS",
+    "OWN",
+    "LeNet",
+    "ModelSpec",
+    "OmniglotCNN",
+    "PlainCNN",
+    "ResidualCNN",
+    "body_layout",
+    "build",
+    "build_from_factory",
+    "build_own",
+    "full_layout",
+]
 
 HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""
+
+OWN = "own"
+"""What stands in an order for the client's own model; nobody else knows its name."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,18 @@ MODELS: dict[str, ModelInfo] = {
     "lenet": ModelInfo(LeNet, {"S": 8, "M": 16, "L": 32}, "two 5x5 convolutions, three linear layers (pFedHN)"),
     "mlp": ModelInfo(MLP, {"S": 50, "M": 100, "L": 200}, "one hidden layer (pFedHN on MNIST)"),
     "omniglot": ModelInfo(OmniglotCNN, {"S": 8, "M": 16, "L": 32}, "four 3x3 convolutions, two linear layers (pFedHN)"),
+    **{
+        f"hafl-{number}": ModelInfo(partial(ResidualCNN, number), {"S": 8, "M": 16, "L": 64}, f"{text} (HAFL-GHN)")
+        for number, text in enumerate(
+            ("ResNet-18", "10 layers without skips", "12 layers, skips first", "12 layers, skips last")
+        )
+    },
+    **{
+        f"plain-{layers}": ModelInfo(
+            partial(PlainCNN, layers), {"S": 8, "M": 16, "L": 64}, f"{layers} layers of one type (HAFL-GHN)"
+        )
+        for layers in (4, 7, 10, 13)
+    },
 }
 
 
@@ -67,6 +101,17 @@ def build(spec: ModelSpec) -> nn.Module:
     if spec.num_classes < 1 or not spec.input_shape or min(spec.input_shape) < 1:
         raise ModelError(f"expected inputs and classes, found shape {spec.input_shape} and {spec.num_classes} classes")
     return info.make(spec.input_shape, spec.num_classes, info.widths[spec.size])
+
+
+def build_own(spec: ModelSpec) -> nn.Module:
+    """Build the network that a client chose for itself: its name may also be 'auto' or `package.module:factory`.
+
+    Raises:
+        ModelError: there is no such architecture or factory, or it does not fit the client's data.
+    """
+    if ":" in spec.name:
+        return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
+    return build(ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes))
 
 
 def full_layout(spec: ModelSpec) -> Layout:

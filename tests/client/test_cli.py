@@ -60,11 +60,12 @@ def test_every_flag_reaches_the_settings(start: Callable[..., int], joined: Join
     flags = ["--data", "digits", "--root", str(tmp_path), "--download", "--split", "dirichlet", "--alpha", "5"]
     flags += ["--classes-per-client", "3", "--partition", "2/6", "--max-train", "50", "--data-seed", "9"]
     flags += ["--device", "cpu", "--size", "S", "--stay", "--disclose-class-shares"]
+    flags += ["--model", "plain-4", "--disclose", "graph"]
     assert start(*flags) == 0
     _, _, config, stay = joined[0]
     spec = DataSpec("digits", tmp_path, True, "dirichlet", 3, 5.0, 2, 6, 50, 9)
     assert ClientSettings.from_node_config(config) == ClientSettings(
-        "ward-7", spec, "cpu", "S", tmp_path / "state", True
+        "ward-7", spec, "cpu", "S", tmp_path / "state", True, "plain-4", "graph"
     )
     assert stay
 
@@ -94,6 +95,94 @@ def test_a_client_that_runs_already_is_refused(
         "stop it, or choose another --client-id or --state-dir\n"
     )
     assert joined == []
+
+
+# ---------------------------------------------------------------------- a model of one's own
+
+NETS = """
+from torch import nn
+
+
+def make(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.GRU(8, 10, batch_first=True)
+
+    def forward(self, x):
+        return self.body(x[:, 0])[0][:, -1]
+
+
+def odd(input_shape, num_classes):
+    return Odd()
+
+
+def broken(input_shape, num_classes):
+    raise KeyError("width")
+"""
+
+
+def test_the_graph_of_an_own_model_is_shown_and_nothing_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], joined: Joined
+) -> None:
+    (tmp_path / "nets_to_show.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model", "nets_to_show:make", "--data", "digits", "--show-graph"]) == 0
+    shown = capsys.readouterr().out
+    assert [" ".join(line.split()) for line in shown.splitlines()] == [
+        "node type inputs parameters",
+        "0 input",
+        "1 linear 64,10 wb 0 1.weight (10x64), 1.bias (10)",
+        "2 output 1",
+        "3 nodes, 2 edges, 3 types, 650 parameters",
+    ]
+    assert joined == []
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("nope", "model: expected one of "),
+        ("nets_refused:nope", "nets_refused:nope: expected a function 'nope' in 'nets_refused', found no such name"),
+        ("nets_refused:broken", "found that it fails with KeyError: 'width'"),
+        ("nets_refused:odd", "body: cannot represent GRU; supported: "),
+    ],
+)
+@pytest.mark.parametrize("show", [True, False])
+def test_a_model_that_cannot_be_used_is_refused_in_one_line_before_anything_is_joined(
+    start: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    joined: Joined,
+    model: str,
+    text: str,
+    show: bool,
+) -> None:
+    (tmp_path / "nets_refused.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    assert start("--model", model, *(["--show-graph"] if show else [])) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flower-client: ") and text in told and told.count("\n") == 1
+    assert joined == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--show-graph"], "--show-graph: expected with --model"),
+        (["--model", "mlp"], "the following arguments are required: --server, --client-id"),
+        (["--server", "a:1"], "the following arguments are required: --client-id"),
+    ],
+)
+def test_what_must_be_said(flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(flags)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {text}\n")
 
 
 # ---------------------------------------------------------------------- how it ends
@@ -256,11 +345,13 @@ def test_help_shows_how_to_join_and_what_leaves_the_machine(capsys: pytest.Captu
 
 
 def test_the_examples_in_the_help_parse() -> None:
-    lines = [line.split() for line in build_parser().epilog.splitlines() if "flower-client --server" in line]  # type: ignore[union-attr]
-    assert len(lines) == 4
+    lines = [line.split() for line in build_parser().epilog.splitlines() if "flower-client --" in line]  # type: ignore[union-attr]
+    assert len(lines) == 6
     found = [build_parser().parse_args(words[1:]) for words in lines]
-    assert [args.data for args in found] == ["digits", "scans.npz", "./scans", "mypackage.data:load"]
-    assert {args.server for args in found} == {"10.0.0.5:9092"}
+    assert [args.data for args in found[:4]] == ["digits", "scans.npz", "./scans", "mypackage.data:load"]
+    assert {args.server for args in found[:5]} == {"10.0.0.5:9092"}
+    assert [args.model for args in found[3:]] == [None, "mypackage.nets:make", "mypackage.nets:make"]
+    assert [args.show_graph for args in found[3:]] == [False, False, True]
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

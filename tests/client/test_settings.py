@@ -32,6 +32,8 @@ FULL = ClientSettings(
     size="S",
     state_dir=Path("/var/lib/ward-7"),
     disclose_class_shares=True,
+    model="mypackage.nets:make",
+    disclose="graph",
 )
 
 
@@ -52,6 +54,8 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "size": "S",
         "state-dir": "/var/lib/ward-7",
         "disclose-class-shares": True,
+        "model": "mypackage.nets:make",
+        "disclose": "graph",
     }
     assert {type(value) for value in FULL.to_node_config().values()} <= {str, int, float, bool}
 
@@ -115,6 +119,7 @@ def test_every_setting_is_in_the_round_trip_above() -> None:
     [
         ({"partitons": 3}, "node config: unknown key 'partitons'"),
         ({"max-size": 3, "a_b": 1}, "node config: unknown key 'a-b'"),
+        ({"client-id": "a", "disclose": "it"}, "disclose: expected one of types, all-types, graph, found 'it'"),
     ],
 )
 def test_an_unknown_key_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -26,6 +26,7 @@ from .conftest import SHARE
 from .test_worker import evaluate_order, train_order
 
 SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)}
+NORMALISED = sorted(name for name in MODELS if name.startswith(("hafl-", "plain-")))
 LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
 
 
@@ -87,14 +88,14 @@ def three_rounds(name: str, private: str, dtype: torch.dtype, device: str = "cpu
 
 
 @pytest.mark.parametrize("private", ["none", "head", "all"])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(SHAPES))
 def test_at_once_is_one_by_one_to_the_last_digits_of_float64(name: str, private: str) -> None:
     for one, together in three_rounds(name, private, torch.float64):
         tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6  # losses are summed in float32
         torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(SHAPES))
 def test_at_once_is_one_by_one_in_float32(name: str) -> None:
     for one, together in three_rounds(name, "head", torch.float32):
         torch.testing.assert_close(together, one, rtol=1e-5, atol=1e-5)
@@ -102,7 +103,7 @@ def test_at_once_is_one_by_one_in_float32(name: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("private", ["none", "head", "all"])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(SHAPES))
 def test_at_once_is_one_by_one_on_cuda(name: str, private: str) -> None:
     for one, together in three_rounds(name, private, torch.float64, "cuda"):
         tolerance = 1e-9 if one.dtype == torch.float64 else 1e-6
@@ -250,6 +251,26 @@ def test_orders_that_differ_train_apart(workers: Workers, groups: list[int]) -> 
     orders[1] = replace(orders[1], learning_rate=0.01)
     for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert_close(got, want)
+    assert groups == []
+
+
+def test_every_model_trains_at_once_or_has_batch_normalisation() -> None:
+    assert sorted([*SHAPES, *NORMALISED]) == sorted(MODELS)
+
+
+def test_own_models_and_those_with_batch_normalisation_train_one_by_one(
+    workers: Workers, groups: list[int], tmp_path: Path
+) -> None:
+    ones, others = workers("one", "SS"), workers("other", "SS")
+    spec = ModelSpec("plain-4", "S", (1, 8, 8), 10)
+    layout = full_layout(spec)
+    weights = Weights(layout, layout.flatten(dict(build(spec).named_parameters())))
+    orders = [train_order(model="plain-4", weights=weights)] * 2
+    for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
+        assert_close(got, want)
+    own = [Worker(replace(w.settings, model="mlp", state_dir=tmp_path / w.settings.client_id)) for w in ones]
+    orders = [train_order(model="own", weights=orders_for(ones)[0].weights, norms="generated")] * 2
+    assert all(isinstance(result, TrainResult) for result in at_once(own, orders))
     assert groups == []
 
 

@@ -24,6 +24,18 @@ CIFAR, MNIST, DIGITS = (3, 32, 32), (1, 28, 28), (1, 8, 8)
         ("mlp", "M", MNIST, 10, 78_500 + 1010),
         ("mlp", "S", DIGITS, 10, 65 * 50 + 510),
         ("mlp", "L", (12,), 3, 13 * 200 + 603),
+        ("hafl-0", "L", CIFAR, 10, 11_181_642 - 3 * 64 * (49 - 9)),  # torchvision's resnet18, with a 3x3 stem
+        (
+            "hafl-1",
+            "S",
+            (1, 8, 8),
+            3,
+            9 * (8 + 2 * 8**2 + (8 + 16) * 16 + (16 + 32) * 32 + (32 + 64) * 64)
+            + 2 * (3 * 8 + 2 * (16 + 32 + 64))
+            + 65 * 3,
+        ),
+        ("plain-4", "S", CIFAR, 10, 8 * 27 + 2 * 8 * 72 + 3 * 16 + 90),
+        ("plain-13", "M", MNIST, 7, 16 * 9 + 11 * 16 * 144 + 12 * 32 + 17 * 7),
         ("omniglot", "M", MNIST, 55, 160 + 4640 + 9248 + 9248 + 32 * 84 + 84 + 85 * 55),
     ],
 )
@@ -34,10 +46,13 @@ def test_parameter_counts(name: str, size: str, input_shape: tuple[int, ...], cl
 @pytest.mark.parametrize("size", ["S", "M", "L"])
 @pytest.mark.parametrize(
     ("name", "input_shape"),
-    [("lenet", CIFAR), ("lenet", (1, 16, 20)), ("mlp", DIGITS), ("mlp", (7,)), ("omniglot", (1, 16, 47))],
+    [
+        *[("lenet", CIFAR), ("lenet", (1, 16, 20)), ("mlp", DIGITS), ("mlp", (7,)), ("omniglot", (1, 16, 47))],
+        *[("plain-4", DIGITS), *((f"hafl-{number}", (2, 9, 7)) for number in range(4))],
+    ],
 )
 def test_logits_have_one_row_per_input(name: str, size: str, input_shape: tuple[int, ...]) -> None:
-    network = build(ModelSpec(name, size, input_shape, 5))
+    network = build(ModelSpec(name, size, input_shape, 5)).eval()  # batch norm of one input would depend on the rest
     batch = torch.randn(3, *input_shape)
     logits = network(batch)
     assert logits.shape == (3, 5)
@@ -114,6 +129,14 @@ def test_a_name_is_taken_as_it_is() -> None:
             "lenet: expected images (channels, height, width) of at least 16 x 16, found (784,); use model: mlp",
         ),
         (
+            ModelSpec("hafl-3", "S", (784,), 10),
+            "hafl-3: expected images (channels, height, width), found (784,); use model: mlp",
+        ),
+        (
+            ModelSpec("plain-7", "S", (28, 28), 10),
+            "plain-7: expected images (channels, height, width), found (28, 28); use model: mlp",
+        ),
+        (
             ModelSpec("omniglot", "M", (1, 28, 15), 10),
             "omniglot: expected images of at least 16 x 16, found shape (1, 28, 15)",
         ),
@@ -143,3 +166,43 @@ def test_widths_grow_with_the_size() -> None:
     for info in MODELS.values():
         widths: Sequence[int] = [info.widths[size] for size in ("S", "M", "L")]
         assert widths == sorted(set(widths))
+
+
+# ---------------------------------------------------------------------- the architectures of HAFL-GHN
+
+
+def layers(network: nn.Module) -> list[nn.Module]:
+    """Return what the paper counts: convolutions, but for those in a skip, and linear layers."""
+    named = network.named_modules()
+    return [m for name, m in named if isinstance(m, nn.Conv2d | nn.Linear) and ".skip." not in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("hafl-0", 18), ("hafl-1", 10), ("hafl-2", 12), ("hafl-3", 12), *((f"plain-{n}", n) for n in (4, 7, 10, 13))],
+)
+def test_layers_are_as_many_as_the_paper_counts(name: str, count: int) -> None:
+    assert len(layers(build(ModelSpec(name, "S", CIFAR, 10)))) == count
+
+
+@pytest.mark.parametrize(("number", "skips"), [(0, [2] * 8), (1, []), (2, [2] * 4 + [0] * 2), (3, [0] * 2 + [2] * 4)])
+def test_skips_are_where_the_paper_has_them(number: int, skips: list[int]) -> None:
+    # After the stem: 2 for a block of two layers with a skip, 0 for one layer without.
+    network = build(ModelSpec(f"hafl-{number}", "S", CIFAR, 10))
+    body = list(network.get_submodule("body").children())[2:-2]
+    found = [2 if hasattr(part, "skip") else 0 for part in body if not isinstance(part, nn.ReLU)]
+    assert found == (skips or [0] * 8)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_architectures_share_their_layers_with_resnet18(number: int) -> None:
+    def kinds(number: int) -> set[str]:
+        return {repr(layer) for layer in layers(build(ModelSpec(f"hafl-{number}", "M", CIFAR, 10)))}
+
+    assert kinds(number) <= kinds(0)
+
+
+@pytest.mark.parametrize("depth", [4, 13])
+def test_inner_layers_of_a_plain_network_are_of_one_kind(depth: int) -> None:
+    inner = layers(build(ModelSpec(f"plain-{depth}", "M", CIFAR, 10)))[1:-1]
+    assert len({repr(layer) for layer in inner}) == 1

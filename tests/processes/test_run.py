@@ -59,6 +59,29 @@ def test_clients_with_data_of_their_own_and_a_personal_classifier(site: Site, tm
     assert load_file(run / "hypernetwork.safetensors")["hypernetwork.heads.M.weight"].shape == (1300, 100)
 
 
+@pytest.mark.parametrize("strategy", ["ghn", "ghn-server"])
+def test_clients_with_different_architectures_learn_together(site: Site, tmp_path: Path, strategy: str) -> None:
+    run, model = tmp_path / "run", [("mlp", []), ("plain-4", [])]
+    if strategy == "ghn-server":
+        model = [(name, ["--disclose", "graph"]) for name, _ in model]
+    args = ["--strategy", strategy, *SHORT, "--clients", "2", "--set", "sizes=[S]", "--baselines", "local"]
+    server = site.server(*args, "--run-dir", str(run))
+    server.wait_for("--model MODEL")
+    common = ["--data", "digits", "--size", "S"]
+    clients = [
+        site.client(f"c{n}", *common, "--partition", f"{n}/2", "--model", name, *more)
+        for n, (name, more) in enumerate(model)
+    ]
+    assert server.wait() == 0, server.output
+    assert [client.wait() for client in clients] == [0, 0]
+    assert [line["clients"] for line in lines(run / "metrics.jsonl")] == [2] * 4
+    parts = load_file(run / "hypernetwork.safetensors")
+    assert {"gnn", "linear 64,50 wb +relu", "conv2d 8,8 k3x3 w"} <= set(parts)
+    told = (run / "roster.json").read_text()
+    assert "conv2d 8,8 k3x3 w" in told
+    assert ("body.0.weight" in told) == (strategy == "ghn-server")
+
+
 def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> None:
     run = str(site.folder / "run")
     server = site.server("--clients", "2", "--set", "join_timeout_s=20", "--run-dir", run, "--data", "digits")

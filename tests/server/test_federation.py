@@ -83,7 +83,7 @@ def test_newcomers_are_greeted_once_and_admitted(party: Party, grid: ScriptedGri
     assert grid.greeted() == [7, 5]
     assert clock.passed == pytest.approx(3.5, abs=0.6)
     greeting = grid.sent[0][1]
-    assert Greeting.unpack(greeting.content) == Greeting(__version__)
+    assert Greeting.unpack(greeting.content) == Greeting(__version__, asks="own")
     assert greeting.metadata.ttl == GREETING_TTL_S
     assert party.events[1:] == [
         "b joined (60 training examples, size M); 1 clients are here",

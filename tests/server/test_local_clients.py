@@ -23,6 +23,9 @@ CONFIGS = [
     {"data.split": "dirichlet", "data.alpha": 0.05, "data.classes_per_client": 3},
     {"data.name": "mnist", "data.split": "shards", "data.classes_per_client": 4},
     {"data.split": "dirichlet", "data.alpha": 1e-7, "seed": 2**40},
+    {"strategy": "ghn", "models": ["mlp", "plain-4"]},
+    {"strategy": "ghn"},
+    {"strategy": "ghn-server", "models": ["plain-4"]},
 ]
 
 
@@ -103,6 +106,20 @@ def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[l
     words = printed_line("a:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
     settings = understood(words)
     assert (settings.disclose_class_shares, settings.size) == (True, "L")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"strategy": "ghn", "models": ["mlp", "plain-4", "mlp"]}, "--model 'mlp|plain-4' --client-id"),
+        ({"strategy": "ghn"}, "--model MODEL --client-id"),
+        ({"strategy": "ghn-server", "models": ["my.nets:make"]}, "--model my.nets:make --disclose graph --client-id"),
+        ({"strategy": "local"}, "--data-seed 0 --client-id"),
+        ({"strategy": "local", "models": ["mlp"]}, "--model mlp --client-id"),
+    ],
+)
+def test_the_printed_line_asks_for_a_model_where_clients_bring_their_own(overrides: dict[str, Any], words: str) -> None:
+    assert words in printed_line("a:1", ["--insecure"], load_run_config(None, overrides))
 
 
 # ---------------------------------------------------------------------- child processes

@@ -160,6 +160,8 @@ def digits_settings(config: RunConfig, folder: Path, names: Sequence[str] | None
             size=config.sizes[index % len(config.sizes)],
             state_dir=folder / name,
             disclose_class_shares=config.options.get("descriptor") == "class-shares",
+            model=config.models[index % len(config.models)] if config.models else None,
+            disclose="graph" if config.strategy == "ghn-server" else "types",
         )
         for index, name in enumerate(names)
     ]

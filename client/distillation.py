@@ -1,0 +1,80 @@
+"""HAFL-distillation on the client: from the federation's shared network into the client's own architecture.
+
+The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
+Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, with the loss of Hinton, Vinyals, Dean: Distilling the
+Knowledge in a Neural Network, 2015, https://arxiv.org/abs/1503.02531:
+
+    CE(student, labels) + T^2 KL(softmax(teacher / T) || softmax(student / T))
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.messages import EvaluateOrder
+from hyperbloom.common.models import ModelSpec, build_own
+from hyperbloom.common.seeds import derive
+
+__all__ = ["distil", "distillation_loss"]
+
+MOST_EPOCHS = 10_000
+MOMENTUM = 0.9
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Return the loss for logits `(B, C)` of both, the mean over the batch."""
+    soft = F.kl_div(
+        F.log_softmax(student / temperature, 1),
+        F.log_softmax(teacher / temperature, 1),
+        None,
+        None,
+        "batchmean",
+        log_target=True,
+    )
+    return F.cross_entropy(student, labels) + temperature**2 * soft
+
+
+def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, order: EvaluateOrder, client_id: str) -> nn.Module:
+    """Return a fresh network of the client's own architecture, trained on its examples and the teacher's answers.
+
+    Args:
+        teacher: the shared network, its norms settled; left as it is.
+        spec: of the own model.
+        data: training examples.
+        order: epochs, learning rate, batch size, temperature and seed.
+        client_id: mixed into the seed.
+
+    Raises:
+        WireError: the order's numbers are impossible.
+    """
+    epochs, rate, batch, temperature = (
+        order.refine_epochs or 0,
+        order.refine_rate or 0.0,
+        order.refine_batch or 0,
+        order.distil_temperature or 0.0,
+    )
+    if not 1 <= epochs <= MOST_EPOCHS or rate <= 0 or batch < 1 or temperature <= 0:
+        raise WireError(
+            f"order: expected up to {MOST_EPOCHS} epochs with a rate, batches and temperature, found {epochs}"
+        )
+    seed = derive(order.seed, client_id, "distil")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = build_own(spec).to(data.labels.device)
+    teacher.eval()
+    with torch.no_grad():
+        answers = torch.cat([teacher(inputs) for inputs in data.inputs.split(1024)])
+    optimizer = torch.optim.SGD(student.parameters(), lr=rate, momentum=MOMENTUM)
+    generator = torch.Generator().manual_seed(seed)
+    student.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(data), generator=generator).split(batch):
+            if len(rows) == 1 < len(data):  # one example may have no variance
+                continue
+            rows = rows.to(data.labels.device)
+            optimizer.zero_grad()
+            distillation_loss(student(data.inputs[rows]), answers[rows], data.labels[rows], temperature).backward()
+            optimizer.step()
+    return student

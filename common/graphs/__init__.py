@@ -1,0 +1,20 @@
+"""Computation graphs of networks, and the hypernetwork that reads them: on the client as on the server."""
+
+from hyperbloom.common.graphs.graph import Graph, Node
+from hyperbloom.common.graphs.layer import LayerType
+from hyperbloom.common.graphs.network import SHARED, GraphHypernetwork, Mode, Settings, part_of, parts_of
+from hyperbloom.common.graphs.trace import Norms, trace
+
+__all__ = [
+    "SHARED",
+    "Graph",
+    "GraphHypernetwork",
+    "LayerType",
+    "Mode",
+    "Node",
+    "Norms",
+    "Settings",
+    "part_of",
+    "parts_of",
+    "trace",
+]

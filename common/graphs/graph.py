@@ -1,0 +1,244 @@
+"""The computation graph of a network: typed nodes, edges, and which node owns which parameter.
+
+The graph is all that a graph hypernetwork reads of an architecture. It holds no weights and no data; in strategy `ghn`
+it never leaves the client, in `ghn-server` it travels once, as the text that `to_json` writes.
+"""
+
+import graphlib
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hyperbloom.common.errors import ModelError, WireError
+from hyperbloom.common.graphs.layer import LayerType
+from hyperbloom.common.layout import Layout
+
+__all__ = ["MAX_PARAMETERS", "Graph", "Node"]
+
+# Bounds for what arrives over the wire; the deepest networks of torchvision have some 600 nodes.
+MAX_NODES = 2048
+MAX_EDGES = 8192
+MAX_NAME = 200
+MAX_TEXT = 4_000_000
+MAX_PARAMETERS = 2**28
+"""Parameters that a graph may own unless a caller allows fewer: vgg11 has half as many."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node: its type and the names of the parameters that it owns, by role.
+
+    A layer that is called twice is two nodes, and the first one owns the parameters.
+    """
+
+    type: LayerType
+    parameters: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A directed acyclic graph of `Node`s.
+
+    Args:
+        nodes: in any order.
+        edges: pairs of indices into `nodes`: the output of the first is an input of the second. A pair may repeat.
+        order: names of all parameters in the order of the flat vector.
+
+    Raises:
+        ModelError: an edge leads nowhere or in a circle, a parameter has not exactly one owner, or there is too much.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int], ...]
+    order: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no graph of a network."""
+        if not 0 < len(self.nodes) <= MAX_NODES or len(self.edges) > MAX_EDGES:
+            found = f"{len(self.nodes)} nodes and {len(self.edges)} edges"
+            raise ModelError(f"graph: expected up to {MAX_NODES} nodes and {MAX_EDGES} edges, found {found}")
+        for kind in ("input", "output"):
+            count = sum(node.type.kind == kind for node in self.nodes)
+            if count != 1:
+                raise ModelError(f"graph: expected one {kind} node, found {count}")
+        if not self.order:
+            raise ModelError("graph: expected a network with parameters, found none")
+        self._check_edges()
+        self._check_owners()
+
+    def _check_edges(self) -> None:
+        before: dict[int, list[int]] = {index: [] for index in range(len(self.nodes))}
+        for source, target in self.edges:
+            if source not in before or target not in before:
+                raise ModelError(f"graph: edge {(source, target)} leads to no node of {len(self.nodes)}")
+            before[target].append(source)
+        try:
+            graphlib.TopologicalSorter(before).prepare()
+        except graphlib.CycleError as error:
+            raise ModelError(f"graph: expected no circle, found nodes {error.args[1][:6]}") from None
+
+    def _check_owners(self) -> None:
+        owned = [(name, role, node.type) for node in self.nodes for role, name in node.parameters]
+        names = [name for name, _, _ in owned]
+        for name, role, layer in owned:
+            if role not in layer.roles:
+                raise ModelError(f"graph: parameter {name[:60]!r}: a {layer} has no {role[:20]}")
+        if sorted(names) != sorted(self.order) or len(set(names)) != len(names):
+            odd = sorted(set(names) ^ set(self.order)) or sorted(n for n in set(names) if names.count(n) > 1)
+            raise ModelError(f"graph: expected one owner and one place for every parameter, found {odd[:1]} without")
+
+    @classmethod
+    def from_json(cls, text: str, max_parameters: int = MAX_PARAMETERS) -> "Graph":
+        """Read what `to_json` wrote, on a machine that does not trust the one that wrote it.
+
+        Args:
+            text: the JSON.
+            max_parameters: refuse a graph whose layers have more.
+
+        Raises:
+            WireError: it is no JSON of a graph, or a graph that is refused.
+        """
+        if len(text) > MAX_TEXT:
+            raise WireError(f"graph: expected at most {MAX_TEXT} characters, found {len(text)}")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            raise WireError(f"graph: expected JSON, found {text[:40]!r}") from None
+        if not isinstance(value, dict) or sorted(value) != ["edges", "nodes", "order"]:
+            raise WireError("graph: expected nodes, edges and order")
+        nodes, edges, order = (_list(value[key], f"graph.{key}") for key in ("nodes", "edges", "order"))
+        if len(nodes) > MAX_NODES or len(edges) > MAX_EDGES or len(order) > 2 * MAX_NODES:
+            raise WireError(f"graph: expected up to {MAX_NODES} nodes and {MAX_EDGES} edges, found more")
+        try:
+            graph = cls(
+                tuple(_node(node, f"graph.nodes[{i}]") for i, node in enumerate(nodes)),
+                tuple(_edge(edge, f"graph.edges[{i}]") for i, edge in enumerate(edges)),
+                tuple(_name(name, f"graph.order[{i}]") for i, name in enumerate(order)),
+            )
+        except ModelError as error:
+            raise WireError(str(error)) from None
+        total = sum(node.type.numel for node in graph.nodes)
+        if total > max_parameters:
+            raise WireError(f"graph: expected at most {max_parameters} parameters, found {total}")
+        return graph
+
+    def to_json(self) -> str:
+        """Return the graph as one line of JSON, the same every time."""
+        nodes = [[str(node.type), dict(node.parameters)] for node in self.nodes]
+        return json.dumps({"nodes": nodes, "edges": self.edges, "order": self.order}, separators=(",", ":"))
+
+    @cached_property
+    def digest(self) -> str:
+        """Short hash: clients with equal ones can share one pass through the hypernetwork."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of all parameters, in order."""
+        shapes = {name: node.type.shape(role) for node in self.nodes for role, name in node.parameters}
+        return Layout(tuple((name, shapes[name]) for name in self.order))
+
+    @cached_property
+    def head(self) -> tuple[str, ...]:
+        """Names of the parameters that are nearest to the output: those of the prediction head."""
+        inputs = _inputs(len(self.nodes), self.edges)
+        near = [index for index, node in enumerate(self.nodes) if node.type.kind == "output"]
+        while not (found := sorted(name for index in near for _, name in self.nodes[index].parameters)):
+            near = sorted({source for index in near for source in inputs[index]})
+            if not near:
+                raise ModelError("graph: expected parameters on the way to the output, found none")
+        return tuple(found)
+
+    @cached_property
+    def types(self) -> tuple[LayerType, ...]:
+        """The distinct types of the nodes, sorted by their text."""
+        return tuple(sorted({node.type for node in self.nodes}, key=str))
+
+    @cached_property
+    def groups(self) -> Mapping[LayerType, tuple[int, ...]]:
+        """Nodes that own parameters, by type: in the order of their parameters, however the nodes are listed."""
+        place = {name: index for index, name in enumerate(self.order)}
+        owners = [index for index, node in enumerate(self.nodes) if node.parameters]
+        owners.sort(key=lambda index: min(place[name] for _, name in self.nodes[index].parameters))
+        members: dict[LayerType, list[int]] = {}
+        for index in owners:
+            members.setdefault(self.nodes[index].type, []).append(index)
+        return {layer: tuple(members[layer]) for layer in sorted(members, key=str)}
+
+    @cached_property
+    def one_hot(self) -> Tensor:
+        """Row `i` marks the type of node `i` among `types`: `(n, T)`."""
+        place = {layer: index for index, layer in enumerate(self.types)}
+        marks = torch.zeros(len(self.nodes), len(self.types))
+        marks[range(len(self.nodes)), [place[node.type] for node in self.nodes]] = 1
+        return marks
+
+    @cached_property
+    def adjacency(self) -> Tensor:
+        """Number of edges between two nodes, in either direction: `(n, n)`, symmetric."""
+        counts = torch.zeros(len(self.nodes), len(self.nodes))
+        for source, target in self.edges:
+            counts[source, target] += 1
+            counts[target, source] += 1
+        return counts
+
+    def render(self) -> str:
+        """Return the graph as a table: a line per node with its type, inputs, and the parameters that it owns."""
+        inputs = _inputs(len(self.nodes), self.edges)
+        rows = [
+            (str(index), str(node.type), ",".join(map(str, inputs[index])), _owned(node))
+            for index, node in enumerate(self.nodes)
+        ]
+        widths = [max(len(row[column]) for row in [_HEAD, *rows]) for column in range(4)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (_HEAD, *rows)
+        ]
+        summary = f"{len(self.nodes)} nodes, {len(self.edges)} edges, {len(self.types)} types"
+        return "\n".join([*(line.rstrip() for line in lines), f"{summary}, {self.layout.numel:,} parameters"])
+
+
+_HEAD = ("node", "type", "inputs", "parameters")
+
+
+def _inputs(count: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    inputs: list[list[int]] = [[] for _ in range(count)]
+    for source, target in edges:
+        inputs[target].append(source)
+    return inputs
+
+
+def _owned(node: Node) -> str:
+    parts = ((name, "x".join(map(str, node.type.shape(role)))) for role, name in node.parameters)
+    return ", ".join(itertools.starmap("{} ({})".format, parts))
+
+
+def _list(value: object, where: str) -> list[object]:
+    if not isinstance(value, list):
+        raise WireError(f"{where}: expected a list, found {type(value).__name__}")
+    return value
+
+
+def _name(value: object, where: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise WireError(f"{where}: expected a name of at most {MAX_NAME} characters, found {str(value)[:40]!r}")
+    return value
+
+
+def _node(value: object, where: str) -> Node:
+    pair = _list(value, where)
+    if len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(pair[1], dict) or len(pair[1]) > 2:
+        raise WireError(f"{where}: expected a type and the parameters' names by role, found {str(value)[:60]!r}")
+    return Node(LayerType.parse(pair[0]), tuple((role, _name(name, where)) for role, name in pair[1].items()))
+
+
+def _edge(value: object, where: str) -> tuple[int, int]:
+    pair = _list(value, where)
+    if len(pair) != 2 or not (type(pair[0]) is int and type(pair[1]) is int):
+        raise WireError(f"{where}: expected two whole numbers, found {str(value)[:40]!r}")
+    return (pair[0], pair[1])

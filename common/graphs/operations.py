@@ -1,0 +1,125 @@
+"""Which node of a computation graph stands for which module, function or method of torch.
+
+Modules and functions share one table: `nn.MaxPool2d`, `F.max_pool2d` and `Tensor.add_` are looked up as `maxpool2d` and
+`add`. What only moves, drops or repeats values along the way (`PASSES`) is no node.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hyperbloom.common.graphs.layer import ACTIVATIONS, CONVOLUTIONS, NORMS, POOLS, LayerType
+
+__all__ = ["PASSES", "layer_of", "plain_name", "supported", "type_of_call"]
+
+PASSES = frozenset(
+    {"alphadropout", "clone", "contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "featurealphadropout"}
+    | {"flatten", "float", "identity", "reshape", "squeeze", "stochasticdepth", "to", "unflatten", "unsqueeze", "view"}
+)
+"""Names of what leaves no node: the next operation reads what came before."""
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "add": ("add", "iadd"),
+    "sub": ("sub", "isub", "subtract", "rsub"),
+    "mul": ("mul", "imul", "multiply"),
+    "div": ("div", "truediv", "itruediv", "divide"),
+    "matmul": ("matmul", "imatmul", "bmm"),
+    "attention": ("scaleddotproductattention",),
+    "concat": ("cat", "concat", "concatenate", "stack"),
+    "mean": ("mean", "sum", "amax", "amin"),
+    "permute": ("permute", "transpose", "movedim", "swapaxes", "pixelshuffle", "pixelunshuffle", "channelshuffle"),
+    "split": ("chunk", "split", "tensorsplit", "unbind", "narrow", "select", "getitem"),
+    "upsample": ("interpolate", "upsample", "upsamplingnearest2d", "upsamplingbilinear2d"),
+    "pad": ("pad", "zeropad1d", "zeropad2d", "constantpad1d", "constantpad2d", "reflectionpad2d", "replicationpad2d"),
+    "localresponsenorm": ("localresponsenorm",),
+}
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
+
+ELEMENTWISE = frozenset({"add", "sub", "mul", "div"})
+"""Kinds that are no node when only one operand depends on the input: scaling and shifting by a constant."""
+
+_SAME_ACTIVATION = {"swish": "silu", "clip": "clamp"}
+_NORM_MODULES = {"batchnorm1d": "batchnorm", "batchnorm2d": "batchnorm", "batchnorm3d": "batchnorm"} | {
+    "syncbatchnorm": "batchnorm",
+    **{f"instancenorm{d}d": "instancenorm" for d in (1, 2, 3)},
+    **{name: name for name in NORMS if name not in ("batchnorm", "instancenorm")},
+}
+
+
+def plain_name(name: str) -> str:
+    """Return the name that a module's class, a function and a method share."""
+    return name.replace("_", "").lower()
+
+
+def supported() -> str:
+    """Return the names of everything that can be represented."""
+    modules = {*CONVOLUTIONS, *_NORM_MODULES, *POOLS, "linear", "prelu"}
+    return ", ".join(sorted({*modules, *PASSES, *_KINDS, *ACTIVATIONS, *_SAME_ACTIVATION}))
+
+
+def layer_of(module: nn.Module, name: str) -> LayerType | None:
+    """Return the type of a layer with parameters of its own, or None: look it up as a call, then.
+
+    Args:
+        module: an instance of one of torch's classes, or of a class that computes as that one does.
+        name: the plain name of torch's class.
+    """
+    roles = tuple(role for role in ("weight", "bias") if isinstance(getattr(module, role, None), nn.Parameter))
+    if name in CONVOLUTIONS:
+        return LayerType(
+            name,
+            (module.in_channels, module.out_channels),  # type: ignore[arg-type]
+            module.kernel_size,  # type: ignore[arg-type]
+            _unless_ones(module.stride),
+            _unless_ones(module.dilation),
+            module.groups,  # type: ignore[arg-type]
+            roles,
+        )
+    if name == "linear":
+        return LayerType(name, (module.in_features, module.out_features), roles=roles)  # type: ignore[arg-type]
+    if name == "prelu":
+        return LayerType(name, (module.num_parameters,), roles=roles)  # type: ignore[arg-type]
+    if name in _NORM_MODULES:
+        groups = getattr(module, "num_groups", 1)
+        return LayerType(_NORM_MODULES[name], _features(module), groups=groups, roles=roles)
+    return None
+
+
+def type_of_call(name: str, arguments: Mapping[str, Any]) -> LayerType | None:
+    """Return the type of an operation without parameters, or None where there is none.
+
+    Args:
+        name: plain name of the module's class, the function or the method.
+        arguments: `kernel_size`, `stride` and `output_size`, as far as they are given.
+    """
+    if name in POOLS:
+        dimensions = POOLS[name]
+        window = arguments.get("output_size" if name.startswith("adaptive") else "kernel_size")
+        kernel = _lengths(window, dimensions)
+        stride = () if name.startswith("adaptive") else _lengths(arguments.get("stride") or kernel, dimensions)
+        return LayerType(name, kernel=kernel, stride=_unless_ones(stride))
+    name = _SAME_ACTIVATION.get(name, name)
+    if name in ACTIVATIONS:
+        return LayerType("act", activation=name)
+    return LayerType(_KINDS[name]) if name in _KINDS else None
+
+
+def _features(module: nn.Module) -> tuple[int, ...]:
+    for name in ("num_features", "num_channels", "normalized_shape"):
+        if hasattr(module, name):
+            value: Any = getattr(module, name)
+            return (value,) if isinstance(value, int) else tuple(value)
+    raise AssertionError(f"a norm of a kind unknown to _features: {type(module).__name__}")
+
+
+def _unless_ones(lengths: Any) -> tuple[int, ...]:
+    return () if set(lengths) <= {1} else tuple(lengths)
+
+
+def _lengths(value: Any, dimensions: int) -> tuple[int, ...]:
+    """Return one length per dimension; None, as adaptive pooling has it for 'as it is', counts as 1."""
+    values: Sequence[Any] = [value] * dimensions if isinstance(value, int) or value is None else list(value)
+    if len(values) == 1:
+        values = list(values) * dimensions
+    return tuple(1 if length is None else int(length) for length in values)

@@ -1,0 +1,281 @@
+"""From an ordinary `nn.Module` to its computation graph, by `torch.fx` and one forward pass of zeros.
+
+What a node is: a layer with parameters, a join of branches, a pooling or another operation that changes what the next
+layer sees. An activation belongs to the node that it follows, and is a node of its own only where that node's output is
+read elsewhere too. Dropout, flattening and scaling by constants leave no node.
+
+Affine parameters of normalisation layers are parameters like others and generated with the rest (`norms="generated"`),
+or stay where they are (`norms="local"`): then the node is there, and owns nothing. Running statistics are buffers; they
+are never generated and stay with whoever runs the network.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.graphs.graph import Graph, Node
+from hyperbloom.common.graphs.layer import LayerError, LayerType
+from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
+from hyperbloom.common.modes import untouched
+
+__all__ = ["Norms", "trace"]
+
+Norms = Literal["generated", "local"]
+BATCH = 2
+
+
+def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "generated") -> Graph:
+    """Return the computation graph of a network.
+
+    The network is read in evaluation mode and left as it was; no random numbers are drawn.
+
+    Args:
+        module: the network, on any device: it takes one tensor of inputs and returns one of outputs.
+        input_shape: of one input, without the batch.
+        norms: whether the affine parameters of normalisation layers are generated.
+
+    Raises:
+        ModelError: names the module in it that cannot be represented, and why.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    if not names:
+        raise ModelError(f"{type(module).__name__}: expected a network with parameters, found none")
+    with untouched(module):
+        tracer = _Tracer()
+        graph = tracer.run(module)
+        shapes = _Shapes(module, graph)
+        parameter = next(module.parameters())
+        shapes.propagate(torch.zeros(BATCH, *input_shape, device=parameter.device, dtype=parameter.dtype))
+        names = {id(parameter): name for name, parameter in module.named_parameters()}  # lazy layers have theirs now
+        return _Builder(module, names, shapes, norms).build(graph)
+
+
+def _torch_class(module: nn.Module) -> type | None:
+    """Return the class of torch as which a module computes, or None if its `forward` is its own."""
+    kinds = type(module).__mro__
+    owner = next((kind for kind in kinds if "forward" in vars(kind)), nn.Module)
+    if isinstance(module, nn.Sequential) or not owner.__module__.startswith("torch.nn"):
+        return None
+    return next(kind for kind in kinds if kind.__module__.startswith("torch.nn"))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+class _Tracer(fx.Tracer):
+    """Symbolic tracing that knows in which module it failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[str] = []
+
+    def run(self, module: nn.Module) -> fx.Graph:
+        try:
+            return self.trace(module)
+        except Exception as error:
+            where = self.inside[-1] if self.inside else type(module).__name__
+            raise ModelError(
+                f"{where}: cannot be traced by torch.fx, which follows no control flow that depends on values: "
+                f"{_one_line(error)}"
+            ) from error
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return _torch_class(m) is not None
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.inside.append(self.path_of_module(m))
+        result = super().call_module(m, forward, args, kwargs)
+        self.inside.pop()  # not reached by an error: what is on top then is where it happened
+        return result
+
+
+class _Shapes(fx.Interpreter):
+    """Runs the graph once and notes the shapes of tensors in `found`, and all else, such as sizes, in `values`."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(module, garbage_collect_values=True, graph=graph)
+        self.found: dict[fx.Node, tuple[int, ...]] = {}
+        self.values: dict[fx.Node, Any] = {}
+        self.current: fx.Node = next(iter(graph.nodes))
+
+    def propagate(self, inputs: Tensor) -> None:
+        """Run the graph on a batch; ModelError names where it fails."""
+        # Not in `run_node`: the interpreter adds lines of its own to whatever passes through it.
+        try:
+            self.run(inputs)
+        except Exception as error:
+            text = _one_line(error).split(" While executing ")[0]
+            raise ModelError(
+                f"{_path(self.current)}: fails on inputs of shape {tuple(inputs.shape)}: {text}"
+            ) from error
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and note what it gives."""
+        self.current = n
+        result = super().run_node(n)
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        if isinstance(first, Tensor):
+            self.found[n] = tuple(first.shape)
+        else:
+            self.values[n] = result
+        return result
+
+
+def _path(node: fx.Node) -> str:
+    """Return the path of the module in which a node was traced, and what it does there."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = node.meta.get("nn_module_stack") or {}
+    inside = list(stack.values())[-1][0] if stack else ""
+    return f"{inside or 'forward'}: {_name(node)}"
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of a node's function or method."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+class _Builder:
+    """Turns fx's nodes, in the order in which they run, into ours."""
+
+    def __init__(self, module: nn.Module, names: dict[int, str], shapes: _Shapes, norms: Norms) -> None:
+        self.module, self.names, self.norms = module, names, norms
+        self.shapes, self.values = shapes.found, shapes.values
+        self.types: list[LayerType] = []
+        self.parameters: list[tuple[tuple[str, str], ...]] = []
+        self.edges: list[tuple[int, int]] = []
+        self.source: dict[fx.Node, int] = {}  # the node of ours whose output, perhaps reshaped, this one is
+        self.branches: dict[fx.Node, bool] = {}  # is that output read by more than one?
+        self.owned: set[str] = set()
+        self.kept: set[str] = set()  # parameters that stay local
+
+    def build(self, graph: fx.Graph) -> Graph:
+        for node in graph.nodes:
+            try:
+                self._take(node)
+            except LayerError as error:
+                raise ModelError(f"{_path(node)}: {error}") from None
+        missing = [name for name in self.names.values() if name not in self.owned | self.kept]
+        if missing:
+            raise ModelError(
+                f"{missing[0]}: expected every parameter to belong to a layer that the forward pass calls; "
+                "this one is never used. Remove it"
+            )
+        nodes = tuple(Node(*pair) for pair in zip(self.types, self.parameters, strict=True))
+        order = tuple(name for name in self.names.values() if name in self.owned)
+        return Graph(nodes, tuple(self.edges), order)
+
+    def _take(self, node: fx.Node) -> None:
+        # Lists keep repeated arguments, as in x + x; `all_input_nodes` would not.
+        arguments: list[fx.Node] = []
+        fx.map_arg((node.args, node.kwargs), arguments.append)
+        sources = [argument for argument in arguments if argument in self.source]
+        if node.op == "placeholder":
+            if node in self.shapes:
+                self._append(node, LayerType("input"), [])
+        elif node.op == "output":
+            if len(sources) != 1 or isinstance(node.args[0], tuple | list | dict):
+                raise ModelError(f"forward: expected one tensor of outputs, found {str(node.args[0])[:80]}")
+            self._append(node, LayerType("output"), sources)
+        elif node.op == "get_attr":
+            self._refuse_parameter(node)
+        elif node.op == "call_module":
+            self._module(node, sources)
+        elif node in self.shapes and sources:  # else it computes shapes, or constants
+            self._call(node, plain_name(_name(node)), self._arguments(node), sources)
+
+    def _refuse_parameter(self, node: fx.Node) -> None:
+        value: Any = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if isinstance(value, nn.Parameter):
+            raise ModelError(
+                f"{node.target}: cannot represent a parameter that is used outside a layer of torch.nn; supported: "
+                f"{supported()}"
+            )
+
+    def _module(self, node: fx.Node, sources: list[fx.Node]) -> None:
+        module = self.module.get_submodule(str(node.target))
+        kind = _torch_class(module)
+        assert kind is not None  # else it were no leaf
+        name = plain_name(kind.__name__)
+        found = dict(module.named_parameters())
+        layer = layer_of(module, name) if set(found) <= {"weight", "bias"} else None
+        if layer is not None:
+            self._layer(node, layer, module, sources)
+        elif found:
+            raise ModelError(f"{node.target}: cannot represent {type(module).__name__}; supported: {supported()}")
+        else:
+            self._call(node, name, vars(module), sources)
+
+    def _layer(self, node: fx.Node, layer: LayerType, module: nn.Module, sources: list[fx.Node]) -> None:
+        named = [(role, getattr(module, role)) for role in layer.roles]
+        if layer.is_norm and self.norms == "local":
+            self.kept |= {self.names[id(parameter)] for _, parameter in named}
+            layer, named = LayerType(layer.kind, layer.channels, groups=layer.groups), []
+        for role, parameter in named:
+            if tuple(parameter.shape) != layer.shape(role):
+                shapes = f"shape {layer.shape(role)}, found {tuple(parameter.shape)}"
+                raise ModelError(f"{node.target}.{role}: expected {shapes}")
+        mine = [(role, self.names[id(parameter)]) for role, parameter in named]
+        mine = [(role, name) for role, name in mine if name not in self.owned]  # a shared one has its owner already
+        self.owned |= {name for _, name in mine}
+        self._append(node, layer, sources, tuple(mine))
+
+    def _call(self, node: fx.Node, name: str, arguments: dict[str, Any], sources: list[fx.Node]) -> None:
+        if name == "getitem" and self._is_list(node.args[0]):
+            self._pass(node, sources[0])  # one part of what was split
+            return
+        layer = type_of_call(name, arguments)
+        if name in PASSES or (layer is not None and layer.kind in ELEMENTWISE and len(sources) == 1):
+            self._pass(node, sources[0])
+        elif layer is None:
+            raise ModelError(f"{_path(node)}: cannot represent {name!r}; supported: {supported()}")
+        elif layer.kind == "act" and self._fold(node, layer.activation, sources[0]):
+            self._pass(node, sources[0])
+        else:
+            self._append(node, layer, sources)
+
+    def _arguments(self, node: fx.Node) -> dict[str, Any]:
+        """Return the arguments of a pooling function by name, sizes that the network computes included."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self.values.get(argument, argument))
+        name = plain_name(_name(node))
+        order = ("output_size",) if "adaptive" in name else ("kernel_size", "stride")
+        skip = 2 if name.startswith("lppool") else 1  # the inputs, and the norm's exponent
+        return {**dict(zip(order, args[skip:], strict=False)), **kwargs}
+
+    def _is_list(self, node: Any) -> bool:
+        """Tell whether an fx node returns several tensors."""
+        return isinstance(node, fx.Node) and plain_name(_name(node)) in ("chunk", "split", "tensorsplit", "unbind")
+
+    def _fold(self, node: fx.Node, activation: str, source: fx.Node) -> bool:
+        """Give an activation to the node that it follows, if nothing else reads that node and it has none yet."""
+        index = self.source[source]
+        layer = self.types[index]
+        if self._branches(source) or layer.activation or layer.kind in ("input", "split"):
+            return False
+        self.types[index] = dataclasses.replace(layer, activation=activation)
+        return True
+
+    def _branches(self, node: fx.Node) -> bool:
+        readers = [user for user in node.users if user in self.shapes or user.op == "output"]
+        return self.branches[node] or len(readers) > 1
+
+    def _pass(self, node: fx.Node, source: fx.Node) -> None:
+        self.branches[node] = self._branches(source)
+        self.source[node] = self.source[source]
+
+    def _append(
+        self, node: fx.Node, layer: LayerType, sources: list[fx.Node], parameters: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        index = len(self.types)
+        self.types.append(layer)
+        self.parameters.append(parameters)
+        self.edges += [(self.source[source], index) for source in sources]
+        self.source[node], self.branches[node] = index, False

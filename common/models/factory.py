@@ -1,0 +1,53 @@
+"""A user's own network from a function of theirs, named `package.module:factory`."""
+
+import torch
+from torch import Tensor, nn
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.importing import current_directory, describe, find_function
+from hyperbloom.common.modes import untouched
+
+__all__ = ["build_from_factory"]
+
+EXPECTED = "expected a function (input_shape, num_classes) that returns a torch.nn.Module"
+
+
+def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Import `factory` and return `factory(input_shape, num_classes)`, after a batch of zeros has passed through it.
+
+    The current directory is importable meanwhile. The network is returned as the factory made it: its mode, its buffers
+    and torch's random state are what they were.
+
+    Args:
+        name: `package.module:factory`.
+        input_shape: of one input, without the batch.
+        num_classes: length of a row of logits.
+
+    Raises:
+        ModelError: it cannot be imported, fails, returns something else, or its logits have another shape.
+    """
+    if ":" not in name:
+        raise ModelError(f"model: expected package.module:factory, found {name!r}")
+    with current_directory():
+        factory = find_function(name, EXPECTED.removeprefix("expected "), ModelError)
+        try:
+            module = factory(input_shape, num_classes)
+        except Exception as error:
+            raise ModelError(f"{name}: {EXPECTED}; found that it fails with {describe(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{name}: {EXPECTED}; found {describe(module)}")
+    if next(module.parameters(), None) is None:
+        raise ModelError(f"{name}: expected a network with parameters, found none")
+    _check_logits(module, name, input_shape, num_classes)
+    return module
+
+
+def _check_logits(module: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    try:
+        with untouched(module):
+            logits = module(torch.zeros(2, *input_shape))
+    except Exception as error:
+        raise ModelError(f"{name}: fails on inputs of shape {input_shape}: {describe(error)}") from error
+    if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else describe(logits)
+        raise ModelError(f"{name}: expected logits of shape (2, {num_classes}) for 2 inputs, found {found}")

@@ -1,0 +1,86 @@
+"""The four architectures of HAFL-GHN: ResNet-18, and three with skips nowhere, first or last.
+
+Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
+HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5 and appendix A. The figure with the layers is lost; the
+counts of layers and where the skips are come from the text, the rest is chosen such that the four share layer types:
+
+* 0: ResNet-18 for small images: a 3x3 stem without pooling, four stages of two residual blocks.
+* 1: 10 layers, no skip: the stem, two convolutions in each stage, the head.
+* 2: 12 layers, skips over the first 8 after the stem, that is four residual blocks, then two convolutions.
+* 3: 12 layers, two convolutions, then four residual blocks: skips over the last 8.
+
+Stages have 1, 2, 4 and 8 times `width` channels; 64 is the paper's. Every convolution is followed by batch
+normalisation, and a skip that changes shape is a 1x1 convolution, not counted as a layer.
+"""
+
+from torch import Tensor, nn
+
+from hyperbloom.common.errors import ModelError
+
+__all__ = ["ResidualCNN", "check_image"]
+
+# (channels in widths, stride, with a skip): a residual block of two convolutions, or one convolution.
+Step = tuple[int, int, bool]
+ARCHITECTURES: tuple[tuple[Step, ...], ...] = (
+    tuple(
+        (wide, stride if first else 1, True) for wide, stride in ((1, 1), (2, 2), (4, 2), (8, 2)) for first in (1, 0)
+    ),
+    tuple(
+        (wide, stride if first else 1, False) for wide, stride in ((1, 1), (2, 2), (4, 2), (8, 2)) for first in (1, 0)
+    ),
+    ((1, 1, True), (2, 2, True), (2, 1, True), (4, 2, True), (8, 2, False), (8, 1, False)),
+    ((1, 1, False), (2, 2, False), (2, 1, True), (4, 2, True), (8, 2, True), (8, 1, True)),
+)
+
+
+def check_image(input_shape: tuple[int, ...], name: str) -> None:
+    """Refuse inputs that are no images with a ModelError."""
+    if len(input_shape) != 3:
+        raise ModelError(f"{name}: expected images (channels, height, width), found {input_shape}; use model: mlp")
+
+
+class ResidualCNN(nn.Module):
+    """Stem, blocks and plain convolutions in a row, global average pooling, head.
+
+    Shape:
+        inputs `(B, C, H, W)`; logits `(B, num_classes)`.
+    """
+
+    def __init__(self, architecture: int, input_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
+        """Build architecture 0, 1, 2 or 3; ModelError if the inputs are no images."""
+        super().__init__()
+        check_image(input_shape, f"hafl-{architecture}")
+        layers: list[nn.Module] = [_convolution(input_shape[0], width, 1), nn.ReLU()]
+        channels = width
+        for wide, stride, skip in ARCHITECTURES[architecture]:
+            if skip:
+                layers.append(_Block(channels, wide * width, stride))
+            else:
+                layers += [_convolution(channels, wide * width, stride), nn.ReLU()]
+            channels = wide * width
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+
+def _convolution(given: int, made: int, stride: int, kernel: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(given, made, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(made))
+
+
+class _Block(nn.Module):
+    """ResNet's basic block: two convolutions and the sum with what came in."""
+
+    def __init__(self, given: int, made: int, stride: int) -> None:
+        super().__init__()
+        self.first = _convolution(given, made, stride)
+        self.second = _convolution(made, made, 1)
+        same = given == made and stride == 1
+        self.skip = nn.Identity() if same else _convolution(given, made, stride, kernel=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x).relu()) + self.skip(x)
+        return out.relu()

@@ -1,0 +1,287 @@
+"""HAFL-GHN: one graph hypernetwork for clients whose models have different architectures.
+
+Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
+HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, algorithm 1.
+
+    ghn          client:  w = GHN(its graph; phi), K steps of SGD on phi through w
+                 server:  phi_p <- sum_i n_i phi_p,i / sum_i n_i      over the clients that trained part p
+    ghn-server   server:  w_a = GHN(graph_a; phi), once for each architecture a
+                 client:  K steps of SGD on w_a give delta_i, which it sends back
+                 server:  phi <- phi + eta x, x from `fit_steps` of conjugate gradients on
+                          sum_a N_a |J_a x - mean_(i in a) delta_i|^2,  J_a = d GHN(graph_a; phi) / d phi
+
+where n_i are a client's examples, their sum N_a over the clients of an architecture, the means weighted by them. Both
+are FedAvg on the weights where all clients share an architecture, message passing is the identity, the MLPs are linear
+(`mode: linear`), and eta = 1.
+
+What the server learns of an architecture: in `ghn` the set of its layer types and nothing of how often they occur or
+how they are connected; it can be told to send all parts instead, but then sees from what comes back unchanged which of
+them a client did not use. In `ghn-server` the graph, once, from clients that agree to disclose it.
+
+Departures: the paper averages all clients' copies of all parts, which holds a part back by those who never use it. And
+`ghn-server` is ours. One gradient step of pFedHN's kind hardly learns there: layers of one type share constants and
+have similar latents, which makes generation ill-conditioned. What it writes follows a first round's deltas (plain CNNs
+of 4 to 13 layers) with cosine 0.1 after one step of conjugate gradients, 0.4 after 10 and 0.7 after 40.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hyperbloom import __version__
+from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
+from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Mode, Norms, Settings, part_of
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import Greeting, Introduction
+from hyperbloom.common.models import OWN, ModelSpec
+from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
+from hyperbloom.strategies.personalised import LARGEST_NETWORK, ClientUpdate, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
+
+__all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions"]
+
+_ALL = ("all",)  # what clients say that want all parts, instead of their layer types
+MOST_TYPES = 512
+"""Layer types of one client; ResNet-152 has some 40."""
+
+KEPT_GRAPHS = 256
+"""Graphs that stay parsed; others are read again."""
+
+
+class GHNOptions(Section):
+    """Options of both placements."""
+
+    mode: Mode = Field(
+        "graph", description="graph; no-graph: without messages (ablation); linear: FedAvg by layer type"
+    )
+    layers: Positive = Field(4, description="GraphConv layers of the hypernetwork")
+    latent: Positive = Field(64, description="width of a node's latent vector; linear: most layers of one type")
+    hidden: Positive = Field(16, description="width between the two layers of a decoder; traffic of ghn grows with it")
+    tile: Positive | None = Field(None, description="generate blocks of so many channels and repeat them (GHN-2)")
+    norms: Norms = Field("generated", description="affine parameters of norms: generated, or local, never sent")
+    refine_epochs: Annotated[int, Field(ge=0, le=100)] = Field(
+        1, description="passes over the client's examples for the head alone before each evaluation"
+    )
+    max_parameters: Positive = Field(
+        300_000_000, description="parameters of the hypernetwork beyond which a client with new layer types is refused"
+    )
+
+
+class _GraphStrategy(PersonalisedStrategy):
+    """What both placements share: the hypernetwork, and who may make it grow."""
+
+    options_type: ClassVar[type[Section]] = GHNOptions
+    options: GHNOptions
+    own_models: ClassVar[Literal["no", "may", "must"]] = "must"
+    asks: ClassVar[str]
+    hypernetwork: GraphHypernetwork
+
+    def check_config(self) -> None:
+        """The hypernetwork's sizes must make sense."""
+        self._admitted: set[LayerType] = set()
+        try:
+            self.settings = Settings(**{name: getattr(self.options, name) for name in Settings.__dataclass_fields__})
+        except ModelError as error:
+            raise ConfigError(f"options.{error}") from None
+
+    def greeting(self) -> Greeting:
+        """Ask each client what must be known of its model."""
+        return Greeting(__version__, self.asks, self.options.norms)
+
+    def check_newcomer(self, about: Introduction) -> None:
+        """Refuse layer types that would make the hypernetwork too large, before any memory is taken for them."""
+        types = self._admitted | self.types_of(about)
+        try:
+            GraphHypernetwork.sketch(types, self.settings, self.options.max_parameters)
+        except ModelError as error:
+            raise RefusedError(
+                f"with its layer types: {error}; raise options.max_parameters if they are meant"
+            ) from None
+        super().check_newcomer(about)
+        self._admitted = types
+
+    def types_of(self, about: Introduction) -> set[LayerType]:
+        """Return the layer types that a client discloses; RefusedError if it does not say, or none that exist."""
+        if about.graph is not None:
+            return set(self.graph_of(about).types)
+        if about.types is None:
+            raise RefusedError("this run trains every client's own model; join with --model")
+        if about.types == _ALL:
+            return set()
+        if len(about.types) > MOST_TYPES:
+            raise RefusedError(f"expected at most {MOST_TYPES} layer types, found {len(about.types)}")
+        try:
+            return {LayerType.parse(text) for text in about.types}
+        except WireError as error:
+            raise RefusedError(str(error)) from None
+
+    def graph_of(self, about: Introduction) -> Graph:
+        """Return the graph that a client discloses; RefusedError if it does not, or if it is none."""
+        if about.graph is None:
+            raise RefusedError(
+                "this run reads the graph of every client's own model; join with --model and --disclose graph"
+            )
+        try:
+            return _parsed(about.graph)
+        except WireError as error:
+            raise RefusedError(str(error)) from None
+
+    def _adopt(self, about: Introduction) -> None:
+        self.spec = ModelSpec(OWN, about.size, about.input_shape, about.num_classes)
+        self.build()
+
+    def build(self) -> None:
+        """Make the hypernetwork from the run's seed; layer types follow with the clients."""
+        self.hypernetwork = GraphHypernetwork((), self.settings, self.config.seed)
+
+    def joined(self, client: Client) -> None:
+        """Add the parts that the client is the first to need."""
+        self._grow(self.types_of(client.about))
+
+    def _grow(self, types: set[LayerType]) -> None:
+        self.hypernetwork.grow(types)
+        # The largest message: so many clients are served at once as memory allows.
+        self.layouts = {OWN: self.hypernetwork.layout(self._types())}
+
+    def _types(self) -> set[LayerType]:
+        return {LayerType.parse(part) for part in self.hypernetwork.parts() if part != SHARED}
+
+    def refinement(self) -> dict[str, Any]:
+        """The head is refined before an evaluation, as at the paper's inference, with the rate of local training."""
+        if not self.options.refine_epochs:
+            return {}
+        local = self.config.local
+        return {
+            "refine_epochs": self.options.refine_epochs,
+            "refine_rate": local.learning_rate,
+            "refine_batch": local.batch_size,
+        }
+
+    def _common(self, server_round: int) -> dict[str, Any]:
+        return super()._common(server_round) | {"norms": self.options.norms}
+
+    def state(self) -> dict[str, Tensor]:
+        """Each part of the hypernetwork as one vector, by the text of its layer type."""
+        return {part: self.hypernetwork.read_part(part) for part in self.hypernetwork.parts()}
+
+    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
+        """Demand the parts of a graph hypernetwork."""
+        try:
+            types = {LayerType.parse(name) for name in tensors if name != SHARED}
+        except WireError:
+            types = set()
+        if SHARED not in tensors or not types:
+            raise ConfigError(f"init_from: expected a run of ghn or ghn-server, found tensors {sorted(tensors)[:3]}")
+        self._admitted |= types
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from another run's hypernetwork; layer types that it did not know start afresh."""
+        super().load(tensors)
+        self._grow(self._admitted)
+        try:
+            for part in tensors:
+                self.hypernetwork.load_part(part, tensors[part])
+        except ModelError as error:
+            raise ConfigError(f"init_from: its hypernetwork has other options than this run's: {error}") from None
+
+
+@lru_cache(KEPT_GRAPHS)
+def _parsed(text: str) -> Graph:
+    """Return the graph of a client's text; clients of one architecture share it."""
+    return Graph.from_json(text, LARGEST_NETWORK)
+
+
+class GHN(_GraphStrategy):
+    """HAFL-GHN: a graph hypernetwork travels and writes each client's own model there; no graph leaves a client."""
+
+    reply: ClassVar[str] = "weights"
+    asks: ClassVar[str] = "types"
+
+    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+        """For each client the parts that it needs; clients of equal needs share a vector."""
+        made: dict[Layout, Tensor] = {}
+        rows = []
+        for client in clients:
+            layout = self.layout_for(client)
+            if layout not in made:
+                parts = dict.fromkeys(part_of(name) for name, _ in layout.shapes)
+                made[layout] = torch.cat([self.hypernetwork.read_part(part) for part in parts])
+            rows.append(made[layout])
+        return rows
+
+    def layout_for(self, client: Client) -> Layout:
+        """The shared part, and those of the client's layer types or, if it wants them, all."""
+        wants_all = client.about.types == _ALL and client.about.graph is None
+        return self.hypernetwork.layout(self._types() if wants_all else self.types_of(client.about))
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Average each part over those who trained it, by number of training examples."""
+        replies = [(float(update.client.about.train_examples), _trained(update)) for update in updates]
+        for part, values in average_parts(replies).items():
+            self.hypernetwork.load_part(part, values)
+
+    def _common(self, server_round: int) -> dict[str, Any]:
+        return super()._common(server_round) | {"hypernetwork": self.settings.to_json()}
+
+
+def _trained(update: ClientUpdate) -> dict[str, Tensor]:
+    """Return the parts that a client trained: all that it asked for, or, of all there are, those that changed."""
+    assert update.layout is not None and update.returned is not None and update.sent is not None
+    parts = split_parts(update.layout, update.returned)
+    if update.client.about.types != _ALL:
+        return parts
+    sent = split_parts(update.layout, update.sent)
+    return {part: values for part, values in parts.items() if not torch.equal(values, sent[part])}
+
+
+class GHNServerOptions(GHNOptions):
+    """Options of the placement where the hypernetwork stays on the server."""
+
+    learning_rate: Rate = Field(1.0, description="share of the least-squares step that is taken")
+    fit_steps: Positive = Field(30, description="steps of conjugate gradients towards what the clients returned")
+
+
+class GHNServer(_GraphStrategy):
+    """HAFL-GHN for clients that disclose their graphs: the hypernetwork stays here, weights and deltas travel."""
+
+    options_type: ClassVar[type[Section]] = GHNServerOptions
+    options: GHNServerOptions
+    keeps_sent = False
+    asks: ClassVar[str] = "graph"
+
+    def types_of(self, about: Introduction) -> set[LayerType]:
+        """Return the layer types of the client's graph."""
+        return set(self.graph_of(about).types)
+
+    @torch.no_grad()
+    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+        """Generate once for each architecture."""
+        graphs = [self.graph_of(client.about) for client in clients]
+        made = {graph.digest: graph for graph in graphs}
+        weights = {digest: self.hypernetwork(graph) for digest, graph in made.items()}
+        return [weights[graph.digest] for graph in graphs]
+
+    def layout_for(self, client: Client) -> Layout:
+        """All parameters of the client's model that are generated."""
+        return self.graph_of(client.about).layout
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Move the hypernetwork such that it writes, for each architecture, the mean of what its clients made of it."""
+        sums: dict[str, Tensor] = {}
+        graphs: dict[str, Graph] = {}
+        examples: dict[str, float] = {}
+        for update in updates:
+            assert update.returned is not None
+            graph, weight = self.graph_of(update.client.about), float(update.client.about.train_examples)
+            change = update.returned * weight
+            sums[graph.digest] = sums[graph.digest] + change if graph.digest in sums else change
+            examples[graph.digest] = examples.get(graph.digest, 0.0) + weight
+            graphs[graph.digest] = graph
+        targets = [Target(graph, examples[key], sums[key] / examples[key]) for key, graph in graphs.items()]
+        if targets:
+            follow(self.hypernetwork, targets, self.options.fit_steps, self.options.learning_rate)

@@ -1,0 +1,49 @@
+"""HAFL-distillation: FedAvg on one shared architecture, which every client distils into its own on its own data.
+
+The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
+Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5. The authors' epochs and temperature are lost.
+"""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.messages import Introduction
+from hyperbloom.strategies.fedavg import FedAvg
+
+__all__ = ["HAFLDistillation", "HAFLDistillationOptions"]
+
+
+class HAFLDistillationOptions(Section):
+    """Options of HAFL-distillation."""
+
+    epochs: Positive = Field(200, description="passes over a client's examples to distil, before every evaluation")
+    temperature: Rate = Field(4.0, description="temperature T of both softmaxes")
+
+
+class HAFLDistillation(FedAvg):
+    """FedAvg trains `model`; before an evaluation each client distils it into its own architecture (--model).
+
+    A client pays for both: it trains the shared network in each round, and its own one anew at each evaluation.
+    """
+
+    options_type: ClassVar[type[Section]] = HAFLDistillationOptions
+    options: HAFLDistillationOptions
+    own_models: ClassVar[Literal["no", "may", "must"]] = "must"
+
+    def check_newcomer(self, about: Introduction) -> None:
+        """Refuse a client without a model of its own."""
+        if about.types is None and about.graph is None:
+            raise RefusedError("this run teaches every client's own model; join with --model")
+        super().check_newcomer(about)
+
+    def refinement(self) -> dict[str, Any]:
+        """Distil before the evaluation."""
+        return {
+            "refine_epochs": self.options.epochs,
+            "refine_rate": self.config.local.learning_rate,
+            "refine_batch": self.config.local.batch_size,
+            "distil_temperature": self.options.temperature,
+        }

@@ -1,0 +1,98 @@
+"""Distillation against its formula and a plain loop; what it leaves alone."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperbloom.client.distillation import distil, distillation_loss
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.worker import Worker
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.messages import EvaluateOrder, Weights
+from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.seeds import derive
+
+from .conftest import SHARE
+
+TEACHER = ModelSpec("mlp", "S", (1, 8, 8), 10)
+STUDENT = ModelSpec("plain-4", "S", (1, 8, 8), 10)
+
+
+def order(**changes: Any) -> EvaluateOrder:
+    """Return the order of strategy `hafl-distillation`, whose weights make the teacher."""
+    torch.manual_seed(1)
+    layout = full_layout(TEACHER)
+    weights = Weights(layout, layout.flatten(dict(build(TEACHER).named_parameters())) * 5)
+    asked = EvaluateOrder(
+        "run-1", 3, "mlp", 10, "none", 5, weights,
+        refine_epochs=3, refine_rate=0.05, refine_batch=8, distil_temperature=2.0,
+    )  # fmt: skip
+    return dataclasses.replace(asked, **changes)
+
+
+def test_the_loss_is_its_formula() -> None:
+    student, teacher = [0.0, math.log(3)], [math.log(16), 0.0]
+    found = distillation_loss(torch.tensor([student]), torch.tensor([teacher]), torch.tensor([1]), 2.0)
+    p, q = (4 / 5, 1 / 5), (1 / (1 + 3**0.5), 3**0.5 / (1 + 3**0.5))  # softmaxes at temperature 2
+    divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert found.item() == pytest.approx(-math.log(3 / 4) + 4 * divergence, rel=1e-5)
+
+
+def loop(teacher: nn.Module, data: Examples) -> nn.Module:
+    """Return the student of a plain loop."""
+    seed = derive(5, "ward-7", "distil")
+    torch.manual_seed(seed)
+    student = build(STUDENT)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        for rows in torch.randperm(len(data), generator=generator).split(8):
+            made: Tensor = student(data.inputs[rows])
+            with torch.no_grad():
+                p = (teacher(data.inputs[rows]) / 2).softmax(1)
+            divergence = (p * (p.log() - (made / 2).log_softmax(1))).sum(1).mean()
+            optimizer.zero_grad()
+            (F.cross_entropy(made, data.labels[rows]) + 4 * divergence).backward()
+            optimizer.step()
+    return student
+
+
+def test_a_client_scores_the_student_of_the_shared_network(tmp_path: Path) -> None:
+    worker = Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path, model="plain-4"))
+    teacher = build(TEACHER)
+    sent = order().weights
+    assert sent is not None
+    teacher.load_state_dict(sent.layout.views(sent.values))
+    student = loop(teacher, worker.train_data)
+    found = distil(teacher, STUDENT, worker.train_data, order(), "ward-7")
+    for one, other in zip(found.parameters(), student.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    assert torch.equal(sent.layout.flatten(dict(teacher.named_parameters())), sent.values)
+    scores = worker.evaluate(order())
+    assert scores == worker.evaluate(order())
+    assert scores.test_loss != pytest.approx(
+        worker.evaluate(order(distil_temperature=None, refine_epochs=None)).test_loss, rel=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"refine_epochs": 0}, {"refine_epochs": 10_001}, {"refine_rate": None}, {"refine_batch": 0},
+     {"distil_temperature": 0.0}],
+)  # fmt: skip
+def test_impossible_orders_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    worker = Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path, model="plain-4"))
+    with pytest.raises(WireError, match="order: expected up to 10000 epochs with a rate, batches and temperature"):
+        worker.evaluate(order(**changes))
+
+
+def test_who_has_no_own_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="this client has none; join with --model"):
+        Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path)).evaluate(order())

@@ -1,0 +1,296 @@
+"""A client's own model: what is told of it, which orders it takes, and how it is trained, scored and refined."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperbloom.client.graphs import describe, own_graph
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.training import draw_batches, settle_norms
+from hyperbloom.client.worker import Worker
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import HyperbloomError, ModelError, RefusedError, WireError
+from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings, trace
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import EvaluateOrder, TrainOrder, Weights
+from hyperbloom.common.models import OWN, ModelSpec, build_own
+from hyperbloom.common.seeds import derive
+
+from .conftest import SHARE
+
+SPEC = ModelSpec("plain-4", "S", (1, 8, 8), 10)
+GRAPH = own_graph(SPEC)
+SETTINGS = Settings(layers=2, latent=8, hidden=4)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    """Return a client with a model of its own."""
+    return Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path / "ward-7", model="plain-4"))
+
+
+def hypernetwork(settings: Settings = SETTINGS, types: tuple[LayerType, ...] = GRAPH.types) -> GraphHypernetwork:
+    """Return what the server holds."""
+    return GraphHypernetwork(types, settings, seed=3)
+
+
+def parts(network: GraphHypernetwork) -> Weights:
+    """Return all parts of a hypernetwork as they travel."""
+    layout = Layout.of(network)
+    return Weights(layout, layout.flatten(dict(network.named_parameters())))
+
+
+def train_order(**changes: Any) -> TrainOrder:
+    """Return the order of strategy `ghn`."""
+    values: dict[str, Any] = {
+        "run_id": "run-1",
+        "round": 2,
+        "model": OWN,
+        "num_classes": 10,
+        "private": "none",
+        "reply": "weights",
+        "seed": 5,
+        "steps": 4,
+        "batch_size": 8,
+        "learning_rate": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 1e-2,
+        "clip": 1e9,
+        "weights": parts(hypernetwork()),
+        "norms": "generated",
+        "hypernetwork": SETTINGS.to_json(),
+    }
+    return TrainOrder(**values | changes)
+
+
+def evaluate_order(**changes: Any) -> EvaluateOrder:
+    """Return the order to evaluate what `train_order` trains."""
+    names = {field.name for field in dataclasses.fields(EvaluateOrder)}
+    values = {name: value for name, value in vars(train_order()).items() if name in names}
+    return EvaluateOrder(**values | changes)
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+@pytest.mark.parametrize(
+    ("disclose", "asks", "told"),
+    [
+        ("types", "own", "that there is one"),
+        ("types", "types", "types"),
+        ("types", "graph", "nothing"),
+        ("all-types", "types", "all"),
+        ("all-types", "graph", "nothing"),
+        ("graph", "own", "that there is one"),
+        ("graph", "types", "types"),
+        ("graph", "graph", "graph"),
+    ],
+)
+def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str, told: str) -> None:
+    expected = {
+        "nothing": (None, None),
+        "that there is one": ((), None),
+        "types": (tuple(map(str, GRAPH.types)), None),
+        "all": (("all",), None),
+        "graph": (None, GRAPH.to_json()),
+    }
+    assert describe(SPEC, disclose, asks, "generated") == expected[told]
+    assert describe(None, disclose, asks, "generated") == (None, None)
+
+
+def test_types_are_those_for_norms_as_the_server_treats_them() -> None:
+    types, _ = describe(SPEC, "types", "types", "local")
+    assert types is not None
+    assert "batchnorm 8 +relu" in types and "batchnorm 8 wb +relu" not in types
+
+
+def test_what_the_server_must_not_ask_is_refused(worker: Worker) -> None:
+    with pytest.raises(RefusedError, match="the server chooses the model of all clients; join without --model"):
+        worker.introduce()
+    with pytest.raises(WireError, match=r"greeting: expected asks to be one of .*, found 'data'"):
+        worker.introduce("data", "generated")
+    with pytest.raises(WireError, match="norms: expected one of generated, local, found None"):
+        worker.introduce("types", None)
+
+
+def test_a_model_that_cannot_be_represented_ends_the_start(tmp_path: Path) -> None:
+    settings = ClientSettings("a", SHARE, "cpu", "S", tmp_path, model="lenet")
+    with pytest.raises(ModelError):
+        Worker(settings)
+
+
+def test_looking_at_an_own_model_draws_no_random_numbers() -> None:
+    own_graph.cache_clear()
+    state = torch.random.get_rng_state()
+    own_graph(SPEC)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# ---------------------------------------------------------------------- refused orders
+
+
+def renamed(weights: Weights, old: str, new: str) -> Weights:
+    """Return weights with another name in their layout."""
+    return Weights(Layout(tuple((n.replace(old, new), s) for n, s in weights.layout.shapes)), weights.values)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (train_order(norms=None), "norms: expected one of generated, local, found None"),
+        (train_order(weights=None), "order: expected parts of the hypernetwork, found none"),
+        (train_order(hypernetwork="{}"), "hypernetwork: expected its settings as JSON"),
+        (train_order(hypernetwork=Settings(layers=2, latent=8, hidden=4096).to_json()), "expected at most"),
+        (train_order(hypernetwork=Settings(layers=3, latent=8, hidden=4).to_json()), "expected at most|is missing"),
+        (
+            train_order(weights=parts(hypernetwork(types=GRAPH.types[1:]))),
+            "order: the server has no part of the hypernetwork for a layer type of this client's model",
+        ),
+        (train_order(weights=renamed(parts(hypernetwork()), "types.input", "types.inputs")), "expected one of"),
+        (train_order(norms="local"), "the server has no part of the hypernetwork for a layer type"),
+        (
+            evaluate_order(refine_epochs=101, refine_rate=0.1, refine_batch=8),
+            "up to 100 epochs with a rate and batches",
+        ),
+        (evaluate_order(refine_epochs=-1, refine_rate=0.1, refine_batch=8), "up to 100 epochs with a rate and batches"),
+        (evaluate_order(refine_epochs=1), "up to 100 epochs with a rate and batches"),
+        (evaluate_order(refine_epochs=1, refine_rate=0.1, refine_batch=0), "up to 100 epochs"),
+    ],
+)
+def test_orders_that_do_not_fit_are_refused(worker: Worker, order: TrainOrder | EvaluateOrder, message: str) -> None:
+    with pytest.raises((WireError, HyperbloomError), match=message):
+        worker.train(order) if isinstance(order, TrainOrder) else worker.evaluate(order)
+
+
+def test_a_client_without_a_model_of_its_own_says_so(make_worker: Callable[..., Worker]) -> None:
+    with pytest.raises(WireError, match="for the client's own model, but this client has none; join with --model"):
+        make_worker().train(train_order())
+
+
+def test_a_server_cannot_name_a_function_to_call(worker: Worker) -> None:
+    with pytest.raises(ModelError, match="model: expected one of"):
+        worker.train(train_order(model="os:getcwd"))
+
+
+# ---------------------------------------------------------------------- training
+
+
+def batches(worker: Worker) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of `train_order`."""
+    data = worker.train_data
+    for rows in draw_batches(len(data), 8, 4, derive(5, "ward-7", 2)):
+        yield data.inputs[rows], data.labels[rows]
+
+
+def test_steps_are_those_of_torchs_sgd_on_the_hypernetwork(worker: Worker) -> None:
+    result = worker.train(train_order())
+    network, target = hypernetwork(), build_own(SPEC)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+    losses = []
+    for inputs, labels in batches(worker):
+        optimizer.zero_grad()
+        weights = GRAPH.layout.views(network(GRAPH))
+        loss = F.cross_entropy(torch.func.functional_call(target, weights, (inputs,)), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert result.loss == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert result.weights is not None
+    torch.testing.assert_close(result.weights.values, parts(network).values, rtol=0, atol=1e-5)
+    assert result.weights.layout == Layout.of(network)
+
+
+def test_steps_on_weights_that_arrive_are_those_of_torchs_sgd(worker: Worker) -> None:
+    sent = hypernetwork()(GRAPH).detach()
+    order = train_order(hypernetwork=None, weights=Weights(GRAPH.layout, sent), reply="delta")
+    result = worker.train(order)
+    target = build_own(SPEC)
+    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(sent)})
+    optimizer = torch.optim.SGD(target.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+    for inputs, labels in batches(worker):
+        optimizer.zero_grad()
+        F.cross_entropy(target(inputs), labels).backward()
+        optimizer.step()
+    assert result.weights is not None
+    trained = GRAPH.layout.flatten(dict(target.named_parameters()))
+    torch.testing.assert_close(result.weights.values, trained - sent, rtol=0, atol=1e-5)
+
+
+def test_parts_that_the_graph_does_not_use_come_back_as_they_were(worker: Worker) -> None:
+    network = hypernetwork(types=(*GRAPH.types, LayerType.parse("linear 9,9 wb")))
+    sent = parts(network)
+    returned = worker.train(train_order(weights=sent, weight_decay=0.5)).weights
+    assert returned is not None and returned.layout == sent.layout
+    before, after = (sent.layout.views(values) for values in (sent.values, returned.values))
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith("types.linear 9,9 wb.")}
+
+
+def test_norms_that_stay_local_are_the_clients_own_and_survive(worker: Worker, tmp_path: Path) -> None:
+    graph = trace(build_own(SPEC), SPEC.input_shape, "local")
+    order = train_order(norms="local", weights=parts(hypernetwork(types=graph.types)))
+    worker.train(order)
+    path = tmp_path / "ward-7" / "personal" / "run-1.safetensors"
+    first = path.read_bytes()
+    assert json.loads(first[8 : first.index(b"}}") + 2])["values"]["shape"] == [2 * 3 * 8]
+    again = Worker(dataclasses.replace(worker.settings))
+    again.train(order)
+    assert path.read_bytes() != first  # went on from there
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+def test_running_statistics_are_those_of_the_clients_examples() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2), nn.BatchNorm1d(2))
+    inputs = torch.randn(50, 3)
+    module(inputs * 9)  # statistics of something else
+    settle_norms(module, Examples(inputs, torch.zeros(50, dtype=torch.long)))
+    first = module[0](inputs)
+    norm, last = module[1], module[4]
+    torch.testing.assert_close(norm.running_mean, first.mean(0))
+    torch.testing.assert_close(norm.running_var, first.var(0))
+    then = module[3](F.batch_norm(first, None, None, norm.weight, norm.bias, training=True))  # no dropout
+    torch.testing.assert_close(last.running_mean, then.mean(0))
+    assert norm.momentum == last.momentum == 0.1
+
+
+def test_a_score_does_not_depend_on_whom_the_process_served_before(worker: Worker) -> None:
+    fresh = worker.evaluate(evaluate_order())
+    worker.train(train_order(learning_rate=0.5))
+    assert worker.evaluate(evaluate_order()) == fresh
+    plain = evaluate_order(hypernetwork=None, weights=Weights(GRAPH.layout, hypernetwork()(GRAPH).detach()))
+    assert worker.evaluate(plain) == fresh  # whoever generates the weights
+
+
+def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
+    scores = worker.evaluate(evaluate_order(refine_epochs=3, refine_rate=0.5, refine_batch=16))
+    target = build_own(SPEC)
+    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(hypernetwork()(GRAPH).detach())})
+    data = worker.train_data
+    settle_norms(target, data)
+    target.eval()
+    optimizer = torch.optim.SGD(target.head.parameters(), lr=0.5)  # type: ignore[union-attr, arg-type]
+    generator = torch.Generator().manual_seed(derive(5, "ward-7", 2, "refine"))
+    for _ in range(3):
+        for rows in torch.randperm(len(data), generator=generator).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
+            optimizer.step()
+    logits = target(worker.test_data.inputs)
+    assert scores.test_loss == pytest.approx(F.cross_entropy(logits, worker.test_data.labels).item(), rel=1e-4)
+    assert scores.test_correct == int((logits.argmax(1) == worker.test_data.labels).sum())
+    assert scores.test_loss != pytest.approx(worker.evaluate(evaluate_order()).test_loss, rel=1e-2)
+
+
+def test_a_refinement_that_diverges_costs_nothing(worker: Worker) -> None:
+    order = evaluate_order(refine_epochs=5, refine_rate=1e38, refine_batch=8)
+    assert worker.evaluate(order) == worker.evaluate(evaluate_order())

@@ -1,0 +1,114 @@
+"""Networks from a user's own function."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.models import build_from_factory
+
+SOURCE = """
+import torch
+from torch import nn
+
+CALLS = []
+
+def good(input_shape, num_classes):
+    CALLS.append((input_shape, num_classes))
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, num_classes))
+
+class Made(nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.head = nn.Linear(input_shape[0], num_classes)
+
+    def forward(self, x):
+        return self.head(x.mean((2, 3)))
+
+def fails(input_shape, num_classes):
+    raise RuntimeError("one\\ntwo")
+
+def text(input_shape, num_classes):
+    return "a model"
+
+def empty(input_shape, num_classes):
+    return nn.Flatten()
+
+def ten(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+
+def narrow(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, num_classes))
+
+def no_arguments():
+    return good((3, 2, 2), 4)
+
+class Two(Made):
+    def forward(self, x):
+        return x, x
+
+number = 3
+"""
+SHAPE = (3, 2, 2)
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_models.py").write_text(SOURCE)
+    (tmp_path / "own_broken_models.py").write_text("import hyperbloom_lacks_this")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+
+
+def test_a_function_is_called_with_shape_and_classes() -> None:
+    path = list(sys.path)
+    network = build_from_factory("own_models:good", SHAPE, 4)
+    assert network(torch.zeros(5, *SHAPE)).shape == (5, 4)
+    assert sys.modules["own_models"].CALLS == [(SHAPE, 4)]
+    assert sys.path == path
+
+
+def test_a_class_is_a_factory_too() -> None:
+    assert type(build_from_factory("own_models:Made", SHAPE, 4)).__name__ == "Made"
+
+
+def test_the_network_is_as_the_factory_made_it() -> None:
+    torch.manual_seed(1)
+    network = build_from_factory("own_models:good", SHAPE, 4)
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    again = sys.modules["own_models"].good(SHAPE, 4)
+    assert torch.equal(after, torch.rand(1))
+    assert network.training
+    assert all(module.training for module in network.modules())
+    states = zip(network.state_dict().values(), again.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in states)
+
+
+WANTED = "expected a function (input_shape, num_classes) that returns a torch.nn.Module"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet", "model: expected package.module:factory, found 'resnet'"),
+        ("own_missing:make", "own_missing:make: expected to import 'own_missing', found ModuleNotFoundError: "),
+        ("own_broken_models:make", "own_broken_models:make: expected to import 'own_broken_models', found ModuleNotF"),
+        ("own_models:absent", "own_models:absent: expected a function 'absent' in 'own_models', found no such name"),
+        ("own_models:number", f"own_models:number: {WANTED}, found int"),
+        ("own_models:fails", f"own_models:fails: {WANTED}; found that it fails with RuntimeError: one two"),
+        ("own_models:no_arguments", f"own_models:no_arguments: {WANTED}; found that it fails with TypeError: "),
+        ("own_models:text", f"own_models:text: {WANTED}; found str"),
+        ("own_models:empty", "own_models:empty: expected a network with parameters, found none"),
+        ("own_models:ten", "own_models:ten: expected logits of shape (2, 4) for 2 inputs, found shape (2, 10)"),
+        ("own_models:Two", "own_models:Two: expected logits of shape (2, 4) for 2 inputs, found tuple of 2"),
+        ("own_models:narrow", "own_models:narrow: fails on inputs of shape (3, 2, 2): RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_what_is_no_factory_is_refused_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_from_factory(name, SHAPE, 4)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)

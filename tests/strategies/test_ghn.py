@@ -1,0 +1,577 @@
+"""HAFL-GHN over real clients: against FedAvg and autograd, and who is told, sent and averaged what."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from hyperbloom.client.graphs import own_graph
+from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
+from hyperbloom.common.messages import Introduction, TrainResult
+from hyperbloom.common.models import ModelSpec
+from hyperbloom.server.session import baseline_config, check_run
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.hypernetworks.graph import Target, follow, split_parts
+from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
+from hyperbloom.strategies.roster import Client, Roster
+from tests.strategies.conftest import (
+    RUN_ID,
+    Inline,
+    digits_config,
+    digits_federation,
+    digits_grid,
+    digits_settings,
+    introduction,
+)
+
+SMALL = {"layers": 2, "latent": 8, "hidden": 4}
+LINEAR = {"mode": "linear", "latent": 12, "refine_epochs": 0}
+MIXED = ("plain-4", "mlp", "plain-7")
+PLAIN, MLP, DEEP = (own_graph(ModelSpec(name, "S", (1, 8, 8), 10)) for name in MIXED)
+
+
+def config(strategy: str = "ghn", **changes: Any) -> RunConfig:
+    """Return a small run of three clients with three architectures."""
+    values = {"strategy": strategy, "options": SMALL, "models": MIXED, "cohort": 3, "rounds": 1, "eval_every": 1}
+    return digits_config(**(values | changes))
+
+
+def generated(federation: Inline, graph: Graph) -> Tensor:
+    """Return what the server's hypernetwork writes for an architecture."""
+    weights: Tensor = federation.strategy.hypernetwork(graph)
+    return weights.detach()
+
+
+def parts_in(tensors: str) -> set[str]:
+    """Return the parts whose parameters a message brings, from the names in it."""
+    return {part_of(name) for name, _ in json.loads(tensors)}
+
+
+# ---------------------------------------------------------------------- FedAvg is a special case
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("ghn", LINEAR), ("ghn-server", LINEAR | {"learning_rate": 1.0})], ids=["ghn", "server"]
+)
+def test_with_one_architecture_and_linear_maps_it_is_fedavg(
+    strategy: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    local = LocalConfig(steps=4, batch_size=16, learning_rate=0.05, momentum=0.9, weight_decay=1e-3, clip=2.0)
+    rounds: dict[str, Any] = {"rounds": 10, "eval_every": 10, "local": local}
+    ours = digits_federation(config(strategy, options=options, models=("plain-4",), **rounds), tmp_path / "ours")
+    theirs = digits_federation(config("fedavg", options={}, models=(), model="plain-4", **rounds), tmp_path / "theirs")
+    assert len({client.about.train_examples for client in ours.roster}) > 1  # a plain mean would not do
+    theirs.strategy.weights = start = generated(ours, PLAIN)
+    found: list[Tensor] = []
+    expected: list[Tensor] = []
+    ours.run(lambda number: found.append(generated(ours, PLAIN)))
+    theirs.run(lambda number: expected.append(theirs.strategy.weights))
+    assert len(found) == 10
+    assert (expected[-1] - start).abs().max() > 0.05  # it learns at all
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+# ---------------------------------------------------------------------- ghn-server
+
+
+def newcomer(strategy: PersonalisedStrategy, row: int, about: Introduction) -> Client:
+    """Let a client join a strategy that has no federation around it."""
+    client = Client(about.client_id, row, "", row + 2, about)
+    strategy.check_newcomer(about)
+    strategy.joined(client)
+    return client
+
+
+def server(graphs: Sequence[Graph], examples: Sequence[int], fit_steps: int = 30) -> tuple[Any, list[ClientUpdate]]:
+    """Return a strategy `ghn-server` with replies from clients of these architectures."""
+    options = SMALL | {"fit_steps": fit_steps}
+    strategy = make_strategy(config("ghn-server", models=(), options=options), RUN_ID, Roster(0))
+    generator = torch.Generator().manual_seed(5)
+    updates = []
+    for row, (graph, number) in enumerate(zip(graphs, examples, strict=True)):
+        about = introduction(f"c{row}", input_shape=(1, 8, 8), num_classes=10, train_examples=number)
+        client = newcomer(strategy, row, replace(about, graph=graph.to_json()))
+        delta = torch.randn(graph.layout.numel, generator=generator) / 100
+        updates.append(ClientUpdate(client, TrainResult(0.0, 0.0, None), None, delta, graph.layout))
+    return strategy, updates
+
+
+def dense_jacobian(hypernetwork: GraphHypernetwork, graph: Graph) -> Tensor:
+    """Return d generated / d parameters, `(P, all parameters)`, by reverse mode, row by row."""
+    parameters = dict(hypernetwork.named_parameters())
+
+    def write(values: dict[str, Tensor]) -> Tensor:
+        made: Tensor = torch.func.functional_call(hypernetwork, values, (graph,))
+        return made
+
+    found = torch.func.jacrev(write)(parameters)
+    return torch.cat([found[name].flatten(1) for name in parameters], 1)
+
+
+def tiny() -> tuple[GraphHypernetwork, list[Target]]:
+    """Return a hypernetwork in double precision with targets for two architectures that share some types."""
+    deep = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    graphs = [trace(deep, (3,)), trace(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), (3,))]
+    types = {layer for graph in graphs for layer in graph.types}
+    network = GraphHypernetwork(types, Settings(layers=2, latent=4, hidden=3), seed=2).double()
+    generator = torch.Generator().manual_seed(1)
+    deltas = [torch.randn(graph.layout.numel, generator=generator, dtype=torch.float64) / 100 for graph in graphs]
+    return network, [Target(*each) for each in zip(graphs, (10.0, 30.0), deltas, strict=True)]
+
+
+def flat(network: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_the_servers_first_step_is_steepest_descent_by_autograd_through_generation() -> None:
+    network, targets = tiny()
+    before, jacobians = flat(network), [dense_jacobian(network, target.graph) for target in targets]
+    users = torch.cat(
+        [
+            torch.full(
+                (parameter.numel(),),
+                sum(t.weight for t in targets if part_of(name) in {SHARED, *map(str, t.graph.types)}),
+                dtype=torch.float64,
+            )
+            for name, parameter in network.named_parameters()
+        ]
+    )
+    gradient = sum(t.weight * (j.T @ t.delta) for t, j in zip(targets, jacobians, strict=True))
+    scaled = gradient / users
+    curvature = sum(t.weight * (j @ scaled).square().sum() for t, j in zip(targets, jacobians, strict=True))
+    follow(network, targets, steps=1, rate=0.5)
+    expected = 0.5 * (gradient @ scaled) / curvature * scaled
+    torch.testing.assert_close(flat(network) - before, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_many_steps_solve_the_least_squares_problem() -> None:
+    network, targets = tiny()
+    before, jacobians = flat(network), [dense_jacobian(network, target.graph) for target in targets]
+    rows = torch.cat([t.weight**0.5 * j for t, j in zip(targets, jacobians, strict=True)])
+    wanted = torch.cat([t.weight**0.5 * t.delta for t in targets])
+    best = torch.linalg.lstsq(rows, wanted[:, None], driver="gelsd").solution[:, 0]
+    left = (rows @ best - wanted).norm().item()
+    losses = []
+    for steps in (1, 3, 10, 200):
+        network, targets = tiny()
+        follow(network, targets, steps, rate=1.0)
+        losses.append((rows @ (flat(network) - before) - wanted).norm().item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] == pytest.approx(left, rel=1e-3, abs=1e-6)
+    assert losses[0] > 1.1 * losses[-1]
+
+
+def test_generation_runs_once_for_each_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, updates = server([PLAIN, MLP, PLAIN, DEEP], [10, 40, 30, 20])
+    forward, calls = GraphHypernetwork.forward, []
+    monkeypatch.setattr(
+        GraphHypernetwork, "forward", lambda self, graph: (calls.append(graph.digest), forward(self, graph))[1]
+    )
+    strategy.update(updates)
+    assert sorted(calls) == sorted(graph.digest for graph in (PLAIN, MLP, DEEP))
+    calls.clear()
+    strategy.weights_for([update.client for update in updates])
+    assert len(calls) == 3
+
+
+def test_clients_of_one_architecture_count_by_their_examples() -> None:
+    # Few steps, as many would magnify what single precision rounds.
+    (one, updates), (other, _) = server([PLAIN, PLAIN], [10, 30], fit_steps=2), server([PLAIN], [40], fit_steps=2)
+    mean = 0.25 * updates[0].returned + 0.75 * updates[1].returned  # type: ignore[operator]
+    one.update(updates)
+    other.update([replace(updates[0], returned=mean)])
+    for part, values in one.state().items():
+        torch.testing.assert_close(other.state()[part], values, rtol=1e-4, atol=1e-6)
+
+
+def test_what_no_client_uses_does_not_move_and_no_change_moves_nothing() -> None:
+    strategy, updates = server([PLAIN, MLP], [10, 10])
+    before = strategy.state()
+    strategy.update(updates[:1])
+    moved = {part for part, values in strategy.state().items() if not torch.equal(values, before[part])}
+    assert moved <= {SHARED, *map(str, PLAIN.types)} and len(moved) > 5
+    before = strategy.state()
+    assert updates[1].returned is not None
+    strategy.update([replace(updates[1], returned=torch.zeros_like(updates[1].returned))])
+    strategy.update([])
+    assert all(torch.equal(values, before[part]) for part, values in strategy.state().items())
+
+
+def test_the_servers_step_follows_the_clients() -> None:
+    strategy, updates = server([PLAIN, DEEP], [10, 10])
+    before = [strategy.hypernetwork(graph).detach() for graph in (PLAIN, DEEP)]
+    strategy.update(updates)
+    for graph, old, update in zip((PLAIN, DEEP), before, updates, strict=True):
+        assert (strategy.hypernetwork(graph).detach() - old) @ update.returned > 0
+
+
+def test_the_server_ships_weights_of_the_clients_own_architectures(tmp_path: Path) -> None:
+    federation = digits_federation(config("ghn-server"), tmp_path)
+    expected = [generated(federation, graph) for graph in (PLAIN, MLP, DEEP)]
+    history, selection = federation.run()
+    assert history.cohorts == [["client-0", "client-1", "client-2"]]
+    assert set(selection.test_accuracy) == {"client-0", "client-1", "client-2"}
+    orders = [
+        fields for fields in federation.grid.fields("train") if "hypernetwork" not in fields and "steps" in fields
+    ]
+    sent = [torch.frombuffer(bytearray(fields["values"]), dtype=torch.float32) for fields in orders]
+    assert all(torch.equal(one, other) for one, other in zip(sent, expected, strict=True))
+    for graph, old in zip((PLAIN, MLP, DEEP), expected, strict=True):
+        assert not torch.equal(generated(federation, graph), old)
+
+
+# ---------------------------------------------------------------------- ghn: what travels
+
+
+def leaving(federation: Inline) -> bytes:
+    """Return all that passed between server and clients as one run of bytes."""
+    return b"".join(
+        f"{key}={value!r};".encode() if not isinstance(value, bytes) else value
+        for _, content in federation.grid.passed
+        for record in content.values()
+        for key, value in dict(record).items()
+    )
+
+
+TELLING = (b"body", b"head.", b"edges", b"adjacency", b"plain-4", b"plain-7", b"fc1")
+
+
+def test_no_graph_and_no_name_of_a_module_leaves_a_client(tmp_path: Path) -> None:
+    federation = digits_federation(config(), tmp_path)
+    federation.run()
+    found = leaving(federation)
+    assert b"linear 64,50 wb +relu" in found  # the walk sees what does leave
+    assert [word for word in TELLING if word in found] == []
+    abouts = [fields for fields in federation.grid.fields("query.greet") if "client_id" in fields]
+    assert len(abouts) == 3
+    for about, graph in zip(sorted(abouts, key=lambda about: str(about["client_id"])), (PLAIN, MLP, DEEP), strict=True):
+        # A set in the order of its texts: nothing of how often a layer occurs, or after which other.
+        assert about["types"] == sorted({str(node.type) for node in graph.nodes})
+        assert "graph" not in about
+    assert PLAIN.types == DEEP.types  # so these two look alike to the server
+    assert leaving(federation).count(PLAIN.digest.encode()) == 0
+
+
+def test_where_the_graph_may_leave_the_same_walk_sees_it(tmp_path: Path) -> None:
+    federation = digits_federation(config("ghn-server"), tmp_path)
+    found = leaving(federation)
+    assert {word for word in TELLING if word in found} >= {b"body", b"head.", b"edges"}
+    assert b"plain-4" not in found
+
+
+FAILING = """
+from torch import nn
+
+
+def make(input_shape, num_classes):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    net.register_forward_hook(alarm)
+    return net
+
+
+def alarm(module, args, output):
+    if module.training:
+        raise RuntimeError("secret_layer is in training")
+"""
+
+
+def test_what_python_says_of_a_failing_model_stays_on_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "failing_net.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = config(models=("mlp", "failing_net:make"), clients=2, cohort=2)
+    federation = digits_federation(run, tmp_path)
+    history, _ = federation.run()
+    assert history.cohorts == [["client-0"]]
+    (refused,) = history.rounds[0].refused.values()
+    assert refused.endswith("HyperbloomError: the client's own model fails; the client's log says how")
+    assert "secret_layer is in training" in caplog.text
+    assert b"secret" not in leaving(federation)
+
+
+def test_a_client_receives_only_the_parts_that_it_needs(tmp_path: Path) -> None:
+    federation = digits_federation(config(), tmp_path)
+    federation.run()
+    orders = [fields for fields in federation.grid.fields("train") if "steps" in fields]
+    replies = [fields for fields in federation.grid.fields("train") if "loss" in fields]
+    for graph, order, reply in zip((PLAIN, MLP, DEEP), orders, replies, strict=True):
+        needed = {SHARED, *map(str, graph.types)}
+        assert parts_in(order["tensors"]) == needed
+        assert parts_in(reply["tensors"]) == needed
+    everything = set(federation.strategy.hypernetwork.parts())
+    assert everything == {SHARED, *map(str, (*PLAIN.types, *MLP.types))}
+    assert all(parts_in(order["tensors"]) < everything for order in orders)
+
+
+def test_a_part_that_nobody_trained_stays_as_it_was(tmp_path: Path) -> None:
+    local = LocalConfig(steps=3, batch_size=16, learning_rate=0.05, weight_decay=0.1)
+    federation = digits_federation(config(cohort=1, rounds=3, eval_every=3, local=local), tmp_path)
+    states = [federation.state()]
+    history, _ = federation.run()
+    states += history.states
+    graphs = dict(zip(("client-0", "client-1", "client-2"), (PLAIN, MLP, DEEP), strict=True))
+    assert {PLAIN.types, MLP.types} == {graphs[name].types for (name,) in history.cohorts}  # both kinds had their turn
+    for before, after, (name,) in zip(states, states[1:], history.cohorts, strict=False):
+        trained = {SHARED, *map(str, graphs[name].types)}
+        assert {part for part in before if torch.equal(before[part], after[part])} == set(before) - trained
+
+
+def everything_federation(run: RunConfig, folder: Path) -> Inline:
+    """Return a federation whose first client wants all parts instead of telling its layer types."""
+    first, *others = digits_settings(run, folder)
+    return Inline(run, digits_grid([replace(first, disclose="all-types"), *others])).join()
+
+
+def test_a_client_can_have_all_parts_and_weighs_only_on_those_that_it_uses(tmp_path: Path) -> None:
+    local = LocalConfig(steps=3, batch_size=16, learning_rate=0.05, weight_decay=0.1)
+    run = config(models=("plain-4", "mlp", "plain-4"), local=local)
+    told, silent = digits_federation(run, tmp_path / "told"), everything_federation(run, tmp_path / "silent")
+    everything = set(silent.strategy.hypernetwork.parts())
+    assert everything == set(told.strategy.hypernetwork.parts())
+    told.run()
+    silent.run()
+    about = next(f for f in silent.grid.fields("query.greet") if f.get("client_id") == "client-0")
+    assert about["types"] == ["all"]
+    orders = [fields for fields in silent.grid.fields("train") if "steps" in fields]
+    replies = [fields for fields in silent.grid.fields("train") if "loss" in fields]
+    assert parts_in(orders[0]["tensors"]) == parts_in(replies[0]["tensors"]) == everything
+    assert parts_in(orders[1]["tensors"]) < everything
+    for part, values in told.state().items():
+        torch.testing.assert_close(silent.state()[part], values, rtol=0, atol=1e-6)
+
+
+def test_a_client_that_wants_all_parts_says_if_its_own_is_not_among_them(tmp_path: Path) -> None:
+    run = config(models=("mlp", "plain-4", "plain-4"))
+    history, _ = everything_federation(run, tmp_path).run()
+    assert history.cohorts == [["client-1", "client-2"]]
+    assert (
+        history.rounds[0]
+        .refused["client-0"]
+        .endswith("order: the server has no part of the hypernetwork for a layer type of this client's model")
+    )
+
+
+def test_clients_of_equal_needs_share_one_vector(tmp_path: Path) -> None:
+    federation = digits_federation(config(), tmp_path)
+    rows = federation.strategy.weights_for(federation.roster.live)
+    assert rows[0] is rows[2] and rows[0] is not rows[1]
+    layout = federation.strategy.layout_for(federation.roster.live[1])
+    parts = split_parts(layout, rows[1])
+    assert all(torch.equal(parts[part], federation.strategy.hypernetwork.read_part(part)) for part in parts)
+
+
+def test_norms_that_stay_local_never_leave_and_survive_on_the_clients_disk(tmp_path: Path) -> None:
+    federation = digits_federation(config(options=SMALL | {"norms": "local"}), tmp_path)
+    federation.run()
+    found = leaving(federation)
+    assert b"batchnorm 8 +relu" in found and b"batchnorm 8 wb" not in found
+    kept = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/personal/*"))
+    assert kept == [f"client-{n}/personal/{RUN_ID}.safetensors" for n in (0, 2)]  # the MLP has no norms
+
+
+@pytest.mark.parametrize("compression", ["bf16", "top-k:0.9"])
+def test_replies_can_be_compressed(tmp_path: Path, compression: str) -> None:
+    exact, lossy = (digits_federation(config(compression=c), tmp_path / c) for c in ("none", compression))
+    exact.run()
+    lossy.run()
+    start = digits_federation(config(), tmp_path / "start").state()
+    change, error = (
+        sum(float((a.state()[part] - b[part]).square().sum()) for part in start) ** 0.5
+        for a, b in ((exact, start), (lossy, exact.state()))
+    )
+    assert 0 < error < 0.1 * change
+
+
+# ---------------------------------------------------------------------- who may join
+
+
+@pytest.fixture
+def admit() -> Callable[..., None]:
+    """Return a function that lets a client knock at a run's door."""
+
+    def knock(strategy: str, **said: Any) -> None:
+        options = {} if strategy == "hafl-distillation" else SMALL
+        made = make_strategy(config(strategy, models=(), options=options), RUN_ID, Roster(0))
+        made.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10, **said))
+
+    return knock
+
+
+HUGE = "conv2d 16777216,16777216 k3x3 wb"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said", "message"),
+    [
+        ("ghn", {}, "this run trains every client's own model; join with --model"),
+        ("ghn-server", {}, "reads the graph of every client's own model; join with --model and --disclose graph"),
+        ("ghn-server", {"types": ("input",)}, "join with --model and --disclose graph"),
+        ("hafl-distillation", {}, "this run teaches every client's own model; join with --model"),
+        ("ghn", {"types": ("conv9d 1,2",)}, "layer type: expected one of"),
+        ("ghn", {"types": ("input",) * 513}, "expected at most 512 layer types, found 513"),
+        ("ghn", {"types": (HUGE,)}, "expected at most 300,000,000 parameters, found 2,533,274,807"),
+        ("ghn-server", {"graph": "[]"}, "graph: expected nodes, edges and order"),
+        (
+            "ghn-server",
+            {"graph": MLP.to_json().replace("64,50", "16777216,50")},
+            "expected at most 50000000 parameters",
+        ),
+    ],
+)
+def test_who_cannot_take_part_is_told_why(
+    admit: Callable[..., None], strategy: str, said: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RefusedError, match=message):
+        admit(strategy, **said)
+
+
+def test_layer_types_that_make_the_hypernetwork_too_large_together_are_refused_when_they_come() -> None:
+    types = ("linear 100,100 wb", "linear 100,101 wb")
+    strategy = make_strategy(config(models=(), options=SMALL | {"max_parameters": 60_000}), RUN_ID, Roster(0))
+    abouts = [
+        introduction(f"c{n}", input_shape=(1, 8, 8), num_classes=10, types=(text,)) for n, text in enumerate(types)
+    ]
+    strategy.check_newcomer(abouts[0])
+    with pytest.raises(
+        RefusedError, match=r"with its layer types: .* at most 60,000 parameters, found .* raise options"
+    ):
+        strategy.check_newcomer(abouts[1])
+    strategy.check_newcomer(abouts[0])
+
+
+def test_a_graph_that_is_not_asked_for_is_not_told(tmp_path: Path) -> None:
+    run = config()
+    settings = [replace(each, disclose="graph") for each in digits_settings(run, tmp_path)]
+    federation = Inline(run, digits_grid(settings)).join()
+    assert [client.about.graph for client in federation.roster] == [None] * 3
+
+
+def test_an_own_model_is_refused_where_the_server_chooses(tmp_path: Path) -> None:
+    run = digits_config(clients=2)
+    with_model, without = digits_settings(run, tmp_path)
+    federation = Inline(run, digits_grid([replace(with_model, model="plain-4"), without])).join(1)
+    assert [client.client_id for client in federation.roster] == ["client-1"]
+    told = "in this run the server chooses the model of all clients; join without --model"
+    assert any(event.startswith("refused") and event.endswith(told) for event in federation.events)
+
+
+# ---------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"options": {"hidden": 1}}, "options.hidden: expected at least 2, found 1"),
+        ({"options": {"mode": "tree"}}, "mode: expected 'graph', 'no-graph' or 'linear'"),
+        (
+            {"strategy": "pfedhn", "options": {}},
+            "models: pfedhn sends the same model to all clients; set model instead",
+        ),
+        ({"asynchronous": True}, "asynchronous: ghn learns from whole rounds; set it to false"),
+        ({"baselines": ("ghn-server",)}, "baselines: ghn-server asks clients for more than ghn; make it the strategy"),
+        (
+            {"strategy": "local", "options": {}, "baselines": ("ghn",)},
+            "baselines: ghn asks clients for more than local",
+        ),
+        (
+            {"strategy": "fedavg", "options": {}, "models": (), "baselines": ("hafl-distillation",)},
+            "baselines: hafl-distillation asks clients for more than fedavg; make it the strategy",
+        ),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_run(config(**changes), uses_data_section=True)
+
+
+def test_baselines_run_with_the_same_clients(tmp_path: Path) -> None:
+    run = config("ghn-server", baselines=("ghn", "local", "fedavg", "hafl-distillation"), model="plain-4")
+    check_run(run, uses_data_section=True)
+    federation = digits_federation(run, tmp_path)
+    assert federation.run()[0].cohorts == [["client-0", "client-1", "client-2"]]
+    for name in run.baselines:
+        one = baseline_config(run, name)
+        federation.strategy = make_strategy(one, f"{RUN_ID}-{name}", federation.roster)
+        federation.federation.begin(federation.strategy, 0)
+        assert federation.run()[0].cohorts == [["client-0", "client-1", "client-2"]], name
+
+
+def test_hafl_distillation_is_fedavg_with_students(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"options": {}, "model": "plain-4", "rounds": 2, "eval_every": 2}
+    plain = digits_federation(config("fedavg", models=(), **changes), tmp_path / "plain")
+    taught = digits_federation(
+        config("hafl-distillation", **changes | {"options": {"epochs": 20, "temperature": 3.0}}), tmp_path / "taught"
+    )
+    plain.run()
+    history, _ = taught.run()
+    assert all(torch.equal(values, plain.state()[name]) for name, values in taught.state().items())
+    asked = [fields for fields in taught.grid.fields("evaluate") if "weights" in fields or "values" in fields]
+    assert [(f["refine_epochs"], f["refine_rate"], f["distil_temperature"]) for f in asked] == [(20, 0.05, 3.0)] * 3
+    assert all(part in json.loads(asked[0]["tensors"])[0][0] for part in ("body", "weight"))  # the shared network's
+    assert history.rounds[-1].evaluation is not None and len(history.rounds[-1].evaluation.scores) == 3
+
+
+def test_local_trains_the_clients_own_models(tmp_path: Path) -> None:
+    federation = digits_federation(config("local", options={}), tmp_path)
+    federation.run()
+    for index, graph in enumerate((PLAIN, MLP, DEEP)):
+        path = tmp_path / f"client-{index}" / "personal" / f"{RUN_ID}.safetensors"
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata() == {"layout": graph.layout.digest}
+            assert file.get_tensor("values").shape == (graph.layout.numel,)
+
+
+# ---------------------------------------------------------------------- another run's hypernetwork
+
+
+def test_a_run_can_start_from_anothers_hypernetwork_and_meet_new_types(tmp_path: Path) -> None:
+    first = digits_federation(config(models=("plain-4",)), tmp_path / "first")
+    first.run()
+    state = first.state()
+    run = config("ghn-server", models=("mlp", "plain-7"))
+    settings = digits_settings(run, tmp_path / "second")
+    second = Inline(run, digits_grid(settings)).join(initial=state)
+    assert all(torch.equal(second.state()[part], values) for part, values in state.items())
+    assert torch.equal(generated(second, DEEP), generated(first, DEEP))  # an architecture that never trained
+    assert set(second.state()) == {SHARED, *map(str, (*DEEP.types, *MLP.types))}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"embeddings": torch.zeros(2, 2)}, "init_from: expected a run of ghn or ghn-server"),
+        ({SHARED: torch.zeros(3)}, "init_from: expected a run of ghn or ghn-server"),
+        ({SHARED: torch.zeros(3), "input": torch.zeros(16)}, "init_from: its hypernetwork has other options"),
+    ],
+)
+def test_a_run_of_another_kind_is_no_start(tensors: dict[str, Tensor], message: str, tmp_path: Path) -> None:
+    run = config()
+    federation = Inline(run, digits_grid(digits_settings(run, tmp_path)))
+    with pytest.raises(ConfigError, match=message):
+        federation.join(initial=tensors)
+
+
+def test_the_state_does_not_depend_on_who_joined_first() -> None:
+    states = []
+    for order in ([PLAIN, MLP], [MLP, PLAIN]):
+        strategy = make_strategy(config(models=()), RUN_ID, Roster(0))
+        for row, graph in enumerate(order):
+            types = [str(layer) for layer in graph.types]
+            random.Random(row).shuffle(types)
+            about = introduction(f"c{row}", input_shape=(1, 8, 8), num_classes=10, types=tuple(types))
+            newcomer(strategy, row, about)
+        states.append(strategy.state())
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][part], states[1][part]) for part in states[0])
+    assert all(part == SHARED or LayerType.parse(part) for part in states[0])
