@@ -95,7 +95,9 @@ class Pacer:
         if now - self._last_message < self.active_for:
             self._delay = min(self._delay * 1.5, self.active)
         else:
-            self._delay = max(min(self._delay * 1.5, self.idle), min(self.PATIENCE * latency, self.LONGEST))
+            wanted = max(min(self._delay * 1.5, self.idle), min(self.PATIENCE * latency, self.LONGEST))
+            # Back to faster polls in steps, or all who were slowed down come back at once, and again and again.
+            self._delay = max(wanted, 0.8 * self._delay)
         return self._delay * random.uniform(0.75, 1.25)
 
 
