@@ -170,7 +170,7 @@ def retime(args: argparse.Namespace) -> None:
     results = [json.loads(line) for line in args.results.read_text().splitlines()]
     made, each = prepare(args), {}
     for cohort, rule in sorted({(result["cohort"], result["rule"]) for result in results}):
-        each[cohort, rule] = statistics.median(made.round(number, cohort, rule) for number in range(5))
+        each[cohort, rule] = statistics.median(made.round(n, cohort, rule) for n in range(max(1, 10 // cohort)))
         print(f"{rule}, C = {cohort}: {each[cohort, rule]:.3f} s a round", flush=True)
     for result in results:
         seconds = each[result["cohort"], result["rule"]] / result["cohort"]
