@@ -50,7 +50,8 @@ class Examples:
         """Return the same examples on `device`, images laid out as training there is fastest."""
         inputs = self.inputs.to(device)
         if inputs.ndim == 4 and inputs.device.type == "cpu":
-            # A local step of LeNet takes two thirds of the time (benchmarks/local_sgd.py); not measured on GPUs.
+            # With ReLU after pooling a local step of LeNet takes three quarters of the time (benchmarks/local_sgd.py);
+            # not measured on GPUs.
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return Examples(inputs, self.labels.to(device))
 
