@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.layout import Layout
+from hyperbloom.strategies.hypernetworks.mlp import trunk
 
 __all__ = ["ChunkedHypernetwork"]
 
@@ -43,10 +44,7 @@ class ChunkedHypernetwork(nn.Module):
     ) -> None:
         """Initialise from torch's global generator."""
         super().__init__()
-        layers: list[nn.Module] = [nn.Linear(embedding_dim + chunk_dim, hidden_dim)]
-        for _ in range(hidden_layers):
-            layers += [nn.ReLU(), nn.Linear(hidden_dim, hidden_dim)]
-        self.trunk = nn.Sequential(*layers)
+        self.trunk = trunk(embedding_dim + chunk_dim, hidden_dim, hidden_layers)
         self.head = nn.Linear(hidden_dim, chunk)
         self.numel = {size: layout.numel for size, layout in layouts.items()}
         counts = {size: math.ceil(numel / chunk) for size, numel in self.numel.items()}

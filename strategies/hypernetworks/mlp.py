@@ -16,6 +16,14 @@ from hyperbloom.common.layout import Layout
 __all__ = ["LinearHypernetwork", "MLPHypernetwork"]
 
 
+def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
+    """Return `Linear(inputs, H)`, then `hidden_layers` times `ReLU, Linear(H, H)`."""
+    layers: list[nn.Module] = [nn.Linear(inputs, hidden_dim)]
+    for _ in range(hidden_layers):
+        layers += [nn.ReLU(), nn.Linear(hidden_dim, hidden_dim)]
+    return nn.Sequential(*layers)
+
+
 class MLPHypernetwork(nn.Module):
     """Shared trunk `Linear(k, H)`, then `hidden_layers` times `ReLU, Linear(H, H)`; one head per target network.
 
@@ -44,9 +52,7 @@ class MLPHypernetwork(nn.Module):
     ) -> None:
         """Initialise from torch's global generator."""
         super().__init__()
-        layers: list[nn.Module] = [nn.Linear(embedding_dim, hidden_dim)]
-        for _ in range(hidden_layers):
-            layers += [nn.ReLU(), nn.Linear(hidden_dim, hidden_dim)]
+        layers = trunk(embedding_dim, hidden_dim, hidden_layers)
         self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
         make = _SplitHead if spectral_norm else _fused_head
         self.heads = nn.ModuleDict({size: make(hidden_dim, layout) for size, layout in layouts.items()})
