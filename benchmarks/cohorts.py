@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyperbloom.client.training import FlatPart, evaluate, train
+from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import TrainOrder
@@ -82,13 +83,8 @@ class Study:
             private="none",
             reply="delta",
             seed=derive(self.seed, f"client-{row}", number),
-            steps=50,
-            batch_size=64,
-            learning_rate=5e-3,
-            momentum=0.9,
-            weight_decay=5e-5,
-            clip=50.0,
             weights=None,
+            **LocalConfig().model_dump(),
         )
         train(self.module, self.shared, self.personal, self.clients[row].train, order)
         return Reply(row, "M", sent.clone(), self.shared.values - sent)

@@ -12,24 +12,22 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 
 import torch
-from flwr.app import Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, Greeting, Introduction, TrainOrder, TrainResult
 from hyperbloom.common.messages import Weights as Change
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.server import rounds
 from hyperbloom.server.federation import Federation
+from hyperbloom.server.inline import InlineGrid
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.hypernetworks import learner
 from hyperbloom.strategies.roster import Roster
@@ -66,65 +64,36 @@ def serve(clients: int, bounded: bool) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-class _Crowd(Grid):
+class _Crowd(InlineGrid):
     """Clients that answer at once; a message's content is forgotten as soon as it is sent."""
 
     def __init__(self, clients: int) -> None:
-        self._nodes = range(2, clients + 2)
-        self._waiting: dict[str, Message] = {}
-        self._count = 0
-        self._layout = full_layout(ModelSpec("lenet", "M", (3, 32, 32), 10))
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
-
-    def set_run(self, run: Run) -> None:
-        """Do nothing."""
-
-    @property
-    def run(self) -> Run:
-        raise NotImplementedError
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._nodes
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        raise NotImplementedError
+        layout = full_layout(ModelSpec("lenet", "M", (3, 32, 32), 10))
+        super().__init__(partial(_answer, layout), [{}] * clients)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return list(self._push(messages))
-
-    def _push(self, messages: Iterable[Message]) -> Iterator[str]:
-        for message in messages:
-            self._count += 1
-            name, about = f"m{self._count}", message.metadata
+        ids = list(super().push_messages(messages))
+        for message_id in ids:
+            about = self._waiting[message_id].metadata
             envelope = Message(RecordDict(), about.dst_node_id, about.message_type)
-            message.metadata.__dict__["_message_id"] = envelope.metadata.__dict__["_message_id"] = name
-            self._waiting[name] = envelope
-            yield name
+            envelope.metadata.__dict__["_message_id"] = message_id
+            self._waiting[message_id] = envelope
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        ready = [name for name in message_ids if name in self._waiting][:ANSWERS_AT_ONCE]
-        return [self._answer(self._waiting.pop(name)) for name in ready]
+        return super().pull_messages([name for name in message_ids if name in self._waiting][:ANSWERS_AT_ONCE])
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
 
-    def _answer(self, message: Message) -> Message:
-        node, kind = message.metadata.dst_node_id, message.metadata.message_type
-        if kind == Greeting.type:
-            name = f"client-{node}"
-            content = Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ()).pack()
-        elif kind == TrainOrder.type:
-            change = 1e-3 * torch.randn(self._layout.numel)
-            content = TrainResult(1.0, 0.1, Change(self._layout, change)).pack()
-        else:
-            assert kind == EvaluateOrder.type
-            content = EvaluateResult(1, 2, 1.0, 1, 2, 1.0).pack()
-        return Message(content, reply_to=message)
+def _answer(layout: Layout, message: Message, context: Context) -> Message:
+    name, kind = f"client-{message.metadata.dst_node_id}", message.metadata.message_type
+    if kind == Greeting.type:
+        content = Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ()).pack()
+    elif kind == TrainOrder.type:
+        content = TrainResult(1.0, 0.1, Change(layout, 1e-3 * torch.randn(layout.numel))).pack()
+    else:
+        assert kind == EvaluateOrder.type
+        content = EvaluateResult(1, 2, 1.0, 1, 2, 1.0).pack()
+    return Message(content, reply_to=message)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, groupby
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -33,7 +32,7 @@ class InlineGrid(Grid):
 
     def __init__(
         self,
-        app: ClientApp,
+        app: Callable[[Message, Context], Message],
         node_configs: Sequence[Mapping[str, str | int | float | bool]],
         train_all: TrainAll | None = None,
     ) -> None:
