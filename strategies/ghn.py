@@ -20,8 +20,7 @@ them a client did not use. In `ghn-server` the graph, once, from clients that ag
 
 Departures: the paper averages all clients' copies of all parts, which holds a part back by those who never use it. And
 `ghn-server` is ours. One gradient step of pFedHN's kind hardly learns there: layers of one type share constants and
-have similar latents, which makes generation ill-conditioned. What it writes follows a first round's deltas (plain CNNs
-of 4 to 13 layers) with cosine 0.1 after one step of conjugate gradients, 0.4 after 10 and 0.7 after 40.
+have similar latents, which makes generation ill-conditioned: what is written then points elsewhere than the deltas.
 """
 
 from collections.abc import Mapping, Sequence
