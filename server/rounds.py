@@ -34,10 +34,11 @@ def run_rounds(
     """
     best: Selection | None = None
     fruitless, late, begin = 0, federation.late, time.perf_counter()
-    for number in range(1, config.rounds + 1):
+    # What another run has learned is scored before anything is added to it, as round 0.
+    for number in range(0 if config.init_from else 1, config.rounds + 1):
         start = time.perf_counter()
         federation.gather(strategy, 1, config.join_timeout_s)
-        fruitless = 0 if _train(strategy, federation, config, number) else fruitless + 1
+        fruitless = 0 if number == 0 or _train(strategy, federation, config, number) else fruitless + 1
         elapsed = time.perf_counter() - begin
         if number % config.eval_every == 0 or number == config.rounds:
             _evaluate(strategy, federation, config, number)

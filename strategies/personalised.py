@@ -269,7 +269,7 @@ class PersonalisedStrategy(Strategy):
                 reply=self.reply,
                 weights=weights,
                 compression=self.codec.name if self.codec else None,
-                **self.config.local.model_dump(),
+                **self.config.local.order(server_round, self.config.rounds),
             ),
             TrainOrder.type,
             server_round,
