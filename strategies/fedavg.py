@@ -50,7 +50,9 @@ class FedAvg(PersonalisedStrategy):
         if not updates:
             return
         flower = FlowerFedAvg(weighted_by_key="examples")
-        arrays, _ = flower.aggregate_train(0, [_as_flower_expects(update) for update in updates])
+        arrays, _ = flower.aggregate_train(
+            0, [_as_flower_expects(*each) for each in zip(updates, self.counts(updates), strict=True)]
+        )
         assert arrays is not None
         self.weights = torch.from_numpy(arrays["weights"].numpy())
 
@@ -67,9 +69,9 @@ class FedAvg(PersonalisedStrategy):
         return self.layouts[self.config.sizes[0]]
 
 
-def _as_flower_expects(update: ClientUpdate) -> Message:
+def _as_flower_expects(update: ClientUpdate, examples: int) -> Message:
     """Return the reply in the records that Flower's class averages."""
     assert update.returned is not None and update.client.node_id is not None
     arrays = ArrayRecord({"weights": Array(update.returned.numpy())})
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": update.client.about.train_examples})})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": examples})})
     return Message(content, update.client.node_id, "train")

@@ -76,6 +76,8 @@ OPTIONAL = {
     "graph",
     "hypernetwork",
     "distil_temperature",
+    "resume_points",
+    "rewound",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),
