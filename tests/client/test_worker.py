@@ -486,7 +486,7 @@ def test_a_training_that_is_broken_off_leaves_the_personal_part_as_it_was(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(worker_module, "train", broken_off)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(HyperbloomError, match="memory is not enough"):
         worker.train(train_order("head", round=2))
     assert worker.evaluate(evaluate_order("head")) == healthy
 
