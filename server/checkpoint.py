@@ -5,8 +5,8 @@ RUN/checkpoints/000007.safetensors           all that the strategy has to rememb
 RUN/checkpoints/000007-selected.safetensors  hypernetwork.safetensors of then: a link, which costs no space
 RUN/checkpoints/resumes.json                 to which checkpoints the run has gone back
 
-Two are kept; of a run that is over the last, which says so. One that cannot be read, or is not what was written, is left
-for the one before it. No pickle is loaded.
+Two are kept; of a run that is over the last, which says so. One that cannot be read, or is not what was written, is
+left for the one before it. No pickle is loaded.
 """
 
 import dataclasses
