@@ -47,8 +47,8 @@ HAFL = tuple(f"hafl-{number}" for number in range(4))
 PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))
 DATA = "benchmarks.architectures:small_cifar10"
 TRAIN = 40_000  # of CIFAR-10's 50,000 training images; the others select the learning rate
-EPOCHS, BATCH = 10, 64
-RATES = (0.02, 0.05, 0.1, 0.2)
+EPOCHS, BATCH = 6, 64
+RATES = (0.02, 0.05, 0.1)
 
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     # name: strategy, its options, the federation's own model; the paper's table first
