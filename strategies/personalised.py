@@ -152,6 +152,7 @@ class PersonalisedStrategy(Strategy):
     reply: ClassVar[str] = "delta"
     keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
+    asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
@@ -194,7 +195,7 @@ class PersonalisedStrategy(Strategy):
 
     def greeting(self) -> Greeting:
         """Return what new nodes are asked."""
-        return Greeting(__version__, asks=None if self.own_models == "no" else "own")
+        return Greeting(__version__, asks=None if self.own_models == "no" else self.asks)
 
     def check_config(self) -> None:
         """Raise a ConfigError for combinations that cannot work; called before anything starts."""
