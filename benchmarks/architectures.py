@@ -3,9 +3,9 @@
 Narrow versions of the paper's architectures: 8 channels in the first stage where the paper has 64 (size S), on images
 averaged down to 16 x 16 pixels, 8,000 training images in all where the paper has 50,000, and `EPOCHS` passes over each
 client's where the paper has 500: with all images and as many steps no method comes far enough to be compared. Every
-method has the same architectures, data, passes, batches, momentum, weight decay and cosine schedule; the learning rate is the best of
-`RATES` on the validation examples, tried with seed 0 (`--rates`). Accuracy is the mean over clients of the test
-accuracy, in percent.
+method has the same architectures, data, passes, batches, momentum, weight decay and cosine schedule; the learning rate
+is the best of `RATES` on the validation examples, tried with seed 0 (`--rates`). Accuracy is the mean over clients of
+the test accuracy, in percent.
 
     tables 1 and 2   4 or 8 clients with 25 or 12.5 % of the data each, evenly over hafl-0 to hafl-3
     ablation         plain CNNs of 4, 7, 10 and 13 layers with 25 % each: is the graph of use?
@@ -72,8 +72,8 @@ SAME_RATE = {  # what is trained in the same way
 
 
 def small_cifar10() -> ClientData:
-    """Return CIFAR-10 from `$HYPERBLOOM_DATA`: `TRAIN` images, each pixel the mean of four of the original's 32 x 32."""
-    data = load_client_data(DataSpec("cifar10", partition=0, max_train=TRAIN))
+    """Return CIFAR-10 from `$HYPERBLOOM_DATA`: `TRAIN` images for training, every pixel the mean of four."""
+    data = load_client_data(DataSpec("cifar10", split="iid", partition=0, max_train=TRAIN))
     train, val, test = (
         Examples(F.avg_pool2d(part.inputs, 2), part.labels) for part in (data.train, data.val, data.test)
     )
