@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hafl-distillation": {"epochs": 1},
     "pfedhn": {"hidden_dim": 8},
     "pfedhn-pc": {"hidden_dim": 8},
+    "pfedhn-heads": {"hidden_dim": 4},
     "ghn": {"latent": 8, "hidden": 4},
     "ghn-server": {"latent": 8, "hidden": 4, "fit_steps": 2},
 }
@@ -100,7 +101,9 @@ def left_behind(folder: Path) -> dict[str, Any]:
             found[name] = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
         elif path.suffix == ".safetensors":
             tensors = load_file(path)
-            found[name] = {key: (tuple(value.shape), value.tolist()) for key, value in tensors.items()}
+            found[name] = {
+                key: (tuple(value.shape), value.tolist()) for key, value in tensors.items() if key != "moment"
+            }
         elif path.name == "summary.json":
             found[name] = json.loads(path.read_text())
         elif path.name == "roster.json":
