@@ -32,7 +32,8 @@ from hyperbloom.common.messages import (
     TrainResult,
     Weights,
 )
-from hyperbloom.common.models import ModelSpec, body_layout, full_layout
+from hyperbloom.common.methods import Method
+from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
 from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
@@ -157,6 +158,14 @@ class PersonalisedStrategy(Strategy):
         """Return how what travels to and from a client lies in a flat vector."""
         return self.layouts[client.about.size]
 
+    def sent_layout_for(self, client: Client) -> Layout:
+        """Return how what travels to a client lies in a flat vector, where that is more than what travels back."""
+        return self.layout_for(client)
+
+    def method(self) -> Method | None:
+        """Return how clients train in this round; None: by plain SGD."""
+        return None
+
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Learn from a round's replies, which come in order of rows."""
@@ -233,7 +242,7 @@ class PersonalisedStrategy(Strategy):
 
     def _adopt(self, about: Introduction) -> None:
         """Build the target networks for the shape of the first client's data."""
-        of = {"none": full_layout, "head": body_layout, "all": full_layout}[self.private]
+        of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
@@ -262,6 +271,7 @@ class PersonalisedStrategy(Strategy):
 
     def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Order some clients to train."""
+        method = self.method()
         return self._address(
             clients,
             lambda weights: TrainOrder(
@@ -269,6 +279,7 @@ class PersonalisedStrategy(Strategy):
                 reply=self.reply,
                 weights=weights,
                 compression=self.codec.name if self.codec else None,
+                method=method.to_json() if method else None,
                 **self.config.local.model_dump(),
             ),
             TrainOrder.type,
@@ -384,7 +395,10 @@ class PersonalisedStrategy(Strategy):
         for index, client in enumerate(clients):
             sent = None if rows is None else rows[index]
             layout = None if sent is None else self.layout_for(client)
-            weights = None if sent is None or layout is None else Weights(layout, sent)
+            weights = None
+            if sent is not None and layout is not None:
+                weights = Weights(self.sent_layout_for(client), sent)
+                sent = weights.part(layout)
             content = order(weights).pack()
             assert client.node_id is not None, "only live clients get orders"
             messages.append(Message(content, client.node_id, message_type, group_id=str(server_round)))
