@@ -3,8 +3,9 @@
 Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni: Federated Learning with Matched Averaging, ICLR 2020,
 https://arxiv.org/abs/2002.06440, algorithm 1, with communication as in its section 3.
 
-Hidden neurons, or channels, of two networks may stand in different orders. A permutation of one layer's outputs with the
-same of the next one's inputs leaves a network's function as it is; an average should be of neurons that do the same.
+Hidden neurons, or channels, of two networks may stand in different orders. A permutation of one layer's outputs with
+the same of the next one's inputs leaves a network's function as it is; an average should be of neurons that do the
+same.
 
     for each hidden layer l:   Pi_i = argmin over permutations of |Pi W_i,l - W_l|^2    (Hungarian algorithm)
                                W_i,l <- Pi_i W_i,l,   W_i,l+1 <- W_i,l+1 Pi_i^T

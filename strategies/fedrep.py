@@ -7,7 +7,7 @@ ICML 2021, https://arxiv.org/abs/2102.07078, algorithm 1.
     server:  body <- sum_i n_i body_i / sum_i n_i
 
 `local.steps` are divided between the two by `head_share`, each has at least one. The paper trains the head for ten
-epochs and the body for one to five. The head keeps its momentum on the client and is not clipped; the body starts
+epochs and the body for one or five. The head keeps its momentum on the client and is not clipped; the body starts
 afresh and is. The paper averages bodies evenly, over clients with equally many examples.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["FedRep", "FedRepOptions"]
 class FedRepOptions(Section):
     """Options of FedRep."""
 
-    head_share: Fraction = Field(0.7, description="share of local.steps for the head; the others are for the body")
+    head_share: Fraction = Field(0.9, description="share of local.steps for the head; the others are for the body")
 
 
 class FedRep(FedAvg):

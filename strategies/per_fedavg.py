@@ -12,8 +12,8 @@ Approach, NeurIPS 2020, https://arxiv.org/abs/2002.07948, algorithm 1.
 
 `local.steps` counts gradients: an update spends two of them, or four with the curvature, so there are half or a quarter
 as many updates as in FedAvg. With `alpha: 0` it is FedAvg with that many. The gradients of one update are on batches of
-their own, as in the paper. Momentum, weight decay and clipping act on the gradient of F_i. An adapted model whose loss on
-the client's training examples is worse than the global model's is not used.
+their own, as in the paper. Momentum, weight decay and clipping act on the gradient of F_i. An adapted model whose loss
+on the client's training examples is worse than the global model's is not used. The paper's alpha is 0.01.
 """
 
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ ALL_EXAMPLES = 2**31 - 1
 class PerFedAvgOptions(Section):
     """Options of Per-FedAvg."""
 
-    alpha: Share = Field(0.01, description="rate of the adaptation step; 0 adapts nothing")
+    alpha: Share = Field(0.1, description="rate of the adaptation step; 0 adapts nothing")
     variant: methods.Variant = Field("first-order", description="what of the Hessian: first-order, hessian-free")
     delta: Rate = Field(1e-3, description="hessian-free: step of the finite difference, in units of the gradient")
 

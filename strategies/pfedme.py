@@ -9,10 +9,11 @@ https://arxiv.org/abs/2006.08848, algorithm 1.
     server:     w <- (1 - beta) w + beta sum_i n_i w_i / sum_i n_i
 
 `local.steps` counts the gradients of the inner steps: there are `local.steps / inner_steps` batches, each with one step
-of w. That step is the run's own SGD with eta = `local.learning_rate`, its momentum, weight decay and clipping (the paper
-has none of these): as lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg with as
-many steps as there are batches. Inner steps are plain, and theta starts each round from what was sent. The authors'
-values are lambda 15, eta 0.005, five inner steps of rate 0.1.
+of w. That step is the run's own SGD with eta = `local.learning_rate`, its momentum, weight decay and clipping (the
+paper has none of these): as lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg
+with as many steps as there are batches. Inner steps are plain, and theta starts each round from what was sent. The
+authors' values are lambda 15, eta 0.005, five inner steps of rate 0.1; with the few steps of a round here their lambda
+leaves theta too near to w.
 
 The personal model stays on the client and is what is evaluated; who never trained evaluates the global one.
 """
@@ -34,7 +35,7 @@ __all__ = ["PFedMe", "PFedMeOptions"]
 class PFedMeOptions(Section):
     """Options of pFedMe."""
 
-    lamda: Rate = Field(15.0, description="the paper's lambda: how closely a personal model is tied to the global one")
+    lamda: Rate = Field(3.0, description="the paper's lambda: how closely a personal model is tied to the global one")
     inner_steps: Positive = Field(5, description="gradient steps of the personal model on a batch")
     inner_rate: Rate = Field(0.1, description="learning rate of these; less than 2 / lamda")
     beta: Rate = Field(1.0, description="weight of the clients' average in the new global model")
@@ -51,9 +52,10 @@ class PFedMe(FedAvg):
         """Beyond 2 / lamda inner steps diverge, whatever the loss."""
         super().check_config()
         options = self.options
-        if options.inner_rate * options.lamda >= 2:
+        limit = 2 / options.lamda
+        if options.inner_rate >= limit:
             raise ConfigError(
-                f"options.inner_rate: expected less than 2 / lamda = {2 / options.lamda:g}, found {options.inner_rate:g}"
+                f"options.inner_rate: expected less than 2 / lamda = {limit:g}, found {options.inner_rate:g}"
             )
 
     def method(self) -> methods.Method:
