@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from hyperbloom import __version__
+from hyperbloom.common.commands import list_commands, run_command
 from hyperbloom.common.config import RunConfig, load_run_config, parse_assignment
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError
 from hyperbloom.common.signals import terminate_as_interrupt
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 __all__ = ["main"]
+
+_COMMANDS = "hyperbloom.server.commands"
 
 _EPILOG = """\
 examples:
@@ -62,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flower-server",
         description="Personalised federated learning: one hypernetwork here, a different model for every client.",
-        epilog=_EPILOG,
+        epilog=list_commands("flower-server", _COMMANDS) + "\n" + _EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
@@ -106,6 +109,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if (code := run_command("flower-server", _COMMANDS, arguments)) is not None:
+        return code
     parser = build_parser()
     args = parser.parse_args(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"

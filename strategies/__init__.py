@@ -15,6 +15,7 @@ from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
+from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.pfedme import PFedMe
 from hyperbloom.strategies.roster import Roster
 
@@ -34,6 +35,7 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "local": Local,
     "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
+    "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
     "pfedme": PFedMe,
 }
