@@ -269,6 +269,8 @@ class TrainOrder(Packable):
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
     method: str | None = None  # of common/methods.py, as JSON; None: plain SGD
+    resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
+    rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,8 @@ class EvaluateOrder(Packable):
     refine_batch: int | None = None  # where the client has fewer examples: all of them
     refine_part: str | None = None  # what they train, one of REFINED; None: the head
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
+    resume_points: tuple[int, ...] | None = None  # as in the order to train
+    rewound: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ layer is averaged by number of examples, not of examples of each class, which cl
 `local.steps` are all spent on the layers that are not frozen; a cycle takes as many rounds as there are layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -148,6 +148,17 @@ class FedMA(FedAvg):
             return super().evaluation_orders(server_round, clients)
         finally:
             self._own = own
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """The average, and how far the cycle is: the layers that are frozen, and each client's own network."""
+        frozen = {"frozen": torch.tensor(self._frozen)}
+        return self.state() | frozen | {f"own.{row}": network for row, network in self._own.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on in the middle of a cycle."""
+        super().restore(tensors)
+        self._frozen = int(tensors["frozen"])
+        self._own = {int(name[4:]): network for name, network in tensors.items() if name.startswith("own.")}
 
     def _names(self) -> tuple[str, ...]:
         """Names of the frozen parameters, which come first."""

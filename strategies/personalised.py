@@ -167,6 +167,8 @@ class PersonalisedStrategy(Strategy):
         self.layouts: dict[str, Layout] = {}
         self.round = Round()
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
+        self.resume_points: tuple[int, ...] = ()  # rounds to which the run may go back after a crash
+        self.rewound: tuple[int, ...] = ()  # rounds to which it has gone back
         self._orders: dict[str, _Order] = {}  # those not answered yet, by message id
         self._asked = 0  # clients that were ordered to train in this round
         self._unsent: list[tuple[Message, _Order]] = []  # a message has no id before it is sent
@@ -255,6 +257,18 @@ class PersonalisedStrategy(Strategy):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from what `state` returned in another run; ConfigError if it does not fit."""
         self.check_initial(tensors)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Return, by name, all that `restore` needs to go on as if nothing had happened.
+
+        What `state` returns, unless rounds leave more behind than that.
+        """
+        return self.state()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `checkpoint` returned; the networks are built, and all clients of then have joined."""
+        if tensors:
+            self.load(tensors)
 
     # ------------------------------------------------------------------ joining
 
@@ -457,6 +471,8 @@ class PersonalisedStrategy(Strategy):
             "num_classes": self.spec.num_classes,
             "private": self.private,
             "seed": self.config.seed,
+            "resume_points": self.resume_points or None,
+            "rewound": self.rewound or None,
         }
 
     def _address(

@@ -171,6 +171,17 @@ class PFedHN(PersonalisedStrategy):
         """Hypernetwork, embeddings and the optimiser's momentum."""
         return self.learner.state()
 
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Also how many clients a frozen hypernetwork came with."""
+        return self.state() | {"known_rows": torch.tensor(self._known_rows)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take all of it over, momentum included."""
+        self._initial_dim = tensors["embeddings"].shape[1]
+        self._known_rows = int(tensors["known_rows"])
+        self.build()
+        self.learner.load(tensors)
+
     def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
         """Demand a hypernetwork with embeddings, and take over their dimension."""
         if "embeddings" not in tensors:
