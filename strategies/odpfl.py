@@ -71,7 +71,7 @@ from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import Hypernetwork
 from hyperbloom.strategies.hypernetworks.learner import set_worth
 from hyperbloom.strategies.personalised import ClientUpdate, Evaluation, Leg
-from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions, by_size
+from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["ODPFL", "ODPFLOptions"]
@@ -284,14 +284,16 @@ class ODPFL(PFedHN):
         """Return clients' weights, from embeddings where these are learned, else from descriptors."""
         table = self.learner.table.weight.detach()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row][2] for c in clients}
-        return by_size(clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size))
+        return self.by_head(
+            clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size)
+        )
 
     @torch.no_grad()
     def _originals(self, clients: Sequence[Client]) -> list[Tensor]:
         """Return the weights from before phase 2."""
         assert self._original is not None
         network, table = self._original
-        return by_size(clients, lambda rows, size: network.eval()(table[rows], size))
+        return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size))
 
     def _embedded(self, client: Client) -> bool:
         """Return whether it is an embedding of its own that a client's weights come from: in phase 1."""
@@ -399,6 +401,25 @@ class ODPFL(PFedHN):
             tensors["original.embeddings"] = table
         return tensors
 
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Also whether the encoder has been scaled."""
+        return super().checkpoint() | {"calibrated": torch.tensor(self._calibrated)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take all of it over; descriptors are asked for again."""
+        super().restore(tensors)
+        self._load_encoder(tensors)
+        self._calibrated = bool(tensors["calibrated"])
+        if "momentum.encoder" in tensors:
+            self._optimizer.state[self.gamma] = {"momentum_buffer": tensors["momentum.encoder"].clone()}
+        if "original.embeddings" in tensors:
+            self._freeze()
+            assert self._original is not None
+            prefix = "original.hypernetwork."
+            network = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            self._original[0].load_state_dict(network)
+            self._original = self._original[0], tensors["original.embeddings"].clone()
+
     def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
         """Demand a hypernetwork with an encoder."""
         if not any(name.startswith("encoder.") for name in tensors):
@@ -408,13 +429,16 @@ class ODPFL(PFedHN):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and encoder."""
         super().load(tensors)
+        self._load_encoder(tensors)
+        self._calibrated = True
+
+    def _load_encoder(self, tensors: Mapping[str, Tensor]) -> None:
         prefix = "encoder."
         found = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if {name: tuple(value.shape) for name, value in found.items()} != dict(self._layout.shapes):
             raise ConfigError(f"options.encoder: expected the encoder of init_from, found {self.options.encoder}")
         with torch.no_grad():
             self.gamma.copy_(self._layout.flatten(found))
-        self._calibrated = True
         self._renew()
 
 

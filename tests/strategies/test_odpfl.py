@@ -509,6 +509,30 @@ def test_a_run_goes_on_from_what_another_left(tmp_path: Path, mode: str) -> None
     assert other.strategy.version == first.strategy.version
 
 
+@pytest.mark.parametrize("mode", ["end-to-end", "two-phase"])
+def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path, doubles: None, mode: str) -> None:
+    changes = {"novel": 30, "cohort": 1, "rounds": 6, "options": {"mode": mode, "tune": 0.5, "momentum": 0.9}}
+    made, _ = federation(tmp_path / "one", **changes)
+    for number in range(1, 5):
+        train(made, number)
+        served(made, number)
+    kept = {name: tensor.clone() for name, tensor in made.strategy.checkpoint().items()}
+    other, _ = federation(tmp_path / "two", **changes)
+    other.strategy.restore(kept)
+    ends = []
+    for run in (made, other):
+        for number in (5, 6):
+            train(run, number)
+        served(run, 6)
+        evaluation = run.strategy.round.evaluation
+        ends.append((run.state(), evaluation))
+    (one, scored), (two, scored_again) = ends
+    assert list(one) == list(two)
+    for name in one:
+        assert torch.allclose(one[name], two[name], rtol=0, atol=1e-12), name
+    assert scored.metrics() == pytest.approx(scored_again.metrics()) and scored.rank == scored_again.rank
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
