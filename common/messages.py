@@ -18,6 +18,15 @@ With an encoder (ODPFL-HN) also
       | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
       | <--------------------- FitResult ------- |
 
+and for novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
+
+      | -- TryOrder (evaluate.many) ---------->  |   many models
+      | <---------------- EvaluateResult ------- |
+      | -- MomentsOrder (evaluate.moments) --->  |   a network
+      | <----------------- MomentsResult ------- |   mean and covariance of its features
+      | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
+      | <------------------ ErrorsResult ------- |   how often each is wrong
+
 A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
 object with a request of its own, so three objects instead of six per message halve the time of a small round.
 What arrives is checked field by field, and tensor by tensor, before anything is done with it.
@@ -46,16 +55,21 @@ __all__ = [
     "BackpropResult",
     "DescribeOrder",
     "DescribeResult",
+    "ErrorsOrder",
+    "ErrorsResult",
     "EvaluateOrder",
     "EvaluateResult",
     "FitOrder",
     "FitResult",
     "Greeting",
     "Introduction",
+    "MomentsOrder",
+    "MomentsResult",
     "Notice",
     "SplitScore",
     "TrainOrder",
     "TrainResult",
+    "TryOrder",
     "Weights",
 ]
 
@@ -412,3 +426,41 @@ class FitResult(TrainResult):
     version: str = ""
     distance: float = 0.0  # mean of the squared differences
     gamma: Weights | None = None
+
+
+@dataclass(frozen=True)
+class TryOrder(EvaluateOrder):
+    """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
+
+    type: ClassVar[str] = "evaluate.many"
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class MomentsOrder(EvaluateOrder):
+    """Describe the training examples, without their labels, by what the head of the network sees of them."""
+
+    type: ClassVar[str] = "evaluate.moments"
+
+
+@dataclass(frozen=True)
+class MomentsResult(Packable):
+    """Mean of the features, above their covariance: one tensor `moments` `(1 + F, F)`."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class ErrorsOrder(EvaluateOrder):
+    """Say how often each of linear classifiers `(M, F + 1)` takes a validation example for somebody else's."""
+
+    type: ClassVar[str] = "evaluate.errors"
+    sign: int = 0  # of the values that classifiers should have here, 1 or -1
+    classifiers: Weights | None = None
+
+
+@dataclass(frozen=True)
+class ErrorsResult(Packable):
+    """For each classifier the share of examples that it takes for somebody else's."""
+
+    errors: tuple[float, ...]

@@ -10,6 +10,7 @@ from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
+from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["STRATEGIES", "make_strategy"]
@@ -24,6 +25,9 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "pfedhn": PFedHN,
     "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
+    "pfl-ensemble": PFLEnsemble,
+    "pfl-nearest": PFLNearest,
+    "pfl-sampled": PFLSampled,
 }
 
 

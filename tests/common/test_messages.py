@@ -21,17 +21,22 @@ from hyperbloom.common.messages import (
     BackpropResult,
     DescribeOrder,
     DescribeResult,
+    ErrorsOrder,
+    ErrorsResult,
     EvaluateOrder,
     EvaluateResult,
     FitOrder,
     FitResult,
     Greeting,
     Introduction,
+    MomentsOrder,
+    MomentsResult,
     Notice,
     Packable,
     SplitScore,
     TrainOrder,
     TrainResult,
+    TryOrder,
     Weights,
 )
 from hyperbloom.common.models import ModelSpec, full_layout
@@ -85,6 +90,9 @@ OPTIONAL = {
     "distil_temperature",
     "gamma",
     "descriptor",
+    "classifiers",
+    "resume_points",
+    "rewound",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),
@@ -121,6 +129,11 @@ MESSAGES: list[Packable] = [
     ),
     FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, Weights(ONE, VALUES[:3])),
     FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, None),
+    TryOrder(**vars(EVALUATE), together=True),
+    MomentsOrder(**vars(EVALUATE)),
+    MomentsResult(Weights(ONE, VALUES[:3])),
+    ErrorsOrder(**vars(EVALUATE), sign=-1, classifiers=Weights(ONE, VALUES[:3])),
+    ErrorsResult((0.5, 0.0)),
 ]
 
 
