@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client import encoding, many
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine
@@ -26,11 +27,22 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
     REPLIES,
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
+    ErrorsOrder,
+    ErrorsResult,
     EvaluateOrder,
     EvaluateResult,
+    FitOrder,
+    FitResult,
     Introduction,
+    MomentsOrder,
+    MomentsResult,
     TrainOrder,
     TrainResult,
+    TryOrder,
     Weights,
 )
 from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
@@ -167,6 +179,20 @@ class Worker:
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded, moment)
         return TrainResult(loss, seconds, reply, encoded)
 
+    def describe(self, order: DescribeOrder) -> DescribeResult:
+        """Return what the ordered encoder makes of the training examples; labels are not looked at."""
+        return encoding.describe(order, self.train_data.inputs, self.state)
+
+    def backprop(self, order: BackpropOrder) -> BackpropResult:
+        """Take a gradient with respect to the last descriptor back to the encoder that made it."""
+        return encoding.backprop(order, self.train_data.inputs, self.state)
+
+    def fit(self, order: FitOrder) -> FitResult:
+        """Train as ordered, and fit the encoder to the descriptor that the order brings."""
+        result = self.train(order)
+        gamma, distance = encoding.fit(order, self.train_data.inputs)
+        return FitResult(**vars(result), version=order.version, distance=distance, gamma=gamma)
+
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
         with _memory():
@@ -184,6 +210,47 @@ class Worker:
                 module = refine(module, network.head, self.train_data, order, self.settings.client_id)
             val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def try_many(self, order: TryOrder) -> EvaluateResult:
+        """Score many models on validation and test examples: each for itself, or the mean of their logits.
+
+        Raises:
+            WireError: the order does not bring weights of as many numbers as the network has.
+        """
+        layout = self._network(order).shared.layout
+        sent = order.weights
+        count = 0 if sent is None else sent.layout.numel // layout.numel
+        if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
+            found = sent and sent.layout.shapes
+            raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
+
+        def models() -> Iterator[nn.Module]:
+            for row in sent.values.view(count, layout.numel):
+                network = self._load(replace(order, weights=Weights(layout, row)))
+                settle_norms(network.module, self.train_data)
+                yield network.module
+
+        val, test = (many.score(models(), data, order.together) for data in (self.val_data, self.test_data))
+        return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def moments(self, order: MomentsOrder) -> MomentsResult:
+        """Return mean and covariance of what the head of the ordered network sees of the training examples."""
+        found = many.moments(many.features(self._load(order).module, self.train_data.inputs)).cpu()
+        return MomentsResult(Weights(Layout((("moments", tuple(found.shape)),)), found))
+
+    def errors(self, order: ErrorsOrder) -> ErrorsResult:
+        """Return how often each of the ordered classifiers is wrong about the validation examples.
+
+        Raises:
+            WireError: the classifiers are not for as many features as there are.
+        """
+        seen = many.features(self._load(order).module, self.val_data.inputs).cpu()
+        sent = order.classifiers
+        if sent is None or len(sent.layout.shapes) != 1 or sent.layout.shapes[0][1][1:] != (seen.shape[1] + 1,):
+            found = sent and sent.layout.shapes
+            raise WireError(f"order: expected classifiers of {seen.shape[1]} features, found {found}")
+        classifiers = sent.values.view(*sent.layout.shapes[0][1])
+        return ErrorsResult(many.domain_errors(seen, classifiers, order.sign))
 
     def _load(self, order: Order) -> _Network:
         """Put the order's weights and this run's personal part into the network."""

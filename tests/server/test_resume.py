@@ -22,6 +22,7 @@ from hyperbloom.strategies import STRATEGIES
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
     "hafl-distillation": {"epochs": 1},
+    "odpfl": {"hidden_dim": 8},
     "pfedhn": {"hidden_dim": 8},
     "pfedhn-pc": {"hidden_dim": 8},
     "pfedhn-heads": {"hidden_dim": 4},
@@ -58,6 +59,7 @@ def make_config(strategy: str, **changes: Any) -> RunConfig:
         "model": "mlp",
         "local": LocalConfig(steps=2, batch_size=8),
         "options": OPTIONS.get(strategy, {}),
+        "novel": 25 if strategy.startswith("pfl-") else 0,  # clients that join late are what these are about
     }
     return RunConfig(**(values | changes))
 
