@@ -23,17 +23,16 @@ _EPILOG = """\
 examples:
   on the server's own machine, the third sixth of the digits (what flower-server --insecure prints):
     flower-client --server 127.0.0.1:9092 --insecure --client-id client-2 --data digits --partition 2/6
-  join over a network, with the server's ca.pem and a key of this client's own, which the server knows
-    flower-client keygen --out ward-7.pem
-    flower-client --server gpu-box:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data scans.npz
-  join with data of your own: an .npz, a folder of images by class, or a function that returns train, val, test
-    flower-client ... --data scans.npz
-    flower-client ... --data ./scans
-    flower-client ... --data mypackage.data:load
+  join over a network, with the server's ca.pem and a key of this client's own (flower-client keygen --out ward-7.pem),
+  which the server knows; with data of your own: an .npz, a folder of images by class, or a function that returns
+  train, val, test
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data scans.npz
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data ./scans
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data our.data:load
   join with a model of your own, where the run's strategy lets clients choose (ghn, ghn-server, local)
-    flower-client ... --data ./scans --model mypackage.nets:make
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --model our.nets:make
   look at the graph that is read from it
-    flower-client --data ./scans --model mypackage.nets:make --show-graph
+    flower-client --data ./scans --model our.nets:make --show-graph
 
 What leaves this machine: the client's name and secret, the sizes of its data sets, the shape of its inputs, weights or
 their change, and counts of right answers. Examples, labels and a personal classifier never do. The personal

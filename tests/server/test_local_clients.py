@@ -87,7 +87,7 @@ def test_a_client_takes_the_flags_for_the_share_that_the_server_means(
 ) -> None:
     config = load_run_config(None, overrides)
     for index in (0, config.clients - 1):
-        words = ["--server", "a:1", "--insecure", *client_flags(config)]
+        words = ["--server", "127.0.0.1:1", "--insecure", *client_flags(config)]
         settings = understood([*words, "--client-id", f"client-{index}", "--partition", f"{index}/{config.clients}"])
         assert settings.data == client_settings(config, index, tmp_path).data
 
@@ -103,7 +103,7 @@ def test_the_printed_line_names_the_sizes_that_the_run_takes(sizes: list[str], w
 
 def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[list[str]], ClientSettings]) -> None:
     config = load_run_config(None, {"descriptor": "class-shares", "sizes": ["L"]})
-    words = printed_line("a:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
+    words = printed_line("127.0.0.1:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
     settings = understood(words)
     assert (settings.disclose_class_shares, settings.size) == (True, "L")
 
