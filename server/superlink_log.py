@@ -28,7 +28,7 @@ _NOISE = re.compile(
 )
 _FAILURE = re.compile(r".*CallNextHandshakerLocked: error=(?!OK)(.*)")
 _PEER = re.compile(r".*grpc\.internal\.endpoint_peer_address=([^,}]+)")
-_ADDRESS = re.compile(r"ipv[46]:\[?([^\]\s]+?)\]?:\d+")
+_ADDRESS = re.compile(r"ipv4:([\d.]+):\d+|ipv6:\[([^\]]+)\]:\d+")
 
 
 def relay(lines: Iterable[bytes], log: IO[bytes], tell: Callable[[str], None]) -> None:
@@ -53,7 +53,7 @@ def relay(lines: Iterable[bytes], log: IO[bytes], tell: Callable[[str], None]) -
                 log.write(line)
                 log.flush()
             continue
-        told = _ADDRESS.sub(r"\1", unquote(told))
+        told = _ADDRESS.sub(r"\1\2", unquote(told))
         if time.monotonic() - said.get(told, -AGAIN_AFTER_S) < AGAIN_AFTER_S:
             continue
         if len(said) >= MOST:

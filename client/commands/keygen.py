@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> None:
     from hyperbloom.common.storage import write_bytes
 
     public = args.out.with_suffix(".pub")
+    if args.out == public:
+        raise ConfigError(f"--out: expected another suffix than .pub, which the public key gets; found {args.out}")
     for path in (args.out, public):
         if path.exists():
             raise ConfigError(f"--out: {path} is there already; keys are never overwritten")
