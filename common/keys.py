@@ -1,6 +1,7 @@
-"""Clients' keys: EC key pairs in PEM files, of the kind with which Flower's nodes sign their calls.
+"""Clients' keys: EC key pairs with which Flower's nodes sign their calls.
 
-A public key is kept and compared as its PEM text in the one form that Flower sends (SubjectPublicKeyInfo).
+A private key is written in OpenSSH's form, which a stock `flower-supernode` asks for, and read in that or in PKCS 8. A
+public key is kept and compared as PEM, in the one form that Flower sends (SubjectPublicKeyInfo).
 """
 
 import base64
@@ -34,9 +35,11 @@ def make_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write a private key in plain PEM (PKCS 8), readable by its owner only."""
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+def write_private_key(
+    path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.OpenSSH
+) -> None:
+    """Write a private key without a password, readable by its owner only."""
+    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     write_bytes(path, pem, mode=0o600)
 
 
@@ -47,11 +50,14 @@ def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
         ConfigError: there is no file, others can read it, or it holds no EC private key.
     """
     check_private(path, where)
+    content = path.read_bytes()
+    openssh = b"OPENSSH PRIVATE KEY" in content
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+        key = load(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{where}: expected a private key in PEM without a password, found {path} ({error})"
+            f"{where}: expected a private key (PEM or OpenSSH) without a password, found {path} ({error})"
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, _NIST):
         raise ConfigError(f"{where}: expected an EC key on P-256, P-384 or P-521, found another kind in {path}")
@@ -86,9 +92,10 @@ def parse_public_key(content: bytes, where: str) -> str:
     if b"PRIVATE KEY" in content:
         raise ConfigError(f"{where}: expected a public key, found a private one; it should never leave its client")
     try:
-        key = serialization.load_pem_public_key(content)
+        openssh = content.startswith(b"ecdsa-")
+        key = serialization.load_ssh_public_key(content) if openssh else serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{where}: expected a public key in PEM ({error})") from None
+        raise ConfigError(f"{where}: expected a public key in PEM or OpenSSH's form ({error})") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _NIST):
         raise ConfigError(f"{where}: expected an EC key on P-256, P-384 or P-521, found another kind")
     return public_pem(key)

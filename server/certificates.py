@@ -98,7 +98,7 @@ def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> 
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    write_private_key(files.ca_key, key)
+    write_private_key(files.ca_key, key, serialization.PrivateFormat.PKCS8)
     _write(files.ca, ca)
     _sign_server(files, ca, key, alternatives, days)
     return files
@@ -201,7 +201,7 @@ def _sign_server(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    write_private_key(files.server_key, key)
+    write_private_key(files.server_key, key, serialization.PrivateFormat.PKCS8)
     _write(files.server, certificate)
 
 

@@ -51,6 +51,22 @@ def test_a_public_key_is_read_in_any_dress_and_compared_in_one(tmp_path: Path) -
     assert read_public_key(tmp_path / "key.pub", "--public-key") == pem
 
 
+def test_keys_of_ssh_keygen_are_taken_and_ours_are_flowers(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    theirs = ec.generate_private_key(ec.SECP384R1())
+    path.write_bytes(theirs.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o600)
+    assert public_pem(read_private_key(path, "--key")) == public_pem(theirs)
+    path.write_bytes(theirs.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    assert public_pem(read_private_key(path, "--key")) == public_pem(theirs)
+    line = theirs.public_key().public_bytes(Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b" ward-7\n"
+    assert parse_public_key(line, "--public-key") == public_pem(theirs)
+    ours = make_key()
+    write_private_key(path, ours)
+    # A stock flower-supernode reads no other form.
+    assert public_pem(serialization.load_ssh_private_key(path.read_bytes(), None)) == public_pem(ours)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o644, 0o777])
 def test_a_private_key_that_everyone_can_use_is_not_used(tmp_path: Path, mode: int) -> None:
     write_private_key(tmp_path / "key.pem", make_key())
@@ -94,12 +110,12 @@ def test_what_is_no_key_is_told(tmp_path: Path) -> None:
         read_public_key(path, "--public-key")
     path.write_text("no key")
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="--key: expected a private key in PEM without a password"):
+    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM or OpenSSH\) without a password"):
         read_private_key(path, "--key")
     with pytest.raises(ConfigError, match=r"--public-key .*: expected a public key in PEM"):
         read_public_key(path, "--public-key")
     path.write_bytes(make_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")))
-    with pytest.raises(ConfigError, match="--key: expected a private key in PEM without a password"):
+    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM or OpenSSH\) without a password"):
         read_private_key(path, "--key")
 
 

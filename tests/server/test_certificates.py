@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import PrivateFormat
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.keys import make_key, write_private_key
@@ -135,7 +136,7 @@ def test_an_expired_certificate_is_refused_before_a_start(files: Certificates) -
 
 def test_files_that_do_not_belong_together_are_refused(files: Certificates, tmp_path: Path) -> None:
     stranger = tmp_path / "key.pem"
-    write_private_key(stranger, make_key())
+    write_private_key(stranger, make_key(), PrivateFormat.PKCS8)
     with pytest.raises(ConfigError, match=f"--tls-key: expected the key of {files.server}, found another one"):
         check_files(files.server, stranger, files.ca, FLAGS)
     stranger.write_text("PEM")

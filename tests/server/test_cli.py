@@ -26,7 +26,7 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
 from hyperbloom.common.keys import make_key, public_pem, read_private_key
 from hyperbloom.common.models import MODELS
 from hyperbloom.server import cli, engine, local_clients, superlink
-from hyperbloom.server.certificates import Certificates, init
+from hyperbloom.server.certificates import Certificates, init, renew
 from hyperbloom.server.cli import build_parser, main
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
@@ -467,6 +467,15 @@ def test_without_certificates_one_line_says_what_to_do(
     monkeypatch.setenv("HYPERBLOOM_CERTS", "elsewhere")
     assert refused(engine="grpc") == f"no certificates in elsewhere: {what}--insecure"
     assert refused("--certs", "there", engine="grpc") == f"no certificates in there: {what}--insecure"
+
+
+def test_an_expired_certificate_is_told_before_anything_starts(refused: Callable[..., str], tmp_path: Path) -> None:
+    files = init(tmp_path / "certs", [], 30)
+    renew(files.folder, [], -1)
+    message = refused("--certs", str(files.folder), engine="grpc")
+    assert message.startswith(f"{files.server} has expired on ")
+    assert message.endswith(f"; make a new one (flower-server certs renew --dir {files.folder})")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.5", "::", "gpu-box"])
