@@ -14,7 +14,6 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.strategies import STRATEGIES
-from hyperbloom.strategies.ghn import GHNServer
 
 __all__ = ["client_flags", "disclosure", "local_clients", "make_keys", "own_model", "printed_line"]
 
@@ -41,7 +40,7 @@ def own_model(config: RunConfig, index: int) -> str | None:
 
 def disclosure(config: RunConfig) -> Literal["types", "graph"]:
     """Return what the clients started here tell of their own models: what the strategy needs."""
-    return "graph" if STRATEGIES[config.strategy] is GHNServer else "types"
+    return "graph" if STRATEGIES[config.strategy].asks == "graph" else "types"
 
 
 def printed_line(address: str, security: list[str], config: RunConfig) -> str:
@@ -56,9 +55,12 @@ def printed_line(address: str, security: list[str], config: RunConfig) -> str:
 
 
 def make_keys(count: int, folder: Path) -> Path:
-    """Make keys for the clients started here, in their folders, and return the registry of them."""
+    """Make keys for the clients started here, in their folders, and return the registry of them.
+
+    A run that is resumed has them already.
+    """
     registry = ClientRegistry(folder / "clients.json")
-    for index in range(count):
+    for index in range(len(registry.clients()), count):
         key = make_key()
         write_private_key(folder / f"client-{index}" / KEY, key)
         registry.add(f"client-{index}", public_pem(key))
