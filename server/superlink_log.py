@@ -1,8 +1,8 @@
 """The SuperLink's log: what is kept of it, and what in it the server's user is told.
 
 gRPC says why a TLS handshake failed only in its trace (`GRPC_TRACE=handshaker`), a dozen lines per connection; they are
-read here and not kept. A stranger at the door cannot flood the log or the terminal: a line that differs only in the
-port that it came from is told and kept once in `AGAIN_AFTER_S`.
+read here and not kept. A stranger who knocks again and again does not flood the terminal: a line that differs only in
+the port that it came from is told and kept once in `AGAIN_AFTER_S`.
 """
 
 import re
