@@ -4,6 +4,7 @@
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
+    STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
     STATE/earlier/                       earlier versions of the two, to which a server that crashes may go back
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
@@ -23,7 +24,7 @@ import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyperbloom.client.training import FlatPart
+from hyperbloom.client.training import Flat
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.storage import keep, write_json, write_tensors
@@ -194,7 +195,7 @@ class ClientState:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def load_personal(self, run_id: str, part: FlatPart, moment: Moment = NO_MOMENT) -> bool:
+    def load_personal(self, run_id: str, part: Flat, moment: Moment = NO_MOMENT) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
 
         After the server has gone back to a checkpoint, they are those that the client had then.
@@ -221,7 +222,7 @@ class ClientState:
         part.momentum = tensors.get("momentum")
         return True
 
-    def save_personal(self, run_id: str, part: FlatPart, moment: Moment = NO_MOMENT) -> None:
+    def save_personal(self, run_id: str, part: Flat, moment: Moment = NO_MOMENT) -> None:
         """Write the personal part and its momentum.
 
         Raises:
@@ -261,6 +262,29 @@ class ClientState:
     def forget_residual(self) -> None:
         """Owe nothing any more."""
         self._residual_path.unlink(missing_ok=True)
+
+    def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
+        """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""
+        tensors = {"values": values, "descriptor": descriptor}
+        write_tensors(self._encoder_path, tensors, {"run": run_id, "version": version})
+
+    def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
+        """Return encoder and descriptor, or None if what is kept is not of this run and version, or damaged."""
+        try:
+            with safetensors.safe_open(self._encoder_path, framework="pt") as file:
+                if file.metadata() != {"run": run_id, "version": version}:
+                    return None
+                return file.get_tensor("values"), file.get_tensor("descriptor")
+        except (SafetensorError, OSError):
+            return None
+
+    def forget_encoder(self) -> None:
+        """Keep no encoder any more."""
+        self._encoder_path.unlink(missing_ok=True)
+
+    @property
+    def _encoder_path(self) -> Path:
+        return self.folder / "encoder.safetensors"
 
     def _personal(self, run_id: str) -> _Versioned:
         return _Versioned(self._personal_path(run_id), self._earlier, run_id)

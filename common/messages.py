@@ -9,6 +9,24 @@
       | <------------------- EvaluateResult ---- |
       | -- Notice (query.notice) ------------->  |   refused, or the run is over
 
+With an encoder (ODPFL-HN) also
+
+      | -- DescribeOrder (train.describe) ---->  |   the encoder
+      | <---------------- DescribeResult ------- |   what it makes of the client's examples
+      | -- BackpropOrder (train.backprop) ---->  |   the gradient with respect to that
+      | <---------------- BackpropResult ------- |   the gradient with respect to the encoder
+      | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
+      | <--------------------- FitResult ------- |
+
+and for novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
+
+      | -- TryOrder (evaluate.many) ---------->  |   many models
+      | <---------------- EvaluateResult ------- |
+      | -- MomentsOrder (evaluate.moments) --->  |   a network
+      | <----------------- MomentsResult ------- |   mean and covariance of its features
+      | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
+      | <------------------ ErrorsResult ------- |   how often each is wrong
+
 A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
 object with a request of its own, so three objects instead of six per message halve the time of a small round.
 What arrives is checked field by field, and tensor by tensor, before anything is done with it.
@@ -32,23 +50,40 @@ __all__ = [
     "ASKS",
     "LARGEST_NORM",
     "PRIVATE",
+    "REFINED",
     "REPLIES",
+    "BackpropOrder",
+    "BackpropResult",
+    "DescribeOrder",
+    "DescribeResult",
+    "ErrorsOrder",
+    "ErrorsResult",
     "EvaluateOrder",
     "EvaluateResult",
+    "FitOrder",
+    "FitResult",
     "Greeting",
     "Introduction",
+    "MomentsOrder",
+    "MomentsResult",
     "Notice",
     "SplitScore",
     "TrainOrder",
     "TrainResult",
+    "TryOrder",
     "Weights",
 ]
 
 ASKS = ("own", "types", "graph")
 """What a strategy asks clients about their own models: nothing but to use them, their layer types, their graphs."""
 
-PRIVATE = ("none", "head", "all")
-"""What of the target network stays on the client: nothing, the personal classifier, or everything."""
+PRIVATE = ("none", "head", "body", "all", "copy")
+"""What of the target network stays on the client: nothing, the personal classifier, all else, or everything. With
+'copy' all weights travel, and beside them the client has a model of the same shapes that never does; orders to train
+need a method that says how."""
+
+REFINED = ("head", "all")
+"""What is trained on the client's own examples before an evaluation, and forgotten after it."""
 
 REPLIES = ("delta", "weights", "nothing")
 """What a client sends back from training: trained - sent, trained, or only its metrics."""
@@ -67,6 +102,10 @@ class Weights:
 
     layout: Layout
     values: Tensor
+
+    def part(self, wanted: Layout) -> Tensor:
+        """Return the values of the parameters of `wanted`, which all are among these."""
+        return self.values if wanted == self.layout else wanted.flatten(self.layout.views(self.values))
 
     def check(self, expected: Layout, dtype: torch.dtype) -> None:
         """Compare names, shapes, dtype and finiteness with what was expected.
@@ -96,7 +135,7 @@ class Weights:
 
 
 class Packable:
-    """A frozen dataclass of scalars, lists and at most one `Weights`, as one `ConfigRecord` of a `RecordDict`."""
+    """A frozen dataclass of scalars, lists and `Weights`, as one `ConfigRecord` of a `RecordDict`."""
 
     def pack(self) -> RecordDict:
         """Return the content of a Flower message."""
@@ -104,7 +143,7 @@ class Packable:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if isinstance(value, Weights):
-                record |= _pack_weights(value)
+                record |= {_prefix(field.name) + key: part for key, part in _pack_weights(value).items()}
             elif value is not None:
                 record[field.name] = list(value) if isinstance(value, tuple) else value
         return RecordDict({_KEY: ConfigRecord(record, keep_input=False)})
@@ -130,6 +169,11 @@ class Packable:
         return cls(**values)
 
 
+def _prefix(name: str) -> str:
+    """Return what tells the parts of a `Weights` from those of another; the usual ones need nothing."""
+    return "" if name == "weights" else f"{name}."
+
+
 def _pack_weights(weights: Weights) -> dict[str, Any]:
     values = weights.values.detach().cpu().contiguous()
     dtype = str(values.dtype).removeprefix("torch.")
@@ -146,9 +190,11 @@ def _take(left: dict[str, Any], name: str, kind: Any, owner: str) -> Any:
     """Remove field `name` from `left` and return it as `kind`."""
     optional = type(None) in get_args(kind)
     if Weights in (kind, *get_args(kind)):
-        if optional and "values" not in left:
+        prefix = _prefix(name)
+        if optional and f"{prefix}values" not in left:
             return None
-        return _unpack_weights(left, owner)
+        parts = {key: left.pop(prefix + key, None) for key in ("tensors", "dtype", "values")}
+        return _unpack_weights(parts, owner if not prefix else f"{owner}.{name}")
     if name not in left:
         if optional:
             return None
@@ -174,9 +220,9 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
-    tensors = _typed(left.pop("tensors", None), str, f"{owner}.tensors")
-    dtype = _DTYPES.get(_typed(left.pop("dtype", None), str, f"{owner}.dtype"))
-    raw = _typed(left.pop("values", None), bytes, f"{owner}.values")
+    tensors = _typed(left["tensors"], str, f"{owner}.tensors")
+    dtype = _DTYPES.get(_typed(left["dtype"], str, f"{owner}.dtype"))
+    raw = _typed(left["values"], bytes, f"{owner}.values")
     if dtype is None:
         raise WireError(f"{owner}.dtype: expected one of {', '.join(_DTYPES)}")
     try:
@@ -234,7 +280,11 @@ class Notice(Packable):
 
 @dataclass(frozen=True)
 class TrainOrder(Packable):
-    """Train: load the weights, take `steps` steps of SGD, send back what `reply` says."""
+    """Train: load the weights, take `steps` steps of SGD, send back what `reply` says.
+
+    `weights` are what is not private. With 'body' they may be the whole network: then what is private starts from that,
+    if the client has none yet. What it sends back is without the private part in either case.
+    """
 
     type: ClassVar[str] = "train"
     run_id: str
@@ -254,6 +304,7 @@ class TrainOrder(Packable):
     compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
+    method: str | None = None  # of common/methods.py, as JSON; None: plain SGD
     resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
     rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
@@ -282,9 +333,10 @@ class EvaluateOrder(Packable):
     weights: Weights | None
     norms: str | None = None
     hypernetwork: str | None = None
-    refine_epochs: int | None = None  # passes over the training examples before the evaluation, for the head alone
+    refine_epochs: int | None = None  # passes of plain SGD over the training examples before the evaluation
     refine_rate: float | None = None  # learning rate of these
-    refine_batch: int | None = None
+    refine_batch: int | None = None  # where the client has fewer examples: all of them
+    refine_part: str | None = None  # what they train, one of REFINED; None: the head
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
     resume_points: tuple[int, ...] | None = None  # as in the order to train
     rewound: tuple[int, ...] | None = None
@@ -326,3 +378,105 @@ class EvaluateResult(Packable):
             score = self.score(split)
             if not 0 <= score.correct <= score.total or score.total == 0:
                 raise WireError(f"{split}: expected 0 <= correct <= total and examples, found {score}")
+
+
+@dataclass(frozen=True)
+class DescribeOrder(Packable):
+    """Encode the training examples, without their labels."""
+
+    type: ClassVar[str] = "train.describe"
+    run_id: str
+    round: int
+    encoder: str  # its name
+    dim: int  # of a descriptor
+    version: str  # hash of its parameters
+    keep: bool  # for a `BackpropOrder` that follows
+    weights: Weights  # its parameters
+
+
+@dataclass(frozen=True)
+class DescribeResult(Packable):
+    """The descriptor of a client's examples, and the version of the encoder that made it."""
+
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class BackpropOrder(Packable):
+    """Take a gradient back through the encoder that was kept: `weights` is the one with respect to the descriptor."""
+
+    type: ClassVar[str] = "train.backprop"
+    run_id: str
+    encoder: str
+    dim: int
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class BackpropResult(Packable):
+    """The gradient with respect to the encoder of `version`."""
+
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class FitOrder(TrainOrder):
+    """Train as ordered, and beside it fit the encoder to the descriptor that the server has learned."""
+
+    type: ClassVar[str] = "train.fit"
+    encoder: str = ""
+    version: str = ""
+    gamma: Weights | None = None  # the encoder's parameters
+    descriptor: Weights | None = None
+    fit_steps: int = 0
+    fit_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class FitResult(TrainResult):
+    """Also the change of the encoder of `version`, and how far its descriptor was from the given one before."""
+
+    version: str = ""
+    distance: float = 0.0  # mean of the squared differences
+    gamma: Weights | None = None
+
+
+@dataclass(frozen=True)
+class TryOrder(EvaluateOrder):
+    """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
+
+    type: ClassVar[str] = "evaluate.many"
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class MomentsOrder(EvaluateOrder):
+    """Describe the training examples, without their labels, by what the head of the network sees of them."""
+
+    type: ClassVar[str] = "evaluate.moments"
+
+
+@dataclass(frozen=True)
+class MomentsResult(Packable):
+    """Mean of the features, above their covariance: one tensor `moments` `(1 + F, F)`."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class ErrorsOrder(EvaluateOrder):
+    """Say how often each of linear classifiers `(M, F + 1)` takes a validation example for somebody else's."""
+
+    type: ClassVar[str] = "evaluate.errors"
+    sign: int = 0  # of the values that classifiers should have here, 1 or -1
+    classifiers: Weights | None = None
+
+
+@dataclass(frozen=True)
+class ErrorsResult(Packable):
+    """For each classifier the share of examples that it takes for somebody else's."""
+
+    errors: tuple[float, ...]

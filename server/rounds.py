@@ -118,10 +118,13 @@ def better(best: Selection | None, number: int, evaluation: Evaluation | None) -
     if evaluation is None:
         return best
     metrics = evaluation.metrics()
-    if best is not None and metrics["val_mean"] <= best.metrics["val_mean"]:
+    if "val_mean" not in metrics:  # only novel clients answered
+        return best
+    rank = evaluation.rank or (0, metrics["val_mean"])
+    if best is not None and rank <= best.rank:
         return best
     accuracy = {name: 100 * result.score("test").accuracy for name, result in evaluation.scores.items()}
-    return Selection(number, metrics, accuracy)
+    return Selection(number, metrics, accuracy, rank)
 
 
 def give_up(strategy: PersonalisedStrategy, when: str) -> None:

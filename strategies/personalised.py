@@ -5,9 +5,10 @@ of weights, and know nothing of Flower. Flower's own strategies send every node 
 so this subclasses `Strategy` itself.
 """
 
+import math
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -34,7 +35,8 @@ from hyperbloom.common.messages import (
     TrainResult,
     Weights,
 )
-from hyperbloom.common.models import ModelSpec, body_layout, full_layout
+from hyperbloom.common.methods import Method
+from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
 from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy"]
@@ -78,25 +80,33 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of all clients that answered, by name."""
+    """Scores of all clients that answered, by name, and which of them are novel."""
 
     scores: Mapping[str, EvaluateResult]
+    novel: Set[str] = frozenset()
+    rank: tuple[int, float] | None = None  # by which rounds are selected; the mean validation accuracy, if None
 
     def metrics(self) -> dict[str, float]:
-        """Return federated accuracy (percent) on validation and test.
+        """Return federated accuracy (percent) on validation and test, and on the test examples of novel clients.
 
         `mean` is the paper's formula, the mean over clients of each client's accuracy; `pooled` is all correct
         answers over all examples, as the authors' code reports it; `std` (population) and `worst` are over clients.
+        Novel clients are in `novel_test_...` alone: nothing is chosen by labels that they would not have.
         """
         metrics: dict[str, float] = {}
-        for split in ("val", "test"):
-            scores = [result.score(split) for result in self.scores.values()]
+        known = [result for name, result in self.scores.items() if name not in self.novel]
+        novel = [result for name, result in self.scores.items() if name in self.novel]
+        for prefix, split, results in (("", "val", known), ("", "test", known), ("novel_", "test", novel)):
+            scores = [result.score(split) for result in results]
+            if not scores:
+                continue
             each = [100 * score.accuracy for score in scores]
-            metrics[f"{split}_mean"] = statistics.fmean(each)
-            metrics[f"{split}_std"] = statistics.pstdev(each)
-            metrics[f"{split}_worst"] = min(each)
-            metrics[f"{split}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
-            metrics[f"{split}_loss"] = statistics.fmean(score.loss for score in scores)
+            start = f"{prefix}{split}"
+            metrics[f"{start}_mean"] = statistics.fmean(each)
+            metrics[f"{start}_std"] = statistics.pstdev(each)
+            metrics[f"{start}_worst"] = min(each)
+            metrics[f"{start}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
+            metrics[f"{start}_loss"] = statistics.fmean(score.loss for score in scores)
         return metrics
 
 
@@ -150,6 +160,7 @@ class PersonalisedStrategy(Strategy):
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
+    trained: type[TrainResult] = TrainResult  # what an order to train is answered with
     keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
     asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
@@ -186,6 +197,14 @@ class PersonalisedStrategy(Strategy):
     def layout_for(self, client: Client) -> Layout:
         """Return how what travels to and from a client lies in a flat vector."""
         return self.layouts[client.about.size]
+
+    def sent_layout_for(self, client: Client) -> Layout:
+        """Return how what travels to a client lies in a flat vector, where that is more than what travels back."""
+        return self.layout_for(client)
+
+    def method(self) -> Method | None:
+        """Return how clients train in this round; None: by plain SGD."""
+        return None
 
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
@@ -230,8 +249,17 @@ class PersonalisedStrategy(Strategy):
         return max((layout.numel for layout in self.layouts.values()), default=1)
 
     def trainable(self) -> list[Client]:
-        """Return the clients from which cohorts are drawn."""
+        """Return the clients from which cohorts are drawn; those that are novel are left out by `candidates`."""
         return self.roster.idle
+
+    def candidates(self) -> list[Client]:
+        """Return the clients from which a cohort is drawn now."""
+        return [client for client in self.trainable() if not self.is_novel(client)]
+
+    def is_novel(self, client: Client) -> bool:
+        """Return whether a client is one of the last `novel` percent: it never trains, and is scored apart."""
+        clients, share = self.config.clients, self.config.novel
+        return bool(share) and client.row >= clients - math.ceil(clients * share / 100)
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's learned state by name, as it is stored in the run folder."""
@@ -292,7 +320,7 @@ class PersonalisedStrategy(Strategy):
 
     def _adopt(self, about: Introduction) -> None:
         """Build the target networks for the shape of the first client's data."""
-        of = {"none": full_layout, "head": body_layout, "all": full_layout}[self.private]
+        of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
@@ -315,7 +343,7 @@ class PersonalisedStrategy(Strategy):
     def begin_round(self, server_round: int) -> list[Client]:
         """Draw the cohort."""
         self.round = Round()
-        cohort = self.roster.draw(server_round, self.config.cohort, self.trainable())
+        cohort = self.roster.draw(server_round, self.config.cohort, self.candidates())
         self._asked = len(cohort)
         return cohort
 
@@ -323,15 +351,21 @@ class PersonalisedStrategy(Strategy):
         """Order some clients to train."""
         return self._address(
             clients,
-            lambda weights: TrainOrder(
-                **self._common(server_round),
-                reply=self.reply,
-                weights=weights,
-                compression=self.codec.name if self.codec else None,
-                **self.config.local.order(server_round, self.config.rounds),
-            ),
+            self.weights_for(clients) if clients else [],
+            lambda weights: TrainOrder(**self.training(server_round), weights=weights),
             server_round,
         )
+
+    def training(self, server_round: int) -> dict[str, Any]:
+        """Return the fields of an order to train that are the same for all clients."""
+        method = self.method()
+        return {
+            **self._common(server_round),
+            "reply": self.reply,
+            "compression": self.codec.name if self.codec else None,
+            "method": method.to_json() if method else None,
+            **self.config.local.order(server_round, self.config.rounds),
+        }
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
         """Check the replies as they come, and learn from those that pass; the others are named in `round.refused`.
@@ -356,7 +390,7 @@ class PersonalisedStrategy(Strategy):
         if order is None:
             return None
         try:
-            result = self._unpack(reply, order, TrainResult)
+            result = self._unpack(reply, order, self.trained)
             returned = self._returned(result, order)
             # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
             result = replace(result, weights=None, encoded=None)
@@ -410,23 +444,38 @@ class PersonalisedStrategy(Strategy):
         """Send every live client the weights that are its own now."""
         return self.evaluation_orders(server_round, self.roster.live)
 
-    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Send some clients the weights that are their own now."""
+    def evaluation_orders(
+        self,
+        server_round: int,
+        clients: Sequence[Client],
+        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
+    ) -> list[Message]:
+        """Send some clients the weights that are their own now, or those that `weights_for` returns."""
         return self._address(
             clients,
+            (weights_for or self.weights_for)(clients) if clients else [],
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
             server_round,
         )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the scores; those of all that were asked in this round are in `round.evaluation`."""
-        scores = dict(self.round.evaluation.scores) if self.round.evaluation else {}
-        scores |= dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
+        scores = dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
         self._close()
+        return self.record(scores)
+
+    def record(self, scores: Mapping[str, EvaluateResult]) -> MetricRecord | None:
+        """Add scores by name to those of this round."""
+        scores = {**(self.round.evaluation.scores if self.round.evaluation else {}), **scores}
         if not scores:
             return None
-        self.round.evaluation = Evaluation({name: scores[name] for name in sorted(scores)})
+        self.round.evaluation = self.evaluation(scores)
         return MetricRecord(dict(self.round.evaluation.metrics()))
+
+    def evaluation(self, scores: Mapping[str, EvaluateResult]) -> Evaluation:
+        """Return scores with the names of those clients that are novel."""
+        novel = {client.client_id for client in self.roster if self.is_novel(client)} if self.config.novel else set()
+        return Evaluation({name: scores[name] for name in sorted(scores)}, novel & scores.keys())
 
     def accept_score(self, reply: Message) -> tuple[str, EvaluateResult] | None:
         """Return a client's name and scores from the reply to an evaluation order, or None as in `accept`."""
@@ -467,14 +516,14 @@ class PersonalisedStrategy(Strategy):
     def _address(
         self,
         clients: Sequence[Client],
+        rows: Sequence[Tensor] | None,
         order: Callable[[Weights | None], TrainOrder | EvaluateOrder],
         server_round: int,
     ) -> list[Message]:
-        """Write one message per client, with the weights that are its own now."""
-        rows = self.weights_for(clients) if clients else []
+        """Write one message per client, with its row of weights."""
 
         def content(index: int) -> TrainOrder | EvaluateOrder:
-            return order(None if rows is None else Weights(self.layout_for(clients[index]), rows[index]))
+            return order(None if rows is None else Weights(self.sent_layout_for(clients[index]), rows[index]))
 
         return self.post(server_round, ((client, content(index)) for index, client in enumerate(clients)))
 
@@ -485,11 +534,11 @@ class PersonalisedStrategy(Strategy):
         for client, content in contents:
             assert client.node_id is not None, "only live clients get orders"
             messages.append(Message(content.pack(), client.node_id, content.type, group_id=str(server_round)))
-            weights = content.weights
-            sent = None if weights is None else weights.values
-            keep = self.keeps_sent and content.type == TrainOrder.type
-            layout, dtype = (None, None) if weights is None else (weights.layout, weights.values.dtype)
-            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None, layout)))
+            weights = content.weights if isinstance(content, TrainOrder) else None
+            layout = None if weights is None else self.layout_for(client)
+            sent = None if weights is None or layout is None else weights.part(layout)
+            dtype = None if sent is None else sent.dtype
+            self._unsent.append((messages[-1], _Order(client, dtype, sent if self.keeps_sent else None, layout)))
         return messages
 
     def _ordered(self, reply: Message) -> _Order | None:

@@ -13,7 +13,7 @@ paper's setting). Secure aggregation is impossible: the server needs each client
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
@@ -142,10 +142,14 @@ class PFedHN(PersonalisedStrategy):
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """theta_i = h(v_i; phi), one forward pass for all clients of a head."""
+        return self.by_head(clients, self.learner.generate)
+
+    def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Tensor]:
+        """Return the weights `(P,)` of each client; `write` is called once for all rows of a head."""
         weights: dict[int, Tensor] = {}
         for head, group in groupby(sorted(clients, key=self.head_of), key=self.head_of):
             rows = [client.row for client in group]
-            weights |= dict(zip(rows, self.learner.generate(rows, head), strict=True))
+            weights |= dict(zip(rows, write(rows, head), strict=True))
         return [weights[client.row] for client in clients]
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:

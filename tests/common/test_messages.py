@@ -17,15 +17,26 @@ from torch import Tensor
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
+    ErrorsOrder,
+    ErrorsResult,
     EvaluateOrder,
     EvaluateResult,
+    FitOrder,
+    FitResult,
     Greeting,
     Introduction,
+    MomentsOrder,
+    MomentsResult,
     Notice,
     Packable,
     SplitScore,
     TrainOrder,
     TrainResult,
+    TryOrder,
     Weights,
 )
 from hyperbloom.common.models import ModelSpec, full_layout
@@ -33,6 +44,7 @@ from hyperbloom.server.inline import InlineGrid
 
 KEY = "hyperbloom"
 TWO = Layout((("weight", (2, 3)), ("bias", (2,))))
+ONE = Layout((("descriptor", (3,)),))
 VALUES = torch.tensor([0.5, -1.25, 3e-30, -0.0, 1e30, 0.1, -7.0, 2.0])
 
 INTRODUCTION = Introduction(
@@ -75,8 +87,14 @@ OPTIONAL = {
     "types",
     "graph",
     "hypernetwork",
+    "method",
     "distil_temperature",
-} | {f"refine_{name}" for name in ("epochs", "rate", "batch")}
+    "gamma",
+    "descriptor",
+    "classifiers",
+    "resume_points",
+    "rewound",
+} | {f"refine_{name}" for name in ("epochs", "rate", "batch", "part")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),
     Greeting("0.1.0", "types", "local"),
@@ -84,19 +102,39 @@ MESSAGES: list[Packable] = [
     dataclasses.replace(INTRODUCTION, types=("input", "linear 3,4 wb"), graph="{}"),
     dataclasses.replace(INTRODUCTION, types=()),
     dataclasses.replace(EVALUATE, norms="local", hypernetwork="{}", refine_epochs=2, refine_rate=0.5, refine_batch=9),
-    dataclasses.replace(EVALUATE, distil_temperature=4.0),
+    dataclasses.replace(EVALUATE, distil_temperature=4.0, refine_part="all"),
     dataclasses.replace(INTRODUCTION, class_shares=(), input_shape=(12,)),
     Notice("refused", "näme — taken"),
     TRAIN,
     dataclasses.replace(TRAIN, weights=Weights(TWO, VALUES)),
     TrainResult(0.125, 1.5, None),
     TrainResult(0.125, 1.5, Weights(TWO, VALUES)),
-    dataclasses.replace(TRAIN, compression="top-k:0.1+int8"),
+    dataclasses.replace(TRAIN, compression="top-k:0.1+int8", method="{}"),
     TrainResult(0.125, 1.5, None, b"\0\xff"),
     TrainResult(0.125, 1.5, None, b""),
     EVALUATE,
     dataclasses.replace(EVALUATE, weights=None),
     EvaluateResult(1, 2, 0.5, 3, 4, 0.25),
+    DescribeOrder("run-1", 3, "deepset", 2, "0a1b", True, Weights(TWO, VALUES)),
+    DescribeResult("0a1b", Weights(ONE, VALUES[:3])),
+    BackpropOrder("run-1", "deepset", 2, "0a1b", Weights(ONE, VALUES[:3])),
+    BackpropResult("0a1b", Weights(TWO, VALUES)),
+    FitOrder(
+        **(vars(TRAIN) | {"weights": Weights(TWO, VALUES)}),
+        encoder="dss",
+        version="0a1b",
+        gamma=Weights(ONE, VALUES[3:6]),
+        descriptor=Weights(ONE, VALUES[:3]),
+        fit_steps=5,
+        fit_rate=0.125,
+    ),
+    FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, Weights(ONE, VALUES[:3])),
+    FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, None),
+    TryOrder(**vars(EVALUATE), together=True),
+    MomentsOrder(**vars(EVALUATE)),
+    MomentsResult(Weights(ONE, VALUES[:3])),
+    ErrorsOrder(**vars(EVALUATE), sign=-1, classifiers=Weights(ONE, VALUES[:3])),
+    ErrorsResult((0.5, 0.0)),
 ]
 
 
@@ -160,7 +198,16 @@ def test_every_message_survives_flowers_serialisation(message: Packable) -> None
 
 def test_the_list_above_holds_every_message() -> None:
     # a message that is added to the wire must be added to the tests
-    assert {type(message) for message in MESSAGES} == set(Packable.__subclasses__())
+    direct = set(Packable.__subclasses__())
+    assert {type(message) for message in MESSAGES} == direct.union(*(kind.__subclasses__() for kind in direct))
+
+
+def test_weights_of_one_message_are_not_mistaken_for_each_other() -> None:
+    order = next(message for message in MESSAGES if isinstance(message, FitOrder))
+    without = record(order, **{"gamma.values": None})
+    assert refusal(FitOrder, without).startswith("FitOrder: unknown field 'gamma.")
+    broken = record(order, **{"descriptor.values": b"x"})
+    assert refusal(FitOrder, broken) == "FitOrder.descriptor.values: expected 12 bytes for 1 tensors, found 1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

@@ -22,6 +22,7 @@ from hyperbloom.strategies import STRATEGIES
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
     "hafl-distillation": {"epochs": 1},
+    "odpfl": {"hidden_dim": 8},
     "pfedhn": {"hidden_dim": 8},
     "pfedhn-pc": {"hidden_dim": 8},
     "ghn": {"latent": 8, "hidden": 4},
