@@ -1,6 +1,7 @@
 """The clients as the server sees them: greeted, admitted or refused, given orders, waited for, lost.
 
-Works over any Flower grid through its public methods: `get_node_ids`, `push_messages`, `pull_messages`.
+Works over any Flower grid through its public methods: `get_nodes`, `push_messages`, `pull_messages`. Where nodes have
+keys, the SuperLink calls a node by the name that its key is registered for, and a client must be of that name.
 """
 
 import math
@@ -52,6 +53,7 @@ class Federation:
         self._greeting: Greeting | None = None
         self._begun = False
         self._met: set[int] = set()
+        self._owners: dict[int, str] = {}  # of the nodes that are here: whose key it is, "" where there are no keys
         self._greetings: dict[str, tuple[int, float]] = {}  # message id -> node, time sent
         self._open: dict[str, tuple[int, float]] = {}  # orders that wait for an answer: message id -> node, time sent
         self._given_up: dict[str, int] = {}  # orders whose answer would be late: message id -> node
@@ -117,7 +119,8 @@ class Federation:
         if now - self._visited < VISIT_EVERY_S:
             return
         self._visited = now
-        present = set(self.grid.get_node_ids())
+        self._owners = {node.node_id: node.name for node in self.grid.get_nodes()}
+        present = set(self._owners)
         for client in self.roster.live:
             if client.node_id not in present:
                 self.roster.leave(client.node_id or 0)
@@ -158,6 +161,9 @@ class Federation:
 
     def _admit(self, node: int, about: Introduction) -> None:
         assert self._strategy is not None
+        owner = self._owners[node]  # only who is here has been greeted
+        if owner and owner != about.client_id:
+            raise RefusedError(f"its key is that of {owner}, but it says that it is {about.client_id}")
         self._strategy.check_newcomer(about)
         known, before = len(self.roster), self.roster.examples_of(about.client_id)
         client, moved_from = self.roster.admit(node, about)
