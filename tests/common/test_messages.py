@@ -76,6 +76,8 @@ OPTIONAL = {
     "graph",
     "hypernetwork",
     "method",
+    "resume_points",
+    "rewound",
     "distil_temperature",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch", "part")}
 MESSAGES: list[Packable] = [
