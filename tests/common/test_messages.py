@@ -88,6 +88,8 @@ OPTIONAL = {
     "graph",
     "hypernetwork",
     "method",
+    "resume_points",
+    "rewound",
     "distil_temperature",
     "gamma",
     "descriptor",
