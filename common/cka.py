@@ -6,11 +6,12 @@ https://arxiv.org/abs/1905.00414. With `n x n` kernel matrices `K` and `L` and `
     HSIC(K, L) = tr(K H L H) / (n - 1)^2
     CKA(K, L)  = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))            between 0 and 1
 
-linear: `K = A A^T` of features `A` `(n, d)`. With centred columns `tr(K H L H) = ||A^T B||_F^2`, so that no `n x n` matrix
-is needed. Adding kernels is joining features: `sum_j w_j A_j A_j^T` is that of `[sqrt(w_1) A_1, sqrt(w_2) A_2, ...]`.
+linear: `K = A A^T` of features `A` `(n, d)`. With centred columns `tr(K H L H) = ||A^T B||_F^2`, so that no `n x n`
+matrix is needed. Adding kernels is joining features: `sum_j w_j A_j A_j^T` is that of `[sqrt(w_1) A_1, ...]`.
 
-rbf: `K_pq = exp(-|a_p - a_q|^2 / (2 s^2 m))`, with `s` the bandwidth and `m` the median of the squared distances between
-different rows, as in the paper: it makes the kernel invariant to isotropic scaling too. Gradients pass through `m`.
+rbf: `K_pq = exp(-|a_p - a_q|^2 / (2 s^2 m))`, with `s` the bandwidth and `m` the median of the squared distances
+between different rows, as in the paper: it makes the kernel invariant to isotropic scaling too. Gradients pass
+through `m`.
 
 Either is invariant to orthogonal maps and isotropic scaling of the features, and not to invertible maps in general.
 Representations that do not vary, all zeros among them, are like nothing: CKA is 0 there, and its gradient too.

@@ -1,4 +1,4 @@
-"""CKA against the textbook's formula with its `n x n` matrices, finite differences, and what it must be invariant to."""
+"""CKA against the formula with its `n x n` matrices, against finite differences, and what it is invariant to."""
 
 import pytest
 import torch
