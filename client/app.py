@@ -9,7 +9,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.vectorised import train_together
 from hyperbloom.client.worker import Worker, worker_for
 from hyperbloom.common.attempt import attempt
-from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, TrainOrder
+from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, ReferenceOrder, RepresentOrder, TrainOrder
 
 __all__ = ["app", "train_all"]
 
@@ -20,13 +20,29 @@ app = ClientApp()
 def greet(message: Message, context: Context) -> Message:
     """Tell the server who this client is."""
     greeting = Greeting.unpack(message.content)
-    return Message(_worker(context).introduce(greeting.asks, greeting.norms).pack(), reply_to=message)
+    return Message(
+        _worker(context).introduce(greeting.asks, greeting.norms, greeting.reference).pack(), reply_to=message
+    )
 
 
 @app.query("notice")
 def notice(message: Message, context: Context) -> Message:
     """Take note that the server refuses this client, or that the run is over; the live client acts on it."""
     return Message(Notice.unpack(message.content).pack(), reply_to=message)
+
+
+@app.query("reference")
+def reference(message: Message, context: Context) -> Message:
+    """Keep the inputs on which networks are compared."""
+    order = ReferenceOrder.unpack(message.content)
+    return Message(_worker(context).keep_reference(order).pack(), reply_to=message)
+
+
+@app.query("represent")
+def represent(message: Message, context: Context) -> Message:
+    """Tell what this client's network makes of them."""
+    order = RepresentOrder.unpack(message.content)
+    return Message(_worker(context).represent(order).pack(), reply_to=message)
 
 
 @app.train()

@@ -4,6 +4,7 @@
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
+    STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last ones only
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
 """
@@ -24,6 +25,7 @@ from torch import Tensor
 from hyperbloom.client.training import FlatPart
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import Weights
 from hyperbloom.common.storage import write_json, write_tensors
 
 __all__ = ["ClientState", "FileState", "default_state_dir"]
@@ -147,6 +149,33 @@ class ClientState:
     def forget_residual(self) -> None:
         """Owe nothing any more."""
         self._residual_path.unlink(missing_ok=True)
+
+    def load_reference(self, digest: str) -> Weights | None:
+        """Return the reference set with this digest; None if it is not here, or cannot be read: it is sent again."""
+        try:
+            with safetensors.safe_open(self._reference_path, framework="pt") as file:
+                if file.metadata() != {"digest": digest}:
+                    return None
+                inputs: Tensor = file.get_tensor("inputs")
+        except (SafetensorError, OSError):
+            return None
+        return Weights(Layout((("inputs", tuple(inputs.shape)),)), inputs.reshape(-1))
+
+    def save_reference(self, digest: str, inputs: Tensor) -> None:
+        """Write a reference set `(n, *shape)`, over another one."""
+        write_tensors(self._reference_path, {"inputs": inputs}, {"digest": digest})
+
+    def has_reference(self, digest: str) -> bool:
+        """Tell whether the reference set with this digest is here, without reading it."""
+        try:
+            with safetensors.safe_open(self._reference_path, framework="pt") as file:
+                return bool(file.metadata() == {"digest": digest})
+        except (SafetensorError, OSError):
+            return False
+
+    @property
+    def _reference_path(self) -> Path:
+        return self.folder / "reference.safetensors"
 
     @property
     def _residual_path(self) -> Path:

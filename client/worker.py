@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client.alignment import answer_representations, keep_reference, reference_rows
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine_head
@@ -28,6 +29,10 @@ from hyperbloom.common.messages import (
     EvaluateOrder,
     EvaluateResult,
     Introduction,
+    ReferenceOrder,
+    ReferenceResult,
+    RepresentOrder,
+    RepresentResult,
     TrainOrder,
     TrainResult,
     Weights,
@@ -37,7 +42,7 @@ from hyperbloom.common.seeds import derive
 
 __all__ = ["Worker", "worker_for"]
 
-Order = TrainOrder | EvaluateOrder
+Order = TrainOrder | EvaluateOrder | RepresentOrder
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -81,9 +86,20 @@ class Worker:
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec(settings.model, settings.size, self.input_shape, self.num_classes)
-            own_graph(self.own)  # what cannot be represented is told now
+            self._try_own(self.own)
 
-    def introduce(self, asks: str | None = None, norms: str | None = None) -> Introduction:
+    def _try_own(self, own: ModelSpec) -> None:
+        """Tell now what is wrong with the own model: an error if it cannot run, a warning if it has no graph."""
+        with torch.random.fork_rng(devices=[]):
+            build_own(own)
+        try:
+            own_graph(own)
+        except ModelError as error:
+            log.warning("the own model can be used by no strategy that reads graphs (ghn): %s", error)
+
+    def introduce(
+        self, asks: str | None = None, norms: str | None = None, reference: str | None = None
+    ) -> Introduction:
         """Say who this client is and what it can do, and of its own model what the server asks and the user allows.
 
         Raises:
@@ -105,7 +121,23 @@ class Worker:
             class_shares=tuple(self.class_shares.double().tolist()) if disclosed else (),
             types=types,
             graph=graph,
+            has_reference=None if reference is None else self.state.has_reference(reference),
         )
+
+    def keep_reference(self, order: ReferenceOrder) -> ReferenceResult:
+        """Keep the inputs on which networks are compared; WireError if they do not fit this client."""
+        return keep_reference(self.state, order, self.input_shape)
+
+    def represent(self, order: RepresentOrder) -> RepresentResult:
+        """Say what this client's network makes of a round's reference inputs.
+
+        Raises:
+            WireError: the order does not fit this client.
+        """
+        inputs = reference_rows(self.state, order.reference, order.rows, order.draw, self.device)
+        network = self._load(order)
+        with self._private():
+            return answer_representations(network.module, inputs)
 
     def train(self, order: TrainOrder) -> TrainResult:
         """Train as ordered; what is private is on the disk before the result leaves.

@@ -5,6 +5,10 @@
       | <------------------- Introduction ------ |   who it is, how much data it has, what it can run
       | -- TrainOrder (train) ---------------->  |
       | <------------------- TrainResult ------- |
+      | -- ReferenceOrder (query.reference) ->   |   FedHeNN: inputs that everybody may see, once
+      | <----------------- ReferenceResult ----- |
+      | -- RepresentOrder (query.represent) -->  |   FedHeNN: what does your network make of them?
+      | <----------------- RepresentResult ----- |
       | -- EvaluateOrder (evaluate) ---------->  |
       | <------------------- EvaluateResult ---- |
       | -- Notice (query.notice) ------------->  |   refused, or the run is over
@@ -18,6 +22,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -38,6 +43,10 @@ __all__ = [
     "Greeting",
     "Introduction",
     "Notice",
+    "ReferenceOrder",
+    "ReferenceResult",
+    "RepresentOrder",
+    "RepresentResult",
     "SplitScore",
     "TrainOrder",
     "TrainResult",
@@ -96,7 +105,7 @@ class Weights:
 
 
 class Packable:
-    """A frozen dataclass of scalars, lists and at most one `Weights`, as one `ConfigRecord` of a `RecordDict`."""
+    """A frozen dataclass of scalars, lists and `Weights`, as one `ConfigRecord` of a `RecordDict`."""
 
     def pack(self) -> RecordDict:
         """Return the content of a Flower message."""
@@ -104,7 +113,7 @@ class Packable:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if isinstance(value, Weights):
-                record |= _pack_weights(value)
+                record |= {_prefix(field.name) + key: part for key, part in _pack_weights(value).items()}
             elif value is not None:
                 record[field.name] = list(value) if isinstance(value, tuple) else value
         return RecordDict({_KEY: ConfigRecord(record, keep_input=False)})
@@ -130,6 +139,11 @@ class Packable:
         return cls(**values)
 
 
+def _prefix(name: str) -> str:
+    """Return what the three keys of a field of `Weights` start with."""
+    return "" if name == "weights" else f"{name}."
+
+
 def _pack_weights(weights: Weights) -> dict[str, Any]:
     values = weights.values.detach().cpu().contiguous()
     dtype = str(values.dtype).removeprefix("torch.")
@@ -146,9 +160,10 @@ def _take(left: dict[str, Any], name: str, kind: Any, owner: str) -> Any:
     """Remove field `name` from `left` and return it as `kind`."""
     optional = type(None) in get_args(kind)
     if Weights in (kind, *get_args(kind)):
-        if optional and "values" not in left:
+        prefix = _prefix(name)
+        if optional and f"{prefix}values" not in left:
             return None
-        return _unpack_weights(left, owner)
+        return _unpack_weights({key: left.pop(prefix + key, None) for key in ("tensors", "dtype", "values")}, owner)
     if name not in left:
         if optional:
             return None
@@ -173,10 +188,10 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
     return value
 
 
-def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
-    tensors = _typed(left.pop("tensors", None), str, f"{owner}.tensors")
-    dtype = _DTYPES.get(_typed(left.pop("dtype", None), str, f"{owner}.dtype"))
-    raw = _typed(left.pop("values", None), bytes, f"{owner}.values")
+def _unpack_weights(parts: Mapping[str, Any], owner: str) -> Weights:
+    tensors = _typed(parts["tensors"], str, f"{owner}.tensors")
+    dtype = _DTYPES.get(_typed(parts["dtype"], str, f"{owner}.dtype"))
+    raw = _typed(parts["values"], bytes, f"{owner}.values")
     if dtype is None:
         raise WireError(f"{owner}.dtype: expected one of {', '.join(_DTYPES)}")
     try:
@@ -201,6 +216,7 @@ class Greeting(Packable):
     version: str
     asks: str | None = None  # what the strategy must know of clients' own models, one of ASKS; None: it chooses itself
     norms: str | None = None  # how the graph of an own model treats the affine parameters of its norms
+    reference: str | None = None  # digest of the reference set that clients will need: is it here already?
 
 
 @dataclass(frozen=True)
@@ -221,6 +237,7 @@ class Introduction(Packable):
         None  # layer types of its own model, in no telling order, or ("all",); () tells that there is one
     )
     graph: str | None = None  # the whole graph of its own model; if asked, and if the client chose to disclose it
+    has_reference: bool | None = None  # whether the reference set of the greeting is here; None if none was named
 
 
 @dataclass(frozen=True)
@@ -254,6 +271,7 @@ class TrainOrder(Packable):
     compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
+    target: Weights | None = None  # FedHeNN: factor of the kernel matrix that the representations are to resemble
 
 
 @dataclass(frozen=True)
@@ -284,6 +302,48 @@ class EvaluateOrder(Packable):
     refine_rate: float | None = None  # learning rate of these
     refine_batch: int | None = None
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
+
+
+@dataclass(frozen=True)
+class ReferenceOrder(Packable):
+    """Keep the reference set, whose digest is `reference`; `weights` are its inputs `(n, *shape)`."""
+
+    type: ClassVar[str] = "query.reference"
+    reference: str
+    weights: Weights | None
+
+
+@dataclass(frozen=True)
+class ReferenceResult(Packable):
+    """The reference set is on the client's disk."""
+
+    reference: str
+
+
+@dataclass(frozen=True)
+class RepresentOrder(Packable):
+    """Send what the network makes of this round's rows of the reference set, as it is before the training."""
+
+    type: ClassVar[str] = "query.represent"
+    run_id: str
+    round: int
+    model: str
+    num_classes: int
+    private: str
+    seed: int
+    weights: Weights | None
+    reference: str  # digest of the set
+    rows: int  # how many of its inputs
+    draw: int  # seed that says which
+    norms: str | None = None
+    hypernetwork: str | None = None
+
+
+@dataclass(frozen=True)
+class RepresentResult(Packable):
+    """A factor of the representations' kernel matrix: see common/alignment.py."""
+
+    factor: Weights | None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hyperbloom.common.models.factory import build_from_factory
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
+from hyperbloom.common.models.parts import last_layer, represent
 from hyperbloom.common.models.plain import PlainCNN
 from hyperbloom.common.models.pooled import LAYERS, PooledCNN
 from hyperbloom.common.models.recurrent import TextLSTM
@@ -37,6 +38,8 @@ __all__ = [
     "build_from_factory",
     "build_own",
     "full_layout",
+    "last_layer",
+    "represent",
 ]
 
 HEAD = "head."

@@ -1,9 +1,12 @@
 """The CNNs of FedHeNN: one to three convolutions, each with pooling, and one to three linear layers.
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757, section IV.A. The text gives the smallest and the largest of the five, and that clients
-of one architecture have two convolutions and three linear layers; the two between them, kernels and widths are ours.
+https://arxiv.org/abs/2202.07757, section IV.A. The text gives the smallest and the largest of the five, and that
+clients of one architecture have two convolutions and three linear layers; the two between them, kernels and widths are
+ours.
 """
+
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,12 +41,10 @@ class PooledCNN(nn.Module):
             )
         channels, height, width_px = input_shape
         made = [channels, *(width * 2**layer for layer in range(convolutions))]
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(*pair, 3, padding=1) for pair in zip(made, made[1:], strict=False)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in pairwise(made))
         flat = made[-1] * (height // least) * (width_px // least)
         widths = [flat, *HIDDEN[len(HIDDEN) - linear + 1 :]]
-        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False))
+        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

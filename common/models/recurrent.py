@@ -35,7 +35,7 @@ class TextLSTM(nn.Module):
                 f"lstm-{layers}: expected tokens (length,) or embedded tokens (1, length, width), found {input_shape}"
             )
         self.embedding = nn.Embedding(VOCABULARY, EMBEDDED) if len(input_shape) == 1 else None
-        self.lstm = nn.LSTM(EMBEDDED if self.embedding else input_shape[2], width, layers, batch_first=True)
+        self.lstm = nn.LSTM(EMBEDDED if self.embedding else input_shape[-1], width, layers, batch_first=True)
         self.fc1 = nn.Linear(width, width)
         self.head = nn.Linear(width, num_classes)
 
