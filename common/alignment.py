@@ -167,8 +167,8 @@ def _root(k: Tensor, columns: int) -> Tensor:
     """Return a factor `(n, <= columns)` of a positive semi-definite matrix, the leading directions first."""
     if len(k) <= EXACT:
         values, vectors = torch.linalg.eigh(k.double())
-        made = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns]
-        return made.to(k.dtype)
+        exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(k.dtype)
+        return exact
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         left, values, _ = torch.svd_lowrank(k, min(columns + SPARE, len(k)))
