@@ -6,6 +6,7 @@ representations of inputs that are not the client's.
 """
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from hyperbloom.client.state import ClientState
 from hyperbloom.common.alignment import LARGEST_REFERENCE, digest_of, draw_rows, factor_of, factor_weights, widest
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.messages import ReferenceOrder, ReferenceResult, RepresentResult, Weights
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import ReferenceOrder, ReferenceResult, RepresentResult, TrainOrder, Weights
+from hyperbloom.common.methods import Aligned, Method
 from hyperbloom.common.models import last_layer, represent
 
-__all__ = ["answer_representations", "keep_reference", "reference_rows"]
+__all__ = ["answer_representations", "keep_reference", "reference_rows", "with_reference"]
 
 LOADED_REFERENCES = 2
 _loaded: OrderedDict[str, Weights] = OrderedDict()  # by digest: all clients of a process read the same inputs
@@ -63,6 +66,19 @@ def reference_rows(state: ClientState, reference: str, rows: int, draw: int, dev
         _loaded.popitem(last=False)
     inputs = kept.values.view(kept.layout.shapes[0][1])
     return inputs[draw_rows(len(inputs), rows, draw)].float().to(device)
+
+
+def with_reference(state: ClientState, order: TrainOrder, device: torch.device) -> TrainOrder:
+    """Return an order to align with its inputs, from the client's disk; any other as it is.
+
+    Raises:
+        WireError: they are not there.
+    """
+    method = Method.from_json(order.method) if order.method else None
+    if not isinstance(method, Aligned) or not method.eta:
+        return order
+    inputs = reference_rows(state, method.reference, method.rows, method.draw, device)
+    return replace(order, reference=Weights(Layout((("inputs", tuple(inputs.shape)),)), inputs.reshape(-1)))
 
 
 def answer_representations(module: nn.Module, inputs: Tensor) -> RepresentResult:

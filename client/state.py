@@ -22,7 +22,7 @@ import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyperbloom.client.training import FlatPart
+from hyperbloom.client.training import Flat
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import Weights
@@ -100,7 +100,7 @@ class ClientState:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def load_personal(self, run_id: str, part: FlatPart) -> bool:
+    def load_personal(self, run_id: str, part: Flat) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
 
         Raises:
@@ -123,7 +123,7 @@ class ClientState:
         part.momentum = tensors.get("momentum")
         return True
 
-    def save_personal(self, run_id: str, part: FlatPart) -> None:
+    def save_personal(self, run_id: str, part: Flat) -> None:
         """Write the personal part and its momentum."""
         tensors = {"values": part.values} | ({} if part.momentum is None else {"momentum": part.momentum})
         write_tensors(self._personal_path(run_id), tensors, {"layout": part.layout.digest})

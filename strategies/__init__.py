@@ -3,6 +3,7 @@
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.fedhenn import FedHeNN
 from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hafl_distillation import HAFLDistillation
 from hyperbloom.strategies.local import Local
@@ -14,6 +15,7 @@ __all__ = ["STRATEGIES", "make_strategy"]
 
 STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "fedavg": FedAvg,
+    "fedhenn": FedHeNN,
     "ghn": GHN,
     "ghn-server": GHNServer,
     "hafl-distillation": HAFLDistillation,
@@ -31,4 +33,4 @@ def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> Personalise
     """
     if config.strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {config.strategy!r}")
-    return STRATEGIES[config.strategy](config, run_id, roster)
+    return STRATEGIES[config.strategy].for_run(config)(config, run_id, roster)

@@ -1,8 +1,8 @@
 """FedHeNN: clients with networks of their own that learn to see the same inputs as alike or unlike.
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757, algorithms 1 and 2. With `A_i` `(n, d_i)` what enters the last layer of client i's network
-for `n` inputs X that everybody may see (the RAD), `K_i = k(A_i, A_i)`, `d = 1 - CKA` (common/cka.py), in round t:
+https://arxiv.org/abs/2202.07757, algorithms 1 and 2. With `A_i` `(n, d_i)` what enters the last layer of client i's
+network for `n` inputs X that everybody may see (the RAD), `K_i = k(A_i, A_i)`, `d = 1 - CKA` (common/cka.py), in round t:
 
     heterogeneous    server:  draw X;  Kbar = sum_j w_j K_j                       over all clients
                      client:  K steps of SGD on  task loss + eta(t) d(K_i, Kbar)  each goes on from where it stopped
@@ -14,8 +14,8 @@ With eta = 0 the one is Local and the other FedAvg. eta(t) = eta t: early repres
 What leaves a client: a factor of `K_i`, its centred features if these are narrow, of inputs that are not its own. The
 architecture stays there. The server names X; it is sent once and known by its hash, a round draws some rows of it.
 
-Departures: in the paper the server has all clients' weights and computes what they make of X. And each `K_j` is scaled to
-a norm of 1 before it is added (`normalise: false` for the paper's sum): a client with large activations would drown
+Departures: in the paper the server has all clients' weights and computes what they make of X. And each `K_j` is scaled
+to a norm of 1 before it is added (`normalise: false` for the paper's sum): a client with large activations would drown
 the others, by design or by malice. As CKA is a cosine, `d` then pulls towards the weighted mean of the CKA with each.
 """
 
@@ -41,7 +41,7 @@ from hyperbloom.common.alignment import (
 from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Rate, RunConfig, Section, Share
 from hyperbloom.common.data import DataSpec, read_inputs
-from hyperbloom.common.errors import ConfigError, RefusedError, WireError
+from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.messages import (
     Greeting,
     Introduction,
@@ -64,8 +64,8 @@ class FedHeNNOptions(Section):
 
     rad: str | None = Field(
         None,
-        description="public or synthetic inputs that all clients may see: a data set's name, an .npz (its x suffices), a "
-        "folder or package.module:function; on the server, labels unused",
+        description="public or synthetic inputs that all clients may see: a data set's name, an .npz (its x "
+        "suffices), a folder or package.module:function; read on the server, labels unused",
     )
     variant: Literal["heterogeneous", "homogeneous"] = Field(
         "heterogeneous", description="each client its own network, nothing averaged; or one network, averaged"
@@ -186,7 +186,7 @@ class _Alignment(PersonalisedStrategy):
         order = ReferenceOrder(self.digest, self.reference)
 
         def take(replies: Iterable[Message]) -> None:
-            self._holding |= {client.row for client in self.collect(replies, ReferenceResult, quorum=False)}
+            self._holding |= {client.row for client, _ in self.collect(replies, ReferenceResult, quorum=False)}
 
         self._heaviest = self.reference.layout.numel
         yield Leg(lacking, lambda some: self.post(server_round, [(client, order) for client in some]), take)
@@ -268,7 +268,7 @@ class FedHeNN(_Alignment):
 
         accepted = self.collect(replies, RepresentResult, check)
         self._forget_refused()
-        return {client.row: factors[client.row] for client in accepted}
+        return {client.row: factors[client.row] for client, _ in accepted}
 
     def _mean(self, names: Mapping[int, str], factors: Mapping[int, Tensor]) -> Tensor | None:
         weights = [self.options.weights.get(names[row], 1.0) for row in factors]

@@ -34,7 +34,8 @@ from hyperbloom.common.messages import (
     TrainResult,
     Weights,
 )
-from hyperbloom.common.models import ModelSpec, body_layout, full_layout
+from hyperbloom.common.methods import Method
+from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
 from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy"]
@@ -155,6 +156,11 @@ class PersonalisedStrategy(Strategy):
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
+    @classmethod
+    def for_run(cls, config: RunConfig) -> "type[PersonalisedStrategy]":
+        """Return the class that does what a run asks for, where one name stands for several."""
+        return cls
+
     def __init__(self, config: RunConfig, run_id: str, roster: Roster) -> None:
         """Check the options; nothing is built before the first client says what its data look like."""
         self.config = config
@@ -183,6 +189,18 @@ class PersonalisedStrategy(Strategy):
     def layout_for(self, client: Client) -> Layout:
         """Return how what travels to and from a client lies in a flat vector."""
         return self.layouts[client.about.size]
+
+    def sent_layout_for(self, client: Client) -> Layout:
+        """Return how what travels to a client lies in a flat vector, where that is more than what travels back."""
+        return self.layout_for(client)
+
+    def method(self) -> Method | None:
+        """Return how clients train in this round; None: by plain SGD."""
+        return None
+
+    def extras(self) -> dict[str, Any]:
+        """Return the fields of an order to train that other strategies leave out."""
+        return {}
 
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
@@ -277,7 +295,7 @@ class PersonalisedStrategy(Strategy):
 
     def _adopt(self, about: Introduction) -> None:
         """Build the target networks for the shape of the first client's data."""
-        of = {"none": full_layout, "head": body_layout, "all": full_layout}[self.private]
+        of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
@@ -306,6 +324,7 @@ class PersonalisedStrategy(Strategy):
 
     def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Order some clients to train."""
+        method = self.method()
         return self._address(
             clients,
             lambda weights: TrainOrder(
@@ -313,6 +332,8 @@ class PersonalisedStrategy(Strategy):
                 reply=self.reply,
                 weights=weights,
                 compression=self.codec.name if self.codec else None,
+                method=method.to_json() if method else None,
+                **self.extras(),
                 **self.config.local.model_dump(),
             ),
             server_round,
@@ -457,7 +478,7 @@ class PersonalisedStrategy(Strategy):
         rows = self.weights_for(clients) if clients else []
 
         def content(index: int) -> TrainOrder | EvaluateOrder:
-            return order(None if rows is None else Weights(self.layout_for(clients[index]), rows[index]))
+            return order(None if rows is None else Weights(self.sent_layout_for(clients[index]), rows[index]))
 
         return self.post(server_round, ((client, content(index)) for index, client in enumerate(clients)))
 
@@ -468,11 +489,11 @@ class PersonalisedStrategy(Strategy):
         for client, content in contents:
             assert client.node_id is not None, "only live clients get orders"
             messages.append(Message(content.pack(), client.node_id, content.type, group_id=str(server_round)))
-            weights = content.weights
-            sent = None if weights is None else weights.values
-            keep = self.keeps_sent and content.type == TrainOrder.type
-            layout, dtype = (None, None) if weights is None else (weights.layout, weights.values.dtype)
-            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None, layout)))
+            weights = content.weights if isinstance(content, TrainOrder) else None
+            layout = None if weights is None else self.layout_for(client)
+            sent = None if weights is None or layout is None else weights.part(layout)
+            dtype = None if sent is None else sent.dtype
+            self._unsent.append((messages[-1], _Order(client, dtype, sent if self.keeps_sent else None, layout)))
         return messages
 
     def _ordered(self, reply: Message) -> _Order | None:

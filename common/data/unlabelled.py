@@ -20,7 +20,7 @@ def read_inputs(spec: DataSpec, most: int) -> Tensor:
     """Return up to `most` inputs of a data set, float32 `(n, *shape)`: the same ones for equal seeds, in their order.
 
     Args:
-        spec: what any client can name, of which all portions are taken together; or an `.npz` file with the key x alone.
+        spec: what any client can name, of which all portions are taken together; or an `.npz` with the key x alone.
         most: inputs beyond which some are drawn at random, without regard to labels.
 
     Raises:

@@ -38,6 +38,7 @@ __all__ = [
     "build_from_factory",
     "build_own",
     "full_layout",
+    "head_layout",
     "last_layer",
     "represent",
 ]
@@ -143,6 +144,11 @@ def full_layout(spec: ModelSpec) -> Layout:
 def body_layout(spec: ModelSpec) -> Layout:
     """Return the layout of all parameters but the head's."""
     return Layout.of(_meta(spec), without=HEAD)
+
+
+def head_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of the head's parameters."""
+    return Layout(tuple(item for item in full_layout(spec).shapes if item[0].startswith(HEAD)))
 
 
 def _meta(spec: ModelSpec) -> nn.Module:

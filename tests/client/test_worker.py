@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom import __version__
-from hyperbloom.client import training
+from hyperbloom.client import methods, training
 from hyperbloom.client import worker as worker_module
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import FlatPart, draw_batches
@@ -116,9 +116,9 @@ def test_a_process_loads_the_data_of_the_same_settings_once() -> None:
         (train_order(num_classes=9), WireError, "order: 9 classes, but this client's data have 10"),
         (evaluate_order(num_classes=11), WireError, "order: 11 classes, but this client's data have 10"),
         (
-            train_order("body"),
+            train_order("neck"),
             WireError,
-            "order: expected private to be one of ('none', 'head', 'all'), found 'body'",
+            "order: expected private to be one of ('none', 'head', 'body', 'all', 'copy'), found 'neck'",
         ),
         (
             train_order(reply="gradient"),
@@ -483,7 +483,7 @@ def test_a_training_that_is_broken_off_leaves_the_personal_part_as_it_was(
         training.train(*arguments)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(worker_module, "train", broken_off)
+    monkeypatch.setattr(methods, "train", broken_off)
     with pytest.raises(torch.OutOfMemoryError):
         worker.train(train_order("head", round=2))
     assert worker.evaluate(evaluate_order("head")) == healthy

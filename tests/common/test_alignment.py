@@ -73,7 +73,9 @@ def test_the_mean_is_that_of_the_kernel_matrices(
     parts, weights = [features(3, 1), 4 * features(50, 2), features(9, 3)], [1.0, 0.5, 0.0]
     h = torch.eye(N, dtype=torch.float64) - 1 / N
     grams = [h @ gram(kernel, a, 0.7) @ h for a in parts]
-    mean = sum((w * k / (k.norm() if normalise else 1.0) for w, k in zip(weights, grams, strict=True)), torch.zeros(N, N))
+    mean = sum(
+        (w * k / (k.norm() if normalise else 1.0) for w, k in zip(weights, grams, strict=True)), torch.zeros(N, N)
+    )
     factor = mean_factor(parts, weights, kernel, 0.7, normalise, N)
     assert factor.shape[1] <= N
     torch.testing.assert_close(factor @ factor.T, mean / mean.norm(), rtol=0, atol=1e-9)

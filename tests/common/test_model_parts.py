@@ -65,7 +65,7 @@ class Bare(nn.Module):
 
 
 def test_a_network_without_layers_has_no_last_one() -> None:
-    with pytest.raises(ModelError, match="^Bare: expected a last layer that is a module"):
+    with pytest.raises(ModelError, match=r"^Bare: expected a last layer that is a module"):
         last_layer(Bare(), (3,))
 
 
