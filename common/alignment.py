@@ -48,8 +48,8 @@ SPARE = 16
 
 
 def widest(rows: int) -> int:
-    """Return how many columns a factor with so many rows may have."""
-    return max(1, FACTOR_BYTES // (4 * rows))
+    """Return how many columns a factor with so many rows may have; as many as rows are always enough."""
+    return min(rows, max(1, FACTOR_BYTES // (4 * rows)))
 
 
 def draw_rows(total: int, rows: int, draw: int) -> Tensor:

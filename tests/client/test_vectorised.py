@@ -25,8 +25,8 @@ from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full
 from .conftest import SHARE
 from .test_worker import evaluate_order, train_order
 
-SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)}
-NORMALISED = sorted(name for name in MODELS if name.startswith(("hafl-", "plain-")))
+SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)} | {f"cnn-{n}": (1, 9, 8) for n in range(1, 6)}
+ALONE = sorted(name for name in MODELS if name.startswith(("hafl-", "plain-", "lstm-")))
 LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
 
 
@@ -254,8 +254,8 @@ def test_orders_that_differ_train_apart(workers: Workers, groups: list[int]) -> 
     assert groups == []
 
 
-def test_every_model_trains_at_once_or_has_batch_normalisation() -> None:
-    assert sorted([*SHAPES, *NORMALISED]) == sorted(MODELS)
+def test_every_model_trains_at_once_or_alone() -> None:
+    assert sorted([*SHAPES, *ALONE]) == sorted(MODELS)
 
 
 def test_own_models_and_those_with_batch_normalisation_train_one_by_one(
