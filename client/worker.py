@@ -97,7 +97,8 @@ class Worker:
         try:
             own_graph(own)
         except ModelError as error:
-            log.warning("the own model can be used by no strategy that reads graphs (ghn): %s", error)
+            reason = str(error).partition("; supported: ")[0]
+            log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", reason)
 
     def introduce(
         self, asks: str | None = None, norms: str | None = None, reference: str | None = None

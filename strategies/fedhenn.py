@@ -2,7 +2,8 @@
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
 https://arxiv.org/abs/2202.07757, algorithms 1 and 2. With `A_i` `(n, d_i)` what enters the last layer of client i's
-network for `n` inputs X that everybody may see (the RAD), `K_i = k(A_i, A_i)`, `d = 1 - CKA` (common/cka.py), round t is:
+network for `n` inputs X that everybody may see (the RAD), `K_i = k(A_i, A_i)` and `d = 1 - CKA` (common/cka.py), round
+t is:
 
     heterogeneous    server:  draw X;  Kbar = sum_j w_j K_j                       over all clients
                      client:  K steps of SGD on  task loss + eta(t) d(K_i, Kbar)  each goes on from where it stopped

