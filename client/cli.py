@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperbloom import __version__
+from hyperbloom.common.commands import list_commands, run_command
 from hyperbloom.common.errors import ConfigError, HyperbloomError
 
 if TYPE_CHECKING:
     from hyperbloom.common.data import DataSpec
 
 __all__ = ["main"]
+
+_COMMANDS = "hyperbloom.client.commands"
 
 _EPILOG = """\
 examples:
@@ -41,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flower-client",
         description="Join a personalised federation: train on this machine's own data, on its own device.",
-        epilog=_EPILOG,
+        epilog=list_commands("flower-client", _COMMANDS) + "\n" + _EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
@@ -94,6 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if (code := run_command("flower-client", _COMMANDS, arguments)) is not None:
+        return code
     args = _parse(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "ERROR")
@@ -108,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.show_graph and not args.model:

@@ -288,6 +288,8 @@ class TrainOrder(Packable):
     method: str | None = None  # of common/methods.py, as JSON; None: plain SGD
     target: Weights | None = None  # FedHeNN: factor of the kernel matrix that the representations are to resemble
     reference: Weights | None = None  # FedHeNN: the round's inputs; does not travel, the client adds what it keeps
+    resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
+    rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,8 @@ class EvaluateOrder(Packable):
     refine_batch: int | None = None  # where the client has fewer examples: all of them
     refine_part: str | None = None  # what they train, one of REFINED; None: the head
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
+    resume_points: tuple[int, ...] | None = None  # as in the order to train
+    rewound: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -354,6 +358,8 @@ class RepresentOrder(Packable):
     draw: int  # seed that says which
     norms: str | None = None
     hypernetwork: str | None = None
+    resume_points: tuple[int, ...] | None = None  # as in the order to train
+    rewound: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
