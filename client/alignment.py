@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.state import ClientState
-from hyperbloom.common.alignment import LARGEST_REFERENCE, digest_of, draw_rows, factor_of, factor_weights, widest
+from hyperbloom.common.alignment import (
+    LARGEST_REFERENCE,
+    MISSING,
+    digest_of,
+    draw_rows,
+    factor_of,
+    factor_weights,
+    widest,
+)
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import ReferenceOrder, ReferenceResult, RepresentResult, TrainOrder, Weights
@@ -57,10 +65,10 @@ def reference_rows(state: ClientState, reference: str, rows: int, draw: int, dev
     if rows < 2:
         raise WireError(f"order: expected at least 2 rows of the reference set, found {rows}")
     if not state.has_reference(reference):
-        raise WireError(f"order: the reference set {reference[:12]} is not here")
+        raise WireError(f"order: {MISSING} {reference[:12]} on this client, found none")
     kept = _loaded.get(reference) or state.load_reference(reference)
     if kept is None:
-        raise WireError(f"order: the reference set {reference[:12]} cannot be read")
+        raise WireError(f"order: {MISSING} {reference[:12]} on this client, found a damaged file")
     _loaded[reference] = kept
     while len(_loaded) > LOADED_REFERENCES:
         _loaded.popitem(last=False)

@@ -23,6 +23,7 @@ from hyperbloom.common.messages import LARGEST_NORM, Weights
 __all__ = [
     "FACTOR_BYTES",
     "LARGEST_REFERENCE",
+    "MISSING",
     "check_factor",
     "digest_of",
     "distance",
@@ -39,6 +40,9 @@ FACTOR_BYTES = 4 * 2**20
 
 LARGEST_REFERENCE = 5000
 """Inputs of a reference set, as in the paper."""
+
+MISSING = "expected the reference set"
+"""By this in its reason the server knows a client that has to be sent it again."""
 
 EXACT = 1200
 """Rows or columns up to which a factor is cut by its exact eigenvectors, in a second at most."""

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from hyperbloom.common.alignment import (
     LARGEST_REFERENCE,
+    MISSING,
     check_factor,
     digest_of,
     factor_weights,
@@ -109,7 +110,8 @@ class _Alignment(PersonalisedStrategy):
     def check_config(self) -> None:
         """Read the reference set."""
         super().check_config()
-        self._holding: set[int] = set()  # rows of the clients that have the reference set
+        self._holding: set[int] = set()  # rows of the clients that have taken the reference set
+        self._doubted: set[int] = set()  # of those that have lost it since they said that they have it
         self._heaviest = 0  # numbers in a message of the leg that comes
         self._round = 1
         self.target: Tensor | None = None
@@ -145,12 +147,6 @@ class _Alignment(PersonalisedStrategy):
             )
         super().check_newcomer(about)
 
-    def joined(self, client: Client) -> None:
-        """Note whether it has the reference set."""
-        super().joined(client)
-        if client.about.has_reference:
-            self._holding.add(client.row)
-
     def eta(self) -> float:
         """Return the weight of the alignment in this round."""
         growth = {"linear": 1.0, "sqrt": 0.5, "constant": 0.0}[self.options.growth]
@@ -181,31 +177,39 @@ class _Alignment(PersonalisedStrategy):
 
     def _sending(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
         """Yield a leg that brings the reference set to those of `clients` who lack it, if there are any."""
-        lacking = [client for client in clients if client.row not in self._holding]
+        lacking = [client for client in clients if not self._holds(client)]
         if not lacking:
             return
         order = ReferenceOrder(self.digest, self.reference)
 
         def take(replies: Iterable[Message]) -> None:
-            self._holding |= {client.row for client, _ in self.collect(replies, ReferenceResult, quorum=False)}
+            taken = {client.row for client, _ in self.collect(replies, ReferenceResult, quorum=False)}
+            self._holding |= taken
+            self._doubted -= taken
 
         self._heaviest = self.reference.layout.numel
         yield Leg(lacking, lambda some: self.post(server_round, [(client, order) for client in some]), take)
         self._heaviest = 0
 
+    def _holds(self, client: Client) -> bool:
+        told = bool(client.about.has_reference) and client.row not in self._doubted
+        return told or client.row in self._holding
+
     def _holders(self, clients: Sequence[Client]) -> list[Client]:
-        return [client for client in clients if client.row in self._holding]
+        return [client for client in clients if self._holds(client)]
 
     def accept(self, reply: Message) -> ClientUpdate | None:
-        """As always; who fails may have lost the reference set, and is sent it again."""
+        """As always; who has lost the reference set is sent it again."""
         update = super().accept(reply)
         if update is None:
-            self._forget_refused()
+            self._forget_lost()
         return update
 
-    def _forget_refused(self) -> None:
-        refused = set(self.round.refused)
-        self._holding -= {client.row for client in self.roster if client.client_id in refused}
+    def _forget_lost(self) -> None:
+        lost = {name for name, reason in self.round.refused.items() if MISSING in reason}
+        failed = {client.row for client in self.roster if client.client_id in lost}
+        self._holding -= failed
+        self._doubted |= failed
 
 
 class FedHeNN(_Alignment):
@@ -268,7 +272,7 @@ class FedHeNN(_Alignment):
             factors[client.row] = check_factor(result.factor, self.rows)
 
         accepted = self.collect(replies, RepresentResult, check)
-        self._forget_refused()
+        self._forget_lost()
         return {client.row: factors[client.row] for client, _ in accepted}
 
     def _mean(self, names: Mapping[int, str], factors: Mapping[int, Tensor]) -> Tensor | None:

@@ -92,7 +92,7 @@ def test_without_it_nothing_is_represented_or_aligned(make_worker: MakeWorker, h
         lambda: holder.represent(represent_order()),
         lambda: holder.train(train_order("all", "nothing", method=method().to_json())),
     ):
-        with pytest.raises(WireError, match=f"the reference set {DIGEST[:12]} is not here"):
+        with pytest.raises(WireError, match=f"expected the reference set {DIGEST[:12]} on this client, found none"):
             work()
     assert holder.train(train_order("all", "nothing", method=method(eta=0.0).to_json())).loss > 0
 
@@ -125,7 +125,7 @@ def test_a_client_answers_with_its_centred_representations(make_worker: MakeWork
     ("changes", "text"),
     [
         ({"rows": 1}, "expected at least 2 rows of the reference set, found 1"),
-        ({"reference": "0" * 64}, "the reference set 000000000000 is not here"),
+        ({"reference": "0" * 64}, "expected the reference set 000000000000 on this client, found none"),
         ({"num_classes": 3}, "3 classes, but this client's data have 10"),
         ({"private": "some"}, "expected private to be one of"),
     ],
