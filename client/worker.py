@@ -165,7 +165,8 @@ class Worker:
         """
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
-        _codec(order), trainer(order)  # refused before any work is done
+        _codec(order)  # refused before any work is done, as is a method
+        trainer(order)
         network = self._load(order)
         network.holds = None  # until what it learns is on the disk
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.

@@ -252,12 +252,12 @@ def test_what_is_scored_in_the_homogeneous_variant(run: Make, tmp_path: Path) ->
 def test_under_a_huge_eta_linear_networks_see_alike_up_to_rotation_and_scale(
     run: Make, public: Path, tmp_path: Path
 ) -> None:
-    local = LocalConfig(steps=25, batch_size=8, learning_rate=1e-5, momentum=0.9, weight_decay=0.0)
+    local = LocalConfig(steps=20, batch_size=4, learning_rate=2e-5, momentum=0.9, weight_decay=0.0)
     models = (f"{HERE}:narrow", f"{HERE}:wide")
 
     def apart(eta: float) -> float:
         """Return what is left of one network's representations after the best rotation and scale of the other's."""
-        config = run(models=models, clients=2, cohort=2, rounds=30, eval_every=30, local=local, rows=40,
+        config = run(models=models, clients=2, cohort=2, rounds=15, eval_every=15, local=local, rows=40,
                      eta=eta, growth="constant")  # fmt: skip
         folder = tmp_path / str(eta)
         digits_federation(config, folder).run()
