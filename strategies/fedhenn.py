@@ -108,8 +108,7 @@ class _Alignment(PersonalisedStrategy):
         return FedHeNNHomogeneous if config.options.get("variant") == "homogeneous" else FedHeNN
 
     def check_config(self) -> None:
-        """Read the reference set."""
-        super().check_config()
+        """Read the reference set, of which the local method speaks."""
         self._holding: set[int] = set()  # rows of the clients that have taken the reference set
         self._doubted: set[int] = set()  # of those that have lost it since they said that they have it
         self._heaviest = 0  # numbers in a message of the leg that comes
@@ -133,6 +132,7 @@ class _Alignment(PersonalisedStrategy):
         self.rows = min(self.options.rows, len(inputs))
         self.reference = reference_weights(inputs)
         self.digest = digest_of(self.reference)
+        super().check_config()
 
     def greeting(self) -> Greeting:
         """Ask too whether the reference set is there already."""

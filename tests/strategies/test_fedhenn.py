@@ -473,7 +473,7 @@ def test_a_client_whose_inputs_are_of_another_shape_is_refused(run: Make) -> Non
         ({"rad": "digits"}, "options.rad: digits is what the clients share"),
         ({"score": "global"}, "options.score: expected personal with variant=heterogeneous"),
         ({"variant": "homogeneous", "weights": {"a": 1.0}}, "options.weights: expected none with variant=homogeneous"),
-        ({"variant": "homogeneous", "sizes": ("S", "M")}, "sizes: fedavg averages one architecture"),
+        ({"variant": "homogeneous", "sizes": ("S", "M")}, "sizes: fedhenn averages one architecture"),
         ({"variant": "homogeneous", "models": ("mlp",)}, "models: fedhenn sends the same model to all clients"),
         ({"variant": "mixed"}, "variant: expected 'heterogeneous' or 'homogeneous', found 'mixed'"),
         ({"eta": -1.0}, "eta: expected"),
