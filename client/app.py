@@ -9,7 +9,20 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.vectorised import train_together
 from hyperbloom.client.worker import Worker, worker_for
 from hyperbloom.common.attempt import attempt
-from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, ReferenceOrder, RepresentOrder, TrainOrder
+from hyperbloom.common.messages import (
+    BackpropOrder,
+    DescribeOrder,
+    ErrorsOrder,
+    EvaluateOrder,
+    FitOrder,
+    Greeting,
+    MomentsOrder,
+    Notice,
+    ReferenceOrder,
+    RepresentOrder,
+    TrainOrder,
+    TryOrder,
+)
 
 __all__ = ["app", "train_all"]
 
@@ -52,11 +65,53 @@ def train(message: Message, context: Context) -> Message:
     return Message(_worker(context).train(order).pack(), reply_to=message)
 
 
+@app.train("describe")
+def describe(message: Message, context: Context) -> Message:
+    """Encode this client's examples."""
+    order = DescribeOrder.unpack(message.content)
+    return Message(_worker(context).describe(order).pack(), reply_to=message)
+
+
+@app.train("backprop")
+def backprop(message: Message, context: Context) -> Message:
+    """Take a gradient back through the encoder."""
+    order = BackpropOrder.unpack(message.content)
+    return Message(_worker(context).backprop(order).pack(), reply_to=message)
+
+
+@app.train("fit")
+def fit(message: Message, context: Context) -> Message:
+    """Train on this client's data, and fit the encoder to it."""
+    order = FitOrder.unpack(message.content)
+    return Message(_worker(context).fit(order).pack(), reply_to=message)
+
+
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate on this client's validation and test data."""
     order = EvaluateOrder.unpack(message.content)
     return Message(_worker(context).evaluate(order).pack(), reply_to=message)
+
+
+@app.evaluate("many")
+def try_many(message: Message, context: Context) -> Message:
+    """Evaluate many models on this client's validation and test data."""
+    order = TryOrder.unpack(message.content)
+    return Message(_worker(context).try_many(order).pack(), reply_to=message)
+
+
+@app.evaluate("moments")
+def moments(message: Message, context: Context) -> Message:
+    """Describe this client's examples by the moments of a network's features."""
+    order = MomentsOrder.unpack(message.content)
+    return Message(_worker(context).moments(order).pack(), reply_to=message)
+
+
+@app.evaluate("errors")
+def errors(message: Message, context: Context) -> Message:
+    """Say how often classifiers take this client's examples for somebody else's."""
+    order = ErrorsOrder.unpack(message.content)
+    return Message(_worker(context).errors(order).pack(), reply_to=message)
 
 
 def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:

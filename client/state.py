@@ -4,6 +4,7 @@
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
+    STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
     STATE/earlier/                       earlier versions of the two, to which a server that crashes may go back
     STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last ones only
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 import safetensors
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -97,7 +99,8 @@ class _Versioned:
             kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
             if any(version.round <= point < moment.round for point in moment.resume_points):
                 keep(version.path, kept)
-        write_tensors(self.path, tensors, {**metadata, "round": str(moment.round), "rewinds": str(rewinds)})
+        when = torch.tensor([moment.round, rewinds])  # as metadata they would lie in any order
+        write_tensors(self.path, {**tensors, "moment": when}, metadata)
         self._prune(moment)
 
     def _prune(self, moment: Moment) -> None:
@@ -118,8 +121,8 @@ class _Versioned:
     def _current(self) -> Iterator[_Version]:
         if self.path.exists():
             with safetensors.safe_open(self.path, framework="pt") as file:
-                metadata = file.metadata() or {}
-            yield _Version(self.path, int(metadata.get("round", 0)), int(metadata.get("rewinds", 0)))
+                when = file.get_tensor("moment").tolist() if "moment" in file.keys() else [0, 0]  # noqa: SIM118
+            yield _Version(self.path, *when)
 
     def _kept(self) -> Iterator[_Version]:
         for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():
@@ -243,8 +246,7 @@ class ClientState:
             if path is None:
                 return None
             with safetensors.safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if (metadata.get("run"), metadata.get("layout")) != (run_id, layout.digest):
+                if file.metadata() != {"run": run_id, "layout": layout.digest}:
                     return None
                 values: Tensor = file.get_tensor("values")
         except (SafetensorError, OSError, ValueError):
@@ -263,6 +265,29 @@ class ClientState:
     def forget_residual(self) -> None:
         """Owe nothing any more."""
         self._residual_path.unlink(missing_ok=True)
+
+    def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
+        """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""
+        tensors = {"values": values, "descriptor": descriptor}
+        write_tensors(self._encoder_path, tensors, {"run": run_id, "version": version})
+
+    def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
+        """Return encoder and descriptor, or None if what is kept is not of this run and version, or damaged."""
+        try:
+            with safetensors.safe_open(self._encoder_path, framework="pt") as file:
+                if file.metadata() != {"run": run_id, "version": version}:
+                    return None
+                return file.get_tensor("values"), file.get_tensor("descriptor")
+        except (SafetensorError, OSError):
+            return None
+
+    def forget_encoder(self) -> None:
+        """Keep no encoder any more."""
+        self._encoder_path.unlink(missing_ok=True)
+
+    @property
+    def _encoder_path(self) -> Path:
+        return self.folder / "encoder.safetensors"
 
     def load_reference(self, digest: str) -> Weights | None:
         """Return the reference set with this digest; None if it is not here, or cannot be read: it is sent again."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client import encoding, many
 from hyperbloom.client.alignment import answer_representations, keep_reference, reference_rows, with_reference
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
@@ -27,15 +28,26 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
     REPLIES,
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
+    ErrorsOrder,
+    ErrorsResult,
     EvaluateOrder,
     EvaluateResult,
+    FitOrder,
+    FitResult,
     Introduction,
+    MomentsOrder,
+    MomentsResult,
     ReferenceOrder,
     ReferenceResult,
     RepresentOrder,
     RepresentResult,
     TrainOrder,
     TrainResult,
+    TryOrder,
     Weights,
 )
 from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
@@ -46,6 +58,8 @@ __all__ = ["Worker", "worker_for"]
 Order = TrainOrder | EvaluateOrder | RepresentOrder
 
 log = logging.getLogger("hyperbloom.client")
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 LOADED_NETWORKS = 32
 """Own models, each with its hypernetwork, that stay in the memory of one process."""
@@ -150,10 +164,11 @@ class Worker:
             WireError: the order does not fit this client.
         """
         start = time.perf_counter()
-        network, own = self.prepare(order)
-        with self._private():
-            loss = trainer(order)(network.module, network.shared, network.personal, self.train_data, own)
-        return self.conclude(order, network, loss, time.perf_counter() - start)
+        with _memory():
+            network, own = self.prepare(order)
+            with self._private():
+                loss = trainer(order)(network.module, network.shared, network.personal, self.train_data, own)
+            return self.conclude(order, network, loss, time.perf_counter() - start)
 
     def prepare(self, order: TrainOrder) -> tuple[_Network, TrainOrder]:
         """Return the network with everything in its place, and the order with a seed of this client and round.
@@ -198,8 +213,26 @@ class Worker:
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded, moment)
         return TrainResult(loss, seconds, reply, encoded)
 
+    def describe(self, order: DescribeOrder) -> DescribeResult:
+        """Return what the ordered encoder makes of the training examples; labels are not looked at."""
+        return encoding.describe(order, self.train_data.inputs, self.state)
+
+    def backprop(self, order: BackpropOrder) -> BackpropResult:
+        """Take a gradient with respect to the last descriptor back to the encoder that made it."""
+        return encoding.backprop(order, self.train_data.inputs, self.state)
+
+    def fit(self, order: FitOrder) -> FitResult:
+        """Train as ordered, and fit the encoder to the descriptor that the order brings."""
+        result = self.train(order)
+        gamma, distance = encoding.fit(order, self.train_data.inputs)
+        return FitResult(**vars(result), version=order.version, distance=distance, gamma=gamma)
+
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
+        with _memory():
+            return self._evaluate(order)
+
+    def _evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         network = self._load(order)
         with self._private():
             module = network.module
@@ -211,6 +244,47 @@ class Worker:
                 module = refine(module, network.head, self.train_data, order, self.settings.client_id)
             val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def try_many(self, order: TryOrder) -> EvaluateResult:
+        """Score many models on validation and test examples: each for itself, or the mean of their logits.
+
+        Raises:
+            WireError: the order does not bring weights of as many numbers as the network has.
+        """
+        layout = self._network(order).shared.layout
+        sent = order.weights
+        count = 0 if sent is None else sent.layout.numel // layout.numel
+        if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
+            found = sent and sent.layout.shapes
+            raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
+
+        def models() -> Iterator[nn.Module]:
+            for row in sent.values.view(count, layout.numel):
+                network = self._load(replace(order, weights=Weights(layout, row)))
+                settle_norms(network.module, self.train_data)
+                yield network.module
+
+        val, test = (many.score(models(), data, order.together) for data in (self.val_data, self.test_data))
+        return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def moments(self, order: MomentsOrder) -> MomentsResult:
+        """Return mean and covariance of what the head of the ordered network sees of the training examples."""
+        found = many.moments(many.features(self._load(order).module, self.train_data.inputs)).cpu()
+        return MomentsResult(Weights(Layout((("moments", tuple(found.shape)),)), found))
+
+    def errors(self, order: ErrorsOrder) -> ErrorsResult:
+        """Return how often each of the ordered classifiers is wrong about the validation examples.
+
+        Raises:
+            WireError: the classifiers are not for as many features as there are.
+        """
+        seen = many.features(self._load(order).module, self.val_data.inputs).cpu()
+        sent = order.classifiers
+        if sent is None or len(sent.layout.shapes) != 1 or sent.layout.shapes[0][1][1:] != (seen.shape[1] + 1,):
+            found = sent and sent.layout.shapes
+            raise WireError(f"order: expected classifiers of {seen.shape[1]} features, found {found}")
+        classifiers = sent.values.view(*sent.layout.shapes[0][1])
+        return ErrorsResult(many.domain_errors(seen, classifiers, order.sign))
 
     def _load(self, order: Order) -> _Network:
         """Put the order's weights and this run's personal part into the network."""
@@ -262,6 +336,8 @@ class Worker:
         """Keep what Python says of a failing own model on this machine: it names modules and shapes."""
         try:
             yield
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:
             told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
             if self.own is None or told:
@@ -281,6 +357,20 @@ class Worker:
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
             fresh = dict((build_own(self._own()) if own else build(spec)).named_parameters())
         network.personal.load(wanted.flatten(fresh))
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Say what to do where the memory was not enough, and give it back."""
+    try:
+        yield
+    except OUT_OF_MEMORY as error:
+        log.error("out of memory: %s", error)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise HyperbloomError(
+            "the client's memory is not enough; lower local.batch_size, or let it join with a smaller --size"
+        ) from None
 
 
 def _moment(order: Order) -> Moment:

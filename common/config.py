@@ -104,6 +104,9 @@ class RunConfig(Section):
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
+    novel: Annotated[int, Field(ge=0, le=90)] = Field(
+        0, description="percent of the clients, the last by name, that never train and are scored apart"
+    )
     baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
@@ -112,6 +115,10 @@ class RunConfig(Section):
     )
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
+    )
+    examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        100.0,
+        description="averages: times the cohort's median beyond which a client's examples, as it says, count no more",
     )
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         10, description="rounds between checkpoints, from which --resume goes on after a crash; 0: none"

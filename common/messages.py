@@ -13,6 +13,24 @@
       | <------------------- EvaluateResult ---- |
       | -- Notice (query.notice) ------------->  |   refused, or the run is over
 
+With an encoder (ODPFL-HN) also
+
+      | -- DescribeOrder (train.describe) ---->  |   the encoder
+      | <---------------- DescribeResult ------- |   what it makes of the client's examples
+      | -- BackpropOrder (train.backprop) ---->  |   the gradient with respect to that
+      | <---------------- BackpropResult ------- |   the gradient with respect to the encoder
+      | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
+      | <--------------------- FitResult ------- |
+
+and for novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
+
+      | -- TryOrder (evaluate.many) ---------->  |   many models
+      | <---------------- EvaluateResult ------- |
+      | -- MomentsOrder (evaluate.moments) --->  |   a network
+      | <----------------- MomentsResult ------- |   mean and covariance of its features
+      | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
+      | <------------------ ErrorsResult ------- |   how often each is wrong
+
 A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
 object with a request of its own, so three objects instead of six per message halve the time of a small round.
 What arrives is checked field by field, and tensor by tensor, before anything is done with it.
@@ -22,7 +40,6 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -39,10 +56,21 @@ __all__ = [
     "PRIVATE",
     "REFINED",
     "REPLIES",
+    "UNREADABLE",
+    "BackpropOrder",
+    "BackpropResult",
+    "DescribeOrder",
+    "DescribeResult",
+    "ErrorsOrder",
+    "ErrorsResult",
     "EvaluateOrder",
     "EvaluateResult",
+    "FitOrder",
+    "FitResult",
     "Greeting",
     "Introduction",
+    "MomentsOrder",
+    "MomentsResult",
     "Notice",
     "ReferenceOrder",
     "ReferenceResult",
@@ -51,6 +79,7 @@ __all__ = [
     "SplitScore",
     "TrainOrder",
     "TrainResult",
+    "TryOrder",
     "Weights",
 ]
 
@@ -71,6 +100,15 @@ REPLIES = ("delta", "weights", "nothing")
 LARGEST_NORM = 1e6
 """Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
 ones would overflow in the product with the Jacobian and reach everybody as NaN."""
+
+LARGEST_LOSS = 1e30
+"""Loss beyond which sums over clients might overflow."""
+
+LONGEST_LAYOUT = 2**22
+"""Characters of names and shapes as JSON; ResNet-152 has some 30,000."""
+
+UNREADABLE = 1001
+"""Error code, beside Flower's own, of a reply that is too large to be looked at, no message, or in another's name."""
 
 _KEY = "hyperbloom"
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -150,7 +188,7 @@ class Packable:
 
 
 def _prefix(name: str) -> str:
-    """Return what the three keys of a field of `Weights` start with."""
+    """Return what tells the parts of a `Weights` from those of another; the usual ones need nothing."""
     return "" if name == "weights" else f"{name}."
 
 
@@ -173,7 +211,8 @@ def _take(left: dict[str, Any], name: str, kind: Any, owner: str) -> Any:
         prefix = _prefix(name)
         if optional and f"{prefix}values" not in left:
             return None
-        return _unpack_weights({key: left.pop(prefix + key, None) for key in ("tensors", "dtype", "values")}, owner)
+        parts = {key: left.pop(prefix + key, None) for key in ("tensors", "dtype", "values")}
+        return _unpack_weights(parts, owner if not prefix else f"{owner}.{name}")
     if name not in left:
         if optional:
             return None
@@ -198,10 +237,12 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
     return value
 
 
-def _unpack_weights(parts: Mapping[str, Any], owner: str) -> Weights:
-    tensors = _typed(parts["tensors"], str, f"{owner}.tensors")
-    dtype = _DTYPES.get(_typed(parts["dtype"], str, f"{owner}.dtype"))
-    raw = _typed(parts["values"], bytes, f"{owner}.values")
+def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
+    tensors = _typed(left["tensors"], str, f"{owner}.tensors")
+    if len(tensors) > LONGEST_LAYOUT:
+        raise WireError(f"{owner}.tensors: expected at most {LONGEST_LAYOUT} characters, found {len(tensors)}")
+    dtype = _DTYPES.get(_typed(left["dtype"], str, f"{owner}.dtype"))
+    raw = _typed(left["values"], bytes, f"{owner}.values")
     if dtype is None:
         raise WireError(f"{owner}.dtype: expected one of {', '.join(_DTYPES)}")
     try:
@@ -300,6 +341,11 @@ class TrainResult(Packable):
     seconds: float  # wall time of the local training
     weights: Weights | None
     encoded: bytes | None = None  # instead of weights: the change, trained - sent, in the codec of the order
+
+    def check(self) -> None:
+        """Refuse an impossible loss with a WireError."""
+        if not 0 <= self.loss <= LARGEST_LOSS:
+            raise WireError(f"loss: expected 0 to {LARGEST_LOSS:.0e}, found {self.loss}")
 
 
 @dataclass(frozen=True)
@@ -400,8 +446,112 @@ class EvaluateResult(Packable):
         return SplitScore(*parts)
 
     def check(self) -> None:
-        """Refuse impossible counts with a WireError."""
+        """Refuse impossible counts and losses with a WireError."""
         for split in ("val", "test"):
             score = self.score(split)
             if not 0 <= score.correct <= score.total or score.total == 0:
                 raise WireError(f"{split}: expected 0 <= correct <= total and examples, found {score}")
+            if not 0 <= score.loss <= LARGEST_LOSS:
+                raise WireError(f"{split}: expected a loss of 0 to {LARGEST_LOSS:.0e}, found {score.loss}")
+
+
+@dataclass(frozen=True)
+class DescribeOrder(Packable):
+    """Encode the training examples, without their labels."""
+
+    type: ClassVar[str] = "train.describe"
+    run_id: str
+    round: int
+    encoder: str  # its name
+    dim: int  # of a descriptor
+    version: str  # hash of its parameters
+    keep: bool  # for a `BackpropOrder` that follows
+    weights: Weights  # its parameters
+
+
+@dataclass(frozen=True)
+class DescribeResult(Packable):
+    """The descriptor of a client's examples, and the version of the encoder that made it."""
+
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class BackpropOrder(Packable):
+    """Take a gradient back through the encoder that was kept: `weights` is the one with respect to the descriptor."""
+
+    type: ClassVar[str] = "train.backprop"
+    run_id: str
+    encoder: str
+    dim: int
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class BackpropResult(Packable):
+    """The gradient with respect to the encoder of `version`."""
+
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class FitOrder(TrainOrder):
+    """Train as ordered, and beside it fit the encoder to the descriptor that the server has learned."""
+
+    type: ClassVar[str] = "train.fit"
+    encoder: str = ""
+    version: str = ""
+    gamma: Weights | None = None  # the encoder's parameters
+    descriptor: Weights | None = None
+    fit_steps: int = 0
+    fit_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class FitResult(TrainResult):
+    """Also the change of the encoder of `version`, and how far its descriptor was from the given one before."""
+
+    version: str = ""
+    distance: float = 0.0  # mean of the squared differences
+    gamma: Weights | None = None
+
+
+@dataclass(frozen=True)
+class TryOrder(EvaluateOrder):
+    """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
+
+    type: ClassVar[str] = "evaluate.many"
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class MomentsOrder(EvaluateOrder):
+    """Describe the training examples, without their labels, by what the head of the network sees of them."""
+
+    type: ClassVar[str] = "evaluate.moments"
+
+
+@dataclass(frozen=True)
+class MomentsResult(Packable):
+    """Mean of the features, above their covariance: one tensor `moments` `(1 + F, F)`."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class ErrorsOrder(EvaluateOrder):
+    """Say how often each of linear classifiers `(M, F + 1)` takes a validation example for somebody else's."""
+
+    type: ClassVar[str] = "evaluate.errors"
+    sign: int = 0  # of the values that classifiers should have here, 1 or -1
+    classifiers: Weights | None = None
+
+
+@dataclass(frozen=True)
+class ErrorsResult(Packable):
+    """For each classifier the share of examples that it takes for somebody else's."""
+
+    errors: tuple[float, ...]

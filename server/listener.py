@@ -40,6 +40,11 @@ class Selection:
     round: int
     metrics: dict[str, float]
     test_accuracy: dict[str, float]
+    rank: tuple[int, float] = (0, 0.0)  # what it was selected by
+
+    def __post_init__(self) -> None:
+        """A checkpoint's JSON has lists, which do not compare with tuples."""
+        object.__setattr__(self, "rank", tuple(self.rank))
 
 
 @dataclass(frozen=True)

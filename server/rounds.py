@@ -10,7 +10,7 @@ from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundRe
 from hyperbloom.strategies.personalised import Evaluation, Leg, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
-__all__ = ["FRUITLESS_ROUNDS", "Save", "better", "due", "give_up", "run_rounds"]
+__all__ = ["FRUITLESS_ROUNDS", "Save", "better", "due", "give_up", "run_rounds", "tell"]
 
 FRUITLESS_ROUNDS = 10
 
@@ -56,8 +56,7 @@ def run_rounds(
         seconds = time.perf_counter() - start
         report = RoundReport(number, config.rounds, strategy.round, seconds, elapsed, federation.late - late)
         late = federation.late
-        for listener in listeners:
-            listener.round_done(report)
+        tell(listeners, report)
         if fruitless == FRUITLESS_ROUNDS:
             give_up(strategy, f"in {fruitless} rounds, giving up after round {number}")
         if due(config, number):
@@ -78,7 +77,7 @@ def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunCo
 def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
     """Evaluate all who are there and idle, slice by slice."""
     roster = strategy.roster
-    for client in roster.live:
+    for client in roster.trusted:
         if client.node_id in roster.busy:
             strategy.round.refused[client.client_id] = "not evaluated: it still works on an earlier round"
     for clients in _slices(strategy, roster.idle):
@@ -108,6 +107,17 @@ def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterat
         yield clients[start : start + at_once]
 
 
+def tell(listeners: Sequence[Listener], report: RoundReport) -> None:
+    """Tell everyone of a round."""
+    for listener in listeners:
+        for name, until in report.outcome.quarantined.items():
+            listener.event(
+                f"{name} is in quarantine until after round {until}: another reply was refused for its content "
+                f"({report.outcome.refused.get(name)})"
+            )
+        listener.round_done(report)
+
+
 def due(config: RunConfig, number: int) -> bool:
     """Return whether a checkpoint follows round `number`; what follows the last one is not the loop's affair."""
     return bool(config.checkpoint_every) and 0 < number < config.rounds and number % config.checkpoint_every == 0
@@ -118,10 +128,13 @@ def better(best: Selection | None, number: int, evaluation: Evaluation | None) -
     if evaluation is None:
         return best
     metrics = evaluation.metrics()
-    if best is not None and metrics["val_mean"] <= best.metrics["val_mean"]:
+    if "val_mean" not in metrics:  # only novel clients answered
+        return best
+    rank = evaluation.rank or (0, metrics["val_mean"])
+    if best is not None and rank <= best.rank:
         return best
     accuracy = {name: 100 * result.score("test").accuracy for name, result in evaluation.scores.items()}
-    return Selection(number, metrics, accuracy)
+    return Selection(number, metrics, accuracy, rank)
 
 
 def give_up(strategy: PersonalisedStrategy, when: str) -> None:

@@ -13,11 +13,13 @@ from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hafl_distillation import HAFLDistillation
 from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.pfedme import PFedMe
+from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["STRATEGIES", "make_strategy"]
@@ -35,11 +37,15 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "hafl-distillation": HAFLDistillation,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "odpfl": ODPFL,
     "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
     "pfedme": PFedMe,
+    "pfl-ensemble": PFLEnsemble,
+    "pfl-nearest": PFLNearest,
+    "pfl-sampled": PFLSampled,
 }
 
 

@@ -235,9 +235,10 @@ class FedHeNN(_Alignment):
         """Train as in Local where there is nothing to align with."""
         return super().method() if self.target is not None else None
 
-    def extras(self) -> dict[str, Any]:
-        """What the representations are to resemble."""
-        return {"target": None if self.target is None else factor_weights(self.target)}
+    def training(self, server_round: int) -> dict[str, Any]:
+        """Say too what the representations are to resemble."""
+        target = None if self.target is None else factor_weights(self.target)
+        return super().training(server_round) | {"target": target}
 
     def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
         """Bring the reference set, collect kernels, train."""

@@ -5,9 +5,10 @@ of weights, and know nothing of Flower. Flower's own strategies send every node 
 so this subclasses `Strategy` itself.
 """
 
+import math
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -25,6 +26,7 @@ from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, Wire
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     LARGEST_NORM,
+    UNREADABLE,
     EvaluateOrder,
     EvaluateResult,
     Greeting,
@@ -42,6 +44,8 @@ __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrate
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
+
+LONGEST_NAME = 200
 
 ResultT = TypeVar("ResultT", bound=Packable)
 
@@ -79,25 +83,33 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of all clients that answered, by name."""
+    """Scores of all clients that answered, by name, and which of them are novel."""
 
     scores: Mapping[str, EvaluateResult]
+    novel: Set[str] = frozenset()
+    rank: tuple[int, float] | None = None  # by which rounds are selected; the mean validation accuracy, if None
 
     def metrics(self) -> dict[str, float]:
-        """Return federated accuracy (percent) on validation and test.
+        """Return federated accuracy (percent) on validation and test, and on the test examples of novel clients.
 
         `mean` is the paper's formula, the mean over clients of each client's accuracy; `pooled` is all correct
         answers over all examples, as the authors' code reports it; `std` (population) and `worst` are over clients.
+        Novel clients are in `novel_test_...` alone: nothing is chosen by labels that they would not have.
         """
         metrics: dict[str, float] = {}
-        for split in ("val", "test"):
-            scores = [result.score(split) for result in self.scores.values()]
+        known = [result for name, result in self.scores.items() if name not in self.novel]
+        novel = [result for name, result in self.scores.items() if name in self.novel]
+        for prefix, split, results in (("", "val", known), ("", "test", known), ("novel_", "test", novel)):
+            scores = [result.score(split) for result in results]
+            if not scores:
+                continue
             each = [100 * score.accuracy for score in scores]
-            metrics[f"{split}_mean"] = statistics.fmean(each)
-            metrics[f"{split}_std"] = statistics.pstdev(each)
-            metrics[f"{split}_worst"] = min(each)
-            metrics[f"{split}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
-            metrics[f"{split}_loss"] = statistics.fmean(score.loss for score in scores)
+            start = f"{prefix}{split}"
+            metrics[f"{start}_mean"] = statistics.fmean(each)
+            metrics[f"{start}_std"] = statistics.pstdev(each)
+            metrics[f"{start}_worst"] = min(each)
+            metrics[f"{start}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
+            metrics[f"{start}_loss"] = statistics.fmean(score.loss for score in scores)
         return metrics
 
 
@@ -105,13 +117,21 @@ class Evaluation:
 class Round:
     """What the last round brought, for the log: results by client name, and why others were left out.
 
-    `staleness` has, in asynchronous mode, an entry per reply: the replies applied since its order was written.
+    `lied` names those of the refused whose reply's content was at fault; `quarantined` has, of those that are asked
+    nothing from now on, the last round for which this holds. `staleness` has, in asynchronous mode, an entry per reply:
+    the replies applied since its order was written.
     """
 
     results: dict[str, TrainResult] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     refused: dict[str, str] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
+    lied: list[str] = field(default_factory=list)
+    quarantined: dict[str, int] = field(default_factory=dict)
+
+
+class _Failed(WireError):
+    """There is no reply to judge: the client could not, or the network."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +171,7 @@ class PersonalisedStrategy(Strategy):
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
+    trained: type[TrainResult] = TrainResult  # what an order to train is answered with
     keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
     asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
@@ -201,10 +222,6 @@ class PersonalisedStrategy(Strategy):
         """Return how clients train in this round; None: by plain SGD."""
         return None
 
-    def extras(self) -> dict[str, Any]:
-        """Return the fields of an order to train that other strategies leave out."""
-        return {}
-
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Learn from a round's replies, which come in order of rows."""
@@ -248,8 +265,17 @@ class PersonalisedStrategy(Strategy):
         return max((layout.numel for layout in self.layouts.values()), default=1)
 
     def trainable(self) -> list[Client]:
-        """Return the clients from which cohorts are drawn."""
+        """Return the clients from which cohorts are drawn; those that are novel are left out by `candidates`."""
         return self.roster.idle
+
+    def candidates(self) -> list[Client]:
+        """Return the clients from which a cohort is drawn now."""
+        return [client for client in self.trainable() if not self.is_novel(client)]
+
+    def is_novel(self, client: Client) -> bool:
+        """Return whether a client is one of the last `novel` percent: it never trains, and is scored apart."""
+        clients, share = self.config.clients, self.config.novel
+        return bool(share) and client.row >= clients - math.ceil(clients * share / 100)
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's learned state by name, as it is stored in the run folder."""
@@ -298,6 +324,10 @@ class PersonalisedStrategy(Strategy):
             raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}")
         if about.size not in config.sizes:
             raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
+        if not 0 < len(about.client_id) <= LONGEST_NAME:
+            raise RefusedError(f"expected a name of 1 to {LONGEST_NAME} characters, found {len(about.client_id)}")
+        if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
+            raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
         if min(about.train_examples, about.val_examples, about.test_examples) < 1:
             raise RefusedError("expected examples for training, validation and test, found an empty set")
         if spec is None:
@@ -332,27 +362,30 @@ class PersonalisedStrategy(Strategy):
 
     def begin_round(self, server_round: int) -> list[Client]:
         """Draw the cohort."""
-        self.round = Round()
-        cohort = self.roster.draw(server_round, self.config.cohort, self.trainable())
+        self.round, self.roster.round = Round(), server_round
+        cohort = self.roster.draw(server_round, self.config.cohort, self.candidates())
         self._asked = len(cohort)
         return cohort
 
     def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Order some clients to train."""
-        method = self.method()
         return self._address(
             clients,
-            lambda weights: TrainOrder(
-                **self._common(server_round),
-                reply=self.reply,
-                weights=weights,
-                compression=self.codec.name if self.codec else None,
-                method=method.to_json() if method else None,
-                **self.extras(),
-                **self.config.local.order(server_round, self.config.rounds),
-            ),
+            self.weights_for(clients) if clients else [],
+            lambda weights: TrainOrder(**self.training(server_round), weights=weights),
             server_round,
         )
+
+    def training(self, server_round: int) -> dict[str, Any]:
+        """Return the fields of an order to train that are the same for all clients."""
+        method = self.method()
+        return {
+            **self._common(server_round),
+            "reply": self.reply,
+            "compression": self.codec.name if self.codec else None,
+            "method": method.to_json() if method else None,
+            **self.config.local.order(server_round, self.config.rounds),
+        }
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
         """Check the replies as they come, and learn from those that pass; the others are named in `round.refused`.
@@ -377,13 +410,15 @@ class PersonalisedStrategy(Strategy):
         if order is None:
             return None
         try:
-            result = self._unpack(reply, order, TrainResult)
+            result = self._unpack(reply, order, self.trained)
+            if isinstance(result, TrainResult):
+                result.check()
             returned = self._returned(result, order)
             # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
             result = replace(result, weights=None, encoded=None)
             return ClientUpdate(order.client, result, order.sent, returned, order.layout)
         except WireError as error:
-            self.round.refused[order.client.client_id] = str(error)
+            self._refuse(order.client.client_id, error)
             return None
 
     def collect(
@@ -411,7 +446,7 @@ class PersonalisedStrategy(Strategy):
                 check(order.client, result)
                 accepted.append((order.client, result))
             except WireError as error:
-                self.round.refused[order.client.client_id] = str(error)
+                self._refuse(order.client.client_id, error)
         self._close()
         accepted.sort(key=lambda pair: pair[0].row)
         return accepted if not quorum or self._enough([client for client, _ in accepted]) else []
@@ -429,25 +464,40 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send every live client the weights that are its own now."""
-        return self.evaluation_orders(server_round, self.roster.live)
+        return self.evaluation_orders(server_round, self.roster.trusted)
 
-    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Send some clients the weights that are their own now."""
+    def evaluation_orders(
+        self,
+        server_round: int,
+        clients: Sequence[Client],
+        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
+    ) -> list[Message]:
+        """Send some clients the weights that are their own now, or those that `weights_for` returns."""
         return self._address(
             clients,
+            (weights_for or self.weights_for)(clients) if clients else [],
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
             server_round,
         )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the scores; those of all that were asked in this round are in `round.evaluation`."""
-        scores = dict(self.round.evaluation.scores) if self.round.evaluation else {}
-        scores |= dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
+        scores = dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
         self._close()
+        return self.record(scores)
+
+    def record(self, scores: Mapping[str, EvaluateResult]) -> MetricRecord | None:
+        """Add scores by name to those of this round."""
+        scores = {**(self.round.evaluation.scores if self.round.evaluation else {}), **scores}
         if not scores:
             return None
-        self.round.evaluation = Evaluation({name: scores[name] for name in sorted(scores)})
+        self.round.evaluation = self.evaluation(scores)
         return MetricRecord(dict(self.round.evaluation.metrics()))
+
+    def evaluation(self, scores: Mapping[str, EvaluateResult]) -> Evaluation:
+        """Return scores with the names of those clients that are novel."""
+        novel = {client.client_id for client in self.roster if self.is_novel(client)} if self.config.novel else set()
+        return Evaluation({name: scores[name] for name in sorted(scores)}, novel & scores.keys())
 
     def accept_score(self, reply: Message) -> tuple[str, EvaluateResult] | None:
         """Return a client's name and scores from the reply to an evaluation order, or None as in `accept`."""
@@ -457,10 +507,32 @@ class PersonalisedStrategy(Strategy):
         try:
             result = self._unpack(reply, order, EvaluateResult)
             result.check()
+            about = order.client.about
+            if result.val_total > about.val_examples or result.test_total > about.test_examples:
+                raise WireError("expected at most the validation and test examples that it said it has, found more")
             return order.client.client_id, result
         except WireError as error:
-            self.round.refused[order.client.client_id] = str(error)
+            self._refuse(order.client.client_id, error)
             return None
+
+    def _refuse(self, name: str, error: WireError) -> None:
+        """Note why a reply is not used, and whether its client is to blame."""
+        self.round.refused[name] = str(error)
+        if isinstance(error, _Failed):
+            return
+        self.round.lied.append(name)
+        until = self.roster.conduct.lied(name, self.roster.round)
+        if until is not None:
+            self.round.quarantined[name] = until
+
+    def counts(self, updates: Sequence[ClientUpdate]) -> list[int]:
+        """Return by how many examples each reply counts in an average: nobody can check what clients say.
+
+        No more than `examples_cap` times the median of the cohort.
+        """
+        said = [update.client.about.train_examples for update in updates]
+        most = int(self.config.examples_cap * statistics.median(said)) if said else 0
+        return [min(each, most) for each in said]
 
     def forget(self, message_id: str) -> str | None:
         """Expect no answer to an order any more; return the name of the client that it went to."""
@@ -488,11 +560,11 @@ class PersonalisedStrategy(Strategy):
     def _address(
         self,
         clients: Sequence[Client],
+        rows: Sequence[Tensor] | None,
         order: Callable[[Weights | None], TrainOrder | EvaluateOrder],
         server_round: int,
     ) -> list[Message]:
-        """Write one message per client, with the weights that are its own now."""
-        rows = self.weights_for(clients) if clients else []
+        """Write one message per client, with its row of weights."""
 
         def content(index: int) -> TrainOrder | EvaluateOrder:
             return order(None if rows is None else Weights(self.sent_layout_for(clients[index]), rows[index]))
@@ -533,9 +605,11 @@ class PersonalisedStrategy(Strategy):
         Errors of the infrastructure come from the SuperLink's node, so the sender is checked for results only.
         """
         if reply.has_error():
-            raise WireError(reply.error.reason or f"error {reply.error.code}")
+            reason = reply.error.reason or f"error {reply.error.code}"
+            raise WireError(reason) if reply.error.code == UNREADABLE else _Failed(reason)
         if reply.metadata.src_node_id != order.client.node_id:
-            raise WireError("the reply came from another node than the order went to")
+            # Whoever it was, it was not the one that would be blamed.
+            raise _Failed("the reply came from another node than the order went to")
         return kind.unpack(reply.content)
 
     def _close(self) -> None:
@@ -566,3 +640,7 @@ class PersonalisedStrategy(Strategy):
             assert sent is not None, "who averages weights keeps what was sent"
             delta = sent + delta
         return Weights(layout, delta)
+
+
+def _are_shares(values: Sequence[float], classes: int) -> bool:
+    return len(values) == classes and min(values) >= 0 and abs(sum(values) - 1) < 1e-3

@@ -23,8 +23,20 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
-PURE_FOLDERS = ("strategies/hypernetworks/", "common/graphs/", "common/models/")
-_PURE = ("training", "vectorised", "feedback", "state", "settings", "worker", "graphs", "distillation", "methods")
+PURE_FOLDERS = ("strategies/hypernetworks/", "common/encoders/", "common/graphs/", "common/models/")
+_PURE = (
+    "training",
+    "vectorised",
+    "feedback",
+    "state",
+    "settings",
+    "worker",
+    "graphs",
+    "distillation",
+    "methods",
+    "encoding",
+    "many",
+)
 PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 
 # Who may import whom; a package may always import itself.

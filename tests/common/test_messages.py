@@ -17,10 +17,20 @@ from torch import Tensor
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
+    ErrorsOrder,
+    ErrorsResult,
     EvaluateOrder,
     EvaluateResult,
+    FitOrder,
+    FitResult,
     Greeting,
     Introduction,
+    MomentsOrder,
+    MomentsResult,
     Notice,
     Packable,
     ReferenceOrder,
@@ -30,6 +40,7 @@ from hyperbloom.common.messages import (
     SplitScore,
     TrainOrder,
     TrainResult,
+    TryOrder,
     Weights,
 )
 from hyperbloom.common.models import ModelSpec, full_layout
@@ -37,6 +48,7 @@ from hyperbloom.server.inline import InlineGrid
 
 KEY = "hyperbloom"
 TWO = Layout((("weight", (2, 3)), ("bias", (2,))))
+ONE = Layout((("descriptor", (3,)),))
 VALUES = torch.tensor([0.5, -1.25, 3e-30, -0.0, 1e30, 0.1, -7.0, 2.0])
 
 INTRODUCTION = Introduction(
@@ -81,6 +93,9 @@ OPTIONAL = {
     "hypernetwork",
     "method",
     "distil_temperature",
+    "gamma",
+    "descriptor",
+    "classifiers",
     "has_reference",
     "reference",
     "target",
@@ -117,6 +132,26 @@ MESSAGES: list[Packable] = [
     EVALUATE,
     dataclasses.replace(EVALUATE, weights=None),
     EvaluateResult(1, 2, 0.5, 3, 4, 0.25),
+    DescribeOrder("run-1", 3, "deepset", 2, "0a1b", True, Weights(TWO, VALUES)),
+    DescribeResult("0a1b", Weights(ONE, VALUES[:3])),
+    BackpropOrder("run-1", "deepset", 2, "0a1b", Weights(ONE, VALUES[:3])),
+    BackpropResult("0a1b", Weights(TWO, VALUES)),
+    FitOrder(
+        **(vars(TRAIN) | {"weights": Weights(TWO, VALUES)}),
+        encoder="dss",
+        version="0a1b",
+        gamma=Weights(ONE, VALUES[3:6]),
+        descriptor=Weights(ONE, VALUES[:3]),
+        fit_steps=5,
+        fit_rate=0.125,
+    ),
+    FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, Weights(ONE, VALUES[:3])),
+    FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, None),
+    TryOrder(**vars(EVALUATE), together=True),
+    MomentsOrder(**vars(EVALUATE)),
+    MomentsResult(Weights(ONE, VALUES[:3])),
+    ErrorsOrder(**vars(EVALUATE), sign=-1, classifiers=Weights(ONE, VALUES[:3])),
+    ErrorsResult((0.5, 0.0)),
 ]
 
 
@@ -180,7 +215,16 @@ def test_every_message_survives_flowers_serialisation(message: Packable) -> None
 
 def test_the_list_above_holds_every_message() -> None:
     # a message that is added to the wire must be added to the tests
-    assert {type(message) for message in MESSAGES} == set(Packable.__subclasses__())
+    direct = set(Packable.__subclasses__())
+    assert {type(message) for message in MESSAGES} == direct.union(*(kind.__subclasses__() for kind in direct))
+
+
+def test_weights_of_one_message_are_not_mistaken_for_each_other() -> None:
+    order = next(message for message in MESSAGES if isinstance(message, FitOrder))
+    without = record(order, **{"gamma.values": None})
+    assert refusal(FitOrder, without).startswith("FitOrder: unknown field 'gamma.")
+    broken = record(order, **{"descriptor.values": b"x"})
+    assert refusal(FitOrder, broken) == "FitOrder.descriptor.values: expected 12 bytes for 1 tensors, found 1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -297,6 +341,7 @@ RESULT = TrainResult(0.0, 0.0, Weights(TWO, VALUES))
     ("changes", "message"),
     [
         ({"tensors": None}, "TrainResult.tensors: expected str, found NoneType"),
+        ({"tensors": "[" * 5_000_000}, "TrainResult.tensors: expected at most 4194304 characters, found 5000000"),
         ({"dtype": None}, "TrainResult.dtype: expected str, found NoneType"),
         ({"values": "text"}, "TrainResult.values: expected bytes, found str"),
         ({"values": None}, "TrainResult: unknown field 'dtype'"),
