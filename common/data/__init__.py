@@ -9,6 +9,7 @@ from hyperbloom.common.data.load import DataSource, data_source, load_client_dat
 from hyperbloom.common.data.partition import PARTITIONERS, Partitioner
 from hyperbloom.common.data.registry import DATASETS, DatasetInfo
 from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.data.unlabelled import read_inputs
 
 __all__ = [
     "DATASETS",
@@ -21,4 +22,5 @@ __all__ = [
     "Partitioner",
     "data_source",
     "load_client_data",
+    "read_inputs",
 ]

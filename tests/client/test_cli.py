@@ -17,8 +17,9 @@ from hyperbloom.client.cli import build_parser, main
 from hyperbloom.client.runtime import Link
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.state import ClientState
+from hyperbloom.client.worker import worker_for
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
-from hyperbloom.common.errors import ConnectionFailed, RefusedError
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.keys import make_key, public_pem, read_private_key, write_private_key
 
 Joined = list[tuple[Link, ClientApp, dict[str, Any], bool]]
@@ -204,7 +205,6 @@ def test_the_graph_of_an_own_model_is_shown_and_nothing_is_joined(
         ("nope", "model: expected one of "),
         ("nets_refused:nope", "nets_refused:nope: expected a function 'nope' in 'nets_refused', found no such name"),
         ("nets_refused:broken", "found that it fails with KeyError: 'width'"),
-        ("nets_refused:odd", "body: cannot represent GRU; supported: "),
     ],
 )
 @pytest.mark.parametrize("show", [True, False])
@@ -224,6 +224,27 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line_before_anything_is_j
     told = capsys.readouterr().err
     assert told.startswith("flower-client: ") and text in told and told.count("\n") == 1
     assert joined == []
+
+
+def test_a_model_without_a_graph_joins_with_a_warning(
+    start: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    joined: Joined,
+) -> None:
+    (tmp_path / "nets_odd.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    assert start("--model", "nets_odd:odd", "--show-graph") == 2
+    assert "body: cannot represent GRU; supported: " in capsys.readouterr().err
+    assert joined == []
+    assert start("--model", "nets_odd:odd") == 0
+    told = capsys.readouterr().err
+    assert told.endswith("strategies that read the own model's graph (ghn) cannot use it: body: cannot represent GRU\n")
+    worker = worker_for(ClientSettings.from_node_config(joined[0][2]))
+    assert worker.introduce("own").types == ()
+    with pytest.raises(HyperbloomError, match="the client's own model fails; the client's log says how"):
+        worker.introduce("types", "generated")
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,23 @@ def test_clients_with_different_architectures_learn_together(site: Site, tmp_pat
     assert ("body.0.weight" in told) == (strategy == "ghn-server")
 
 
+def test_networks_that_share_nothing_are_aligned_on_public_inputs(site: Site, tmp_path: Path) -> None:
+    run, public = tmp_path / "run", tmp_path / "public.npz"
+    np.savez(public, x=np.random.default_rng(0).random((50, 1, 8, 8), dtype=np.float32))
+    args = ["--strategy", "fedhenn", *SHORT, "--clients", "2", "--set", f"rad={public}", "--set", "rows=20"]
+    server = site.server(*args, "--set", "sizes=[S]", "--run-dir", str(run))
+    common = ["--data", "digits", "--size", "S"]
+    clients = [
+        site.client(f"c{n}", *common, "--partition", f"{n}/2", "--model", name)
+        for n, name in enumerate(("mlp", "lstm-1"))
+    ]
+    assert server.wait() == 0, server.output
+    assert [client.wait() for client in clients] == [0, 0]
+    assert [line["clients"] for line in lines(run / "metrics.jsonl")] == [2] * 4
+    for name in ("c0", "c1"):
+        assert load_file(tmp_path / "state" / name / "reference.safetensors")["inputs"].shape == (50, 1, 8, 8)
+
+
 def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> None:
     run = str(site.folder / "run")
     server = site.server("--clients", "2", "--set", "join_timeout_s=20", "--run-dir", run, "--data", "digits")
