@@ -35,6 +35,7 @@ _PURE = (
     "distillation",
     "encoding",
     "many",
+    "methods",
 )
 PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 
