@@ -87,7 +87,7 @@ class ODPFLOptions(PFedHNOptions):
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
     )
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
-    encoder_learning_rate: Rate = Field(1e-4, description="learning rate of the encoder on the server (end-to-end)")
+    encoder_learning_rate: Rate = Field(1e-5, description="learning rate of the encoder on the server (end-to-end)")
     fit_steps: Positive = Field(5, description="two-phase: steps in which a client fits the encoder to its embedding")
     fit_rate: Rate = Field(1e-2, description="two-phase: learning rate of these")
     tune: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="two-phase: share of the rounds in phase 2")
