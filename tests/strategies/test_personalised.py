@@ -527,6 +527,9 @@ def test_everyone_is_evaluated_however_few_fit_into_memory_at_once(
     [
         (EvaluateResult(11, 10, 0.5, 9, 10, 0.25), "val: expected 0 <= correct <= total"),
         (EvaluateResult(1, 10, 0.5, -1, 10, 0.25), "test: expected 0 <= correct <= total"),
+        (EvaluateResult(1, 10, 0.5, 90, 101, 0.25), "expected at most the validation and test examples that it said"),
+        (EvaluateResult(1, 10, -0.5, 9, 10, 0.25), "val: expected a loss of 0 to"),
+        (EvaluateResult(1, 10, 0.5, 9, 10, 1e300), "test: expected a loss of 0 to"),
         (EvaluateResult(0, 0, 0.5, 9, 10, 0.25), "val: expected 0 <= correct <= total and examples"),
         (EvaluateResult(1, 10, math.nan, 9, 10, 0.25), "EvaluateResult.val_loss: expected a finite number"),
     ],
