@@ -36,6 +36,7 @@ _PURE = (
     "methods",
     "encoding",
     "many",
+    "methods",
 )
 PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 

@@ -102,8 +102,6 @@ OPTIONAL = {
     "reference",
     "target",
     "factor",
-    "resume_points",
-    "rewound",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch", "part")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),

@@ -21,7 +21,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_a_run_over_grpc_equals_the_inline_engine(site: Site, tmp_path: Path) -> None:
-    args = ["--strategy", "pfedhn", *SHORT, "--baselines", "local,fedavg"]
+    args = ["--strategy", "pfedhn", *SHORT, "--baselines", "local,fedavg,odpfl"]
     server = site.server(*args, "--local-clients", "3", "--run-dir", str(tmp_path / "grpc"))
     assert server.wait() == 0, server.output
     assert "mean over clients" in server.output and "client-2" in server.output
@@ -30,7 +30,8 @@ def test_a_run_over_grpc_equals_the_inline_engine(site: Site, tmp_path: Path) ->
     torch.set_num_threads(1)
     assert main(["--engine", "inline", *args, "--run-dir", str(tmp_path / "inline")]) == 0
     torch.set_num_threads(threads)
-    for name in ("hypernetwork.safetensors", "baselines/fedavg/hypernetwork.safetensors"):
+    for name in ("", "baselines/fedavg/", "baselines/odpfl/"):
+        name += "hypernetwork.safetensors"
         grpc, inline = load_file(tmp_path / "grpc" / name), load_file(tmp_path / "inline" / name)
         assert grpc.keys() == inline.keys()
         for tensor in grpc:
