@@ -42,6 +42,7 @@ __all__ = [
     "TrainOrder",
     "TrainResult",
     "Weights",
+    "weigh",
 ]
 
 ASKS = ("own", "types", "graph")
@@ -128,6 +129,21 @@ class Packable:
         if left:
             raise WireError(f"{cls.__name__}: unknown field {sorted(left)[0]!r}")
         return cls(**values)
+
+
+def weigh(content: RecordDict) -> int:
+    """Return the bytes of what a message carries: texts and bytes as they are, eight for a number.
+
+    Flower's framing comes on top, some 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
+    """
+    values = (value for record in content.config_records.values() for value in record.values())
+    return sum(_weight(value) for value in values)
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_weight(item) for item in value)
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def _pack_weights(weights: Weights) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.messages import EvaluateResult
-from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation
+from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation, Traffic
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 from hyperbloom.server.rounds import FRUITLESS_ROUNDS, better, give_up
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
@@ -85,7 +85,7 @@ class _Loop:
             late, before = self.federation.late, late
             # What comes while an evaluation is waited for belongs to the next round.
             outcome, self.strategy.round = self.strategy.round, Round()
-            self._report(number, outcome, seconds, elapsed, late - before)
+            self._report(number, outcome, seconds, elapsed, late - before, self.federation.take_traffic())
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish_evaluation()
                 self._ask_for_evaluation(number, elapsed)
@@ -201,8 +201,11 @@ class _Loop:
             for listener in self.listeners:
                 listener.selected(selection, done.state, self.strategy.roster)
         outcome = Round(evaluation=evaluation, refused=done.refused)
-        self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0)
+        self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0, Traffic())
 
-    def _report(self, number: int, outcome: Round, seconds: float, elapsed: float, late: int) -> None:
+    def _report(
+        self, number: int, outcome: Round, seconds: float, elapsed: float, late: int, traffic: Traffic
+    ) -> None:
+        of = self.config.rounds
         for listener in self.listeners:
-            listener.round_done(RoundReport(number, self.config.rounds, outcome, seconds, elapsed, late))
+            listener.round_done(RoundReport(number, of, outcome, seconds, elapsed, late, traffic.down, traffic.up))
