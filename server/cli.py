@@ -23,7 +23,7 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-__all__ = ["main"]
+__all__ = ["log_to", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -207,7 +207,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     _say(console, f"run folder: {folder}")
 
     try:
-        with _log_to(folder / "server.log"), _grid(args, config, security, folder, console) as (grid, watch):
+        with log_to(folder / "server.log"), _grid(args, config, security, folder, console) as (grid, watch):
             session = Session(config, grid, run_id, [recorder, view], watch)
             results = session.run()
     finally:
@@ -279,7 +279,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 @contextmanager
-def _log_to(path: Path) -> Iterator[None]:
+def log_to(path: Path) -> Iterator[None]:
     """Write our log, and Flower's, into the run folder."""
     handler = logging.FileHandler(path)
     handler.setLevel(logging.INFO)
