@@ -132,16 +132,16 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
     Raises:
         ConfigError: a key is unknown, of the wrong type, out of range or impossible.
     """
-    values = copy.deepcopy(dict(values))
+    result: dict[str, Any] = copy.deepcopy(dict(values))
     for key, value in copy.deepcopy(dict(overrides)).items():
         *parents, name = _full_key(key).split(".")
-        target = values
+        target = result
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"{parent}: expected a section with keys of its own, found {target!r}")
         target[name] = value
-    config = check(RunConfig, values, where)
+    config = check(RunConfig, result, where)
     _check_combinations(config)
     return config
 

@@ -203,9 +203,7 @@ class _Loop:
         outcome = Round(evaluation=evaluation, refused=done.refused)
         self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0, Traffic())
 
-    def _report(
-        self, number: int, outcome: Round, seconds: float, elapsed: float, late: int, traffic: Traffic
-    ) -> None:
+    def _report(self, number: int, outcome: Round, seconds: float, elapsed: float, late: int, traffic: Traffic) -> None:
         of = self.config.rounds
         for listener in self.listeners:
             listener.round_done(RoundReport(number, of, outcome, seconds, elapsed, late, traffic.down, traffic.up))

@@ -1,4 +1,4 @@
-"""Several strategies with the same clients, data, seeds and budget, each run in a folder of its own, kept once finished.
+"""Several strategies with the same clients, data, seeds and budget; each run a folder of its own, kept once done.
 
 OUT/comparison.yaml            what all cells share; a different comparison is refused here
 OUT/STRATEGY-seedN/            an ordinary run folder, as `flower-server` leaves it
@@ -77,7 +77,12 @@ class Watcher(Protocol):
 
 
 def plan(
-    out: Path, strategies: Sequence[str], seeds: int, values: Mapping[str, Any], overrides: Mapping[str, Any], where: str
+    out: Path,
+    strategies: Sequence[str],
+    seeds: int,
+    values: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    where: str,
 ) -> list[Cell]:
     """Return the cells of a comparison, seed by seed, so that a part of it compares all strategies already.
 
@@ -93,7 +98,9 @@ def plan(
         ConfigError: a name or a key is wrong, or it is not clear whose an option is.
     """
     if not strategies or len(set(strategies)) < len(strategies):
-        raise ConfigError(f"--strategies: expected one or more names, each once, found {', '.join(strategies) or 'none'}")
+        raise ConfigError(
+            f"--strategies: expected one or more names, each once, found {', '.join(strategies) or 'none'}"
+        )
     if seeds < 1:
         raise ConfigError(f"--seeds: expected 1 or more, found {seeds}")
     for name in strategies:

@@ -222,7 +222,9 @@ def _draw(rows: Sequence[Row]) -> bytes:
     for index, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         numbers = [number for number in row.curves[0] if all(number in curve for curve in row.curves)]
         each = [[curve[number] for curve in row.curves] for number in numbers]
-        curves.plot(numbers, [fmean(values) for values in each], "-" if index < 10 else "--", color=colour, label=row.name)
+        curves.plot(
+            numbers, [fmean(values) for values in each], "-" if index < 10 else "--", color=colour, label=row.name
+        )
         curves.fill_between(numbers, [min(v) for v in each], [max(v) for v in each], color=colour, alpha=0.15, lw=0)
         place = len(rows) - 1 - index
         accuracy.barh(place, row.mean, xerr=row.deviation or 0, color=colour, alpha=0.75, height=0.6)
@@ -230,10 +232,11 @@ def _draw(rows: Sequence[Row]) -> bytes:
         traffic.barh(place + 0.18, row.bytes_down / 1e3, color=colour, alpha=0.9, height=0.34)
         traffic.barh(place - 0.18, row.bytes_up / 1e3, color=colour, alpha=0.4, height=0.34)
     curves.set(xlabel="rounds", ylabel="test accuracy, mean over clients, percent", title="mean and range over seeds")
+    curves.xaxis.get_major_locator().set_params(integer=True)
     curves.grid(alpha=0.3)
     curves.legend(fontsize=8)
     accuracy.set(xlabel="percent", xlim=(0, 100), title="at the selected round; | worst client")
-    traffic.set(xlabel="kB", title="per client and round: down (dark), up (light)")
+    traffic.set(xlabel="kB", title="a client's round: dark down, light up")
     for axis in (accuracy, traffic):
         axis.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
         axis.grid(axis="x", alpha=0.3)

@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("--strategies", required=True, metavar="A,B", help="what to compare; see flower-server --list")
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file of a run; options_by_strategy holds each one's own options"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file of a run; options_by_strategy holds each one's own options",
     )
     parser.add_argument("--seeds", type=int, default=3, help="how many, from the run's seed on (default: %(default)s)")
     parser.add_argument(
