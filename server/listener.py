@@ -16,7 +16,7 @@ class RoundReport:
     """A round that is over, or in asynchronous mode an evaluation that was asked for at the end of a round.
 
     Attributes:
-        number: of the round, from 1.
+        number: of the round, from 1; 0 is the evaluation of what a run starts from (`init_from`).
         of: rounds in all.
         outcome: what it brought.
         seconds: what it took, evaluation included.

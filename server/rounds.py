@@ -7,7 +7,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy
+from hyperbloom.strategies.personalised import Evaluation, Leg, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["FRUITLESS_ROUNDS", "better", "give_up", "run_rounds"]
@@ -34,11 +34,12 @@ def run_rounds(
     """
     best: Selection | None = None
     fruitless, late, begin = 0, federation.late, time.perf_counter()
-    for number in range(1, config.rounds + 1):
+    # What another run has learned is scored before anything is added to it, as round 0.
+    for number in range(0 if config.init_from else 1, config.rounds + 1):
         start = time.perf_counter()
         federation.take_traffic()  # what an evaluation has brought since
         federation.gather(strategy, 1, config.join_timeout_s)
-        fruitless = 0 if _train(strategy, federation, config, number) else fruitless + 1
+        fruitless = 0 if number == 0 or _train(strategy, federation, config, number) else fruitless + 1
         elapsed = time.perf_counter() - begin
         traffic = federation.take_traffic()
         if number % config.eval_every == 0 or number == config.rounds:
@@ -66,8 +67,8 @@ def run_rounds(
 def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> bool:
     """Return False if clients were asked and none of them answered usefully."""
     cohort = strategy.begin_round(number)
-    orders = (strategy.train_orders(number, clients) for clients in _slices(strategy, cohort))
-    strategy.aggregate_train(number, federation.exchange(orders, config.round_timeout_s))
+    for leg in strategy.legs(number, cohort):
+        _exchange(strategy, federation, config, leg)
     return bool(strategy.round.results) or not cohort
 
 
@@ -78,16 +79,28 @@ def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: Ru
         if client.node_id in roster.busy:
             strategy.round.refused[client.client_id] = "not evaluated: it still works on an earlier round"
     for clients in _slices(strategy, roster.idle):
-        # Looked up again: while the others were asked, some may have left or moved to another node.
-        asked = {client.row for client in clients}
-        orders = strategy.evaluation_orders(number, [client for client in roster.idle if client.row in asked])
-        strategy.aggregate_evaluate(number, federation.exchange([orders], config.round_timeout_s))
+        for leg in strategy.evaluation_legs(number, clients):
+            _exchange(strategy, federation, config, leg)
+
+
+def _exchange(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, leg: Leg) -> None:
+    """Ask the clients of a leg that are still there and idle, and hand the replies over as they come."""
+    orders = (leg.orders(_there(strategy, clients)) for clients in _slices(strategy, leg.clients))
+    leg.take(federation.exchange(orders, config.round_timeout_s))
+
+
+def _there(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> list[Client]:
+    """Look clients up again: while others were asked, some may have left or moved to another node."""
+    now = {client.row: client for client in strategy.roster.idle}
+    for client in clients:
+        if client.row not in now:
+            strategy.round.refused.setdefault(client.client_id, "left before it was asked")
+    return [now[client.row] for client in clients if client.row in now]
 
 
 def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
     """Yield so many clients at a time as memory allows: each gets weights of its own."""
-    largest = max((4 * layout.numel for layout in strategy.layouts.values()), default=1)
-    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, largest)))
+    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * strategy.largest())))
     for start in range(0, len(clients), at_once):
         yield clients[start : start + at_once]
 

@@ -7,12 +7,13 @@ so this subclasses `Strategy` itself.
 
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
@@ -28,6 +29,7 @@ from hyperbloom.common.messages import (
     EvaluateResult,
     Greeting,
     Introduction,
+    Packable,
     TrainOrder,
     TrainResult,
     Weights,
@@ -35,12 +37,25 @@ from hyperbloom.common.messages import (
 from hyperbloom.common.models import ModelSpec, body_layout, full_layout
 from hyperbloom.strategies.roster import Client, Roster
 
-__all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
+__all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy"]
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
 
-ResultT = TypeVar("ResultT", TrainResult, EvaluateResult)
+ResultT = TypeVar("ResultT", bound=Packable)
+
+
+class Order(Protocol):
+    """A message to a client that it answers."""
+
+    type: ClassVar[str]
+
+    @property
+    def weights(self) -> Weights | None:
+        """What the client is sent, if anything."""
+
+    def pack(self) -> RecordDict:
+        """Return the content of the Flower message."""
 
 
 class NoOptions(Section):
@@ -96,6 +111,18 @@ class Round:
     evaluation: Evaluation | None = None
     refused: dict[str, str] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One exchange of a round: who is asked, what some of them are sent, and who takes the replies as they come.
+
+    `orders` is called with a part of `clients` at a time, those of them that are still there.
+    """
+
+    clients: Sequence[Client]
+    orders: Callable[[Sequence[Client]], list[Message]]
+    take: Callable[[Iterator[Message]], object]
 
 
 @dataclass(frozen=True)
@@ -181,6 +208,23 @@ class PersonalisedStrategy(Strategy):
 
     def joined(self, client: Client) -> None:
         """Make room for a client; called once per client, in order of rows."""
+
+    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
+        """Yield the exchanges of a round's training, one after the other; the next is asked for when one is over.
+
+        What one brings for the next lives in the generator; `collect` checks replies. Who has not answered a leg as it
+        should is out of the later ones, of which it must not be a client.
+        """
+        yield Leg(cohort, partial(self.train_orders, server_round), partial(self.aggregate_train, server_round))
+
+    def evaluation_legs(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
+        """Yield the exchanges that evaluate some clients, so many at a time as memory allows."""
+        orders, take = partial(self.evaluation_orders, server_round), partial(self.aggregate_evaluate, server_round)
+        yield Leg(clients, orders, take)
+
+    def largest(self) -> int:
+        """Return how many numbers the largest message to a client holds."""
+        return max((layout.numel for layout in self.layouts.values()), default=1)
 
     def trainable(self) -> list[Client]:
         """Return the clients from which cohorts are drawn."""
@@ -269,9 +313,8 @@ class PersonalisedStrategy(Strategy):
                 reply=self.reply,
                 weights=weights,
                 compression=self.codec.name if self.codec else None,
-                **self.config.local.model_dump(),
+                **self.config.local.order(server_round, self.config.rounds),
             ),
-            TrainOrder.type,
             server_round,
         )
 
@@ -282,12 +325,8 @@ class PersonalisedStrategy(Strategy):
         """
         accepted = [update for reply in replies if (update := self.accept(reply)) is not None]
         self._close()
-        asked = self._asked
         updates = sorted(accepted, key=lambda update: update.client.row)
-        # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
-        if asked and len(updates) / asked < self.config.min_replies:
-            for update in updates:
-                self.round.refused[update.client.client_id] = f"dropped: only {len(updates)} of {asked} answered"
+        if not self._enough([update.client for update in updates]):
             updates = []
         self.round.results = {update.client.client_id: update.result for update in updates}
         self.update(updates)
@@ -311,6 +350,45 @@ class PersonalisedStrategy(Strategy):
             self.round.refused[order.client.client_id] = str(error)
             return None
 
+    def collect(
+        self,
+        replies: Iterable[Message],
+        kind: type[ResultT],
+        check: Callable[[Client, ResultT], object] = lambda client, result: None,
+        quorum: bool = True,
+    ) -> list[tuple[Client, ResultT]]:
+        """Return what the replies to a leg bring, in order of rows; the others are named in `round.refused`.
+
+        Args:
+            replies: as they come.
+            kind: what each must be.
+            check: raises a WireError for a reply that does not answer what its client was asked.
+            quorum: nothing is returned if they are fewer than `min_replies` of the cohort, as in `aggregate_train`.
+        """
+        accepted: list[tuple[Client, ResultT]] = []
+        for reply in replies:
+            order = self._ordered(reply)
+            if order is None:
+                continue
+            try:
+                result = self._unpack(reply, order, kind)
+                check(order.client, result)
+                accepted.append((order.client, result))
+            except WireError as error:
+                self.round.refused[order.client.client_id] = str(error)
+        self._close()
+        accepted.sort(key=lambda pair: pair[0].row)
+        return accepted if not quorum or self._enough([client for client, _ in accepted]) else []
+
+    def _enough(self, answered: Sequence[Client]) -> bool:
+        """Return whether those who answered a leg are as many as the round wants of its cohort; else refuse them."""
+        # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
+        enough = not self._asked or len(answered) / self._asked >= self.config.min_replies
+        if not enough:
+            for client in answered:
+                self.round.refused[client.client_id] = f"dropped: only {len(answered)} of {self._asked} answered"
+        return enough
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
@@ -322,7 +400,6 @@ class PersonalisedStrategy(Strategy):
         return self._address(
             clients,
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
-            EvaluateOrder.type,
             server_round,
         )
 
@@ -374,22 +451,27 @@ class PersonalisedStrategy(Strategy):
         self,
         clients: Sequence[Client],
         order: Callable[[Weights | None], TrainOrder | EvaluateOrder],
-        message_type: str,
         server_round: int,
     ) -> list[Message]:
-        """Write one message per client and remember what it was sent; messages written before must have been sent."""
-        self._expected()  # lets go of those
+        """Write one message per client, with the weights that are its own now."""
         rows = self.weights_for(clients) if clients else []
+
+        def content(index: int) -> TrainOrder | EvaluateOrder:
+            return order(None if rows is None else Weights(self.layout_for(clients[index]), rows[index]))
+
+        return self.post(server_round, ((client, content(index)) for index, client in enumerate(clients)))
+
+    def post(self, server_round: int, contents: Iterable[tuple[Client, Order]]) -> list[Message]:
+        """Write each client its order, and remember what it was sent; messages written before must have been sent."""
+        self._expected()  # lets go of those
         messages = []
-        for index, client in enumerate(clients):
-            sent = None if rows is None else rows[index]
-            layout = None if sent is None else self.layout_for(client)
-            weights = None if sent is None or layout is None else Weights(layout, sent)
-            content = order(weights).pack()
+        for client, content in contents:
             assert client.node_id is not None, "only live clients get orders"
-            messages.append(Message(content, client.node_id, message_type, group_id=str(server_round)))
-            keep = self.keeps_sent and message_type == TrainOrder.type
-            dtype = None if sent is None else sent.dtype
+            messages.append(Message(content.pack(), client.node_id, content.type, group_id=str(server_round)))
+            weights = content.weights
+            sent = None if weights is None else weights.values
+            keep = self.keeps_sent and content.type == TrainOrder.type
+            layout, dtype = (None, None) if weights is None else (weights.layout, weights.values.dtype)
             self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None, layout)))
         return messages
 

@@ -356,7 +356,7 @@ def test_a_head_is_trained_with_the_body_by_an_optimiser_of_its_own_that_lasts(t
         torch.manual_seed(seed_of(0, "client-0", "head."))
         net = plain_net()
     parameters = dict(net.named_parameters())
-    settings = LocalSGD(**local.model_dump())
+    settings = LocalSGD(**local.order(1, 1))
 
     def optimizer_of(names: Mapping[str, Any]) -> torch.optim.SGD:
         return torch.optim.SGD([parameters[name] for name in names], lr=0.1, momentum=0.8, weight_decay=5e-3)
