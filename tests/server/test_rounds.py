@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.messages import EvaluateResult, TrainResult
