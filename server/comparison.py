@@ -106,7 +106,7 @@ def plan(
     for name in strategies:
         if name not in STRATEGIES:
             raise ConfigError(f"--strategies: expected some of {', '.join(STRATEGIES)}, found {name!r}")
-    values, options = _own_options(values, strategies, where)
+    values, options = _own_options(values, where)
     shared: dict[str, Any] = {}
     for key, value in overrides.items():
         first, _, rest = key.partition(".")
@@ -130,9 +130,7 @@ def plan(
     ]
 
 
-def _own_options(
-    values: Mapping[str, Any], strategies: Sequence[str], where: str
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _own_options(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Separate what cells share from each strategy's own options."""
     shared = copy.deepcopy(dict(values))
     options = shared.pop(BY_STRATEGY, None) or {}
@@ -144,10 +142,6 @@ def _own_options(
     shared.pop("baselines", None)
     owner = shared.pop("strategy", RunConfig.model_fields["strategy"].default)
     if of_file := shared.pop("options", None):
-        if owner not in strategies:
-            raise ConfigError(
-                f"options: those of {owner}, which is not compared; expected {BY_STRATEGY} in their place in {where}"
-            )
         options[owner] = {**of_file, **options.get(owner, {})}
     return shared, options
 

@@ -161,18 +161,19 @@ def _report(wanted: Reproduction, results: Mapping[str, Sequence[Result]], out: 
 
 
 def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[tuple[str, ...]]:
-    parts = wanted.table.columns[wanted.column].parts
+    column = wanted.table.columns[wanted.column]
     missing = wanted.table.missing(method, wanted.column)
     rows: list[tuple[str, ...]] = []
     for part, figure in wanted.table.methods[method].figures(wanted.column).items():
-        chosen = (0, 1) if part == WHOLE else parts[part]
+        chosen = (0, 1) if part == WHOLE else column.parts[part]
         ours, difference = "not available" if missing else "not finished", ""
         if chosen is None:
             ours = "not measured"
         elif results:
             means = [_mean(result, *chosen) for result in results]
             ours = plus_minus(fmean(means), stdev(means) if len(means) > 1 else None)
-            difference = f"{fmean(means) - figure.mean:+.2f}"
+            # Of a stand-in it would mean nothing.
+            difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
         name = method if part == WHOLE else f"{method}, {part}"
         rows.append((name, ours, str(len(results)), plus_minus(figure.mean, figure.deviation), difference))
     return rows
