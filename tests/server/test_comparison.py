@@ -90,7 +90,7 @@ def test_a_cell_is_the_run_that_flower_server_makes(out: Path, file: Path, tmp_p
     flags = ["--set", "options={hidden_dim: 8, embedding_dim: 2}", "--set", "baselines=[]", "--seed", "1"]
     plain = tmp_path / "run.yaml"
     plain.write_text(CONFIG.partition("options_by_strategy")[0])
-    folder = tmp_path / "alone"
+    folder = tmp_path / "pfedhn-seed1"  # the name is in every order, and so in the bytes
     assert main(["--config", str(plain), "--engine", "inline", "--run-dir", str(folder), *flags]) == 0
     alone, cell = folder, out / "pfedhn-seed1"
     assert (alone / "summary.json").read_text() == (cell / "summary.json").read_text()
