@@ -115,6 +115,9 @@ class RunConfig(Section):
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
     )
+    checkpoint_every: Annotated[int, Field(ge=0)] = Field(
+        10, description="rounds between checkpoints, from which --resume goes on after a crash; 0: none"
+    )
     asynchronous: bool = Field(
         False, description="no rounds: cohort clients train at any time, each reply is applied when it comes"
     )

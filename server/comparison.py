@@ -27,6 +27,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.storage import write_bytes, write_json
+from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import log_to
 from hyperbloom.server.engine import inline_grid, virtual_clients
 from hyperbloom.server.listener import Listener
@@ -66,8 +67,8 @@ class Watcher(Protocol):
     def begin(self, cell: Cell) -> Listener:
         """It starts; returns who hears of its rounds."""
 
-    def done(self, cell: Cell, seconds: float) -> None:
-        """It is finished."""
+    def done(self, cell: Cell, seconds: float, after: int) -> None:
+        """It is finished; it went on after that round, 0 if it began anew."""
 
     def failed(self, cell: Cell, error: HyperbloomError) -> None:
         """It came to nothing; the others go on."""
@@ -248,7 +249,7 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
 
 
 def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[HyperbloomError]:
-    """Run the cells that are not finished; one that was stopped on its way begins anew.
+    """Run the cells that are not finished; one that was stopped on its way goes on from its last checkpoint.
 
     Returns:
         why some came to nothing: nobody could be trained, or a client does not fit. The others go on.
@@ -261,31 +262,47 @@ def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[Hype
         if cell.finished:
             watcher.kept(cell)
             continue
-        shutil.rmtree(cell.folder, ignore_errors=True)
         start = time.perf_counter()
         try:
-            _run(cell, engine, watcher.begin(cell))
+            after = _run(cell, engine, watcher.begin(cell))
         except (CohortError, RefusedError) as error:
             failures.append(error)
             watcher.failed(cell, error)
             continue
         seconds = time.perf_counter() - start
         write_json(cell.folder / FINISHED, {"seconds": round(seconds, 3)})
-        watcher.done(cell, seconds)
+        watcher.done(cell, seconds, after)
     return failures
 
 
-def _run(cell: Cell, engine: str, listener: Listener) -> None:
-    run_id = f"{cell.folder.name}-{secrets.token_hex(4)}"
-    recorder = RunFolder(cell.folder, cell.config, run_id)
-    with log_to(cell.folder / "server.log"), _grid(engine, cell.config, cell.folder) as (grid, watch):
-        Session(cell.config, grid, run_id, [recorder, listener], watch).run()
+def _run(cell: Cell, engine: str, listener: Listener) -> int:
+    """Run a cell, from its last checkpoint if it has one; returns the round after which it went on."""
+    config, folder, resume = cell.config, cell.folder, None
+    try:
+        recorder, resume = RunFolder.resume(folder, config, listener.event)
+        run_id = resume.checkpoint.run_id
+    except ConfigError:  # stopped before its first checkpoint, or never begun
+        shutil.rmtree(folder, ignore_errors=True)
+        run_id = f"{folder.name}-{secrets.token_hex(4)}"
+        adopt_identities(config, folder)
+        recorder = RunFolder(folder, config, run_id, _machines(config, engine))
+    with (
+        locked(folder),
+        log_to(folder / "server.log"),
+        _grid(engine, config, folder) as (grid, watch),
+    ):
+        Session(config, grid, run_id, [recorder, listener], watch, resume).run()
+    return max(0, resume.checkpoint.progress.round) if resume else 0
+
+
+def _machines(config: RunConfig, engine: str) -> dict[str, Any]:
+    """Return the flags with which `flower-server --resume` would go on with a cell."""
+    return {"engine": engine} | ({"insecure": True, "local_clients": config.clients} if engine == "grpc" else {})
 
 
 @contextmanager
 def _grid(engine: str, config: RunConfig, folder: Path) -> Iterator[tuple[Grid, Callable[[], None]]]:
     """Yield a grid of clients that are all on this machine, and what to call while waiting for them."""
-    adopt_identities(config, folder)
     if engine == "inline":
         yield inline_grid(config, folder), lambda: None
     elif engine == "ray":

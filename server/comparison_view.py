@@ -70,10 +70,11 @@ class ComparisonView(Listener):
         """Remember the accuracy of the best round."""
         self._accuracy = f"{selection.metrics['test_mean']:.1f} % (round {selection.round})"
 
-    def done(self, cell: Cell, seconds: float) -> None:
+    def done(self, cell: Cell, seconds: float, after: int) -> None:
         """A cell is finished."""
         self._rounds += cell.config.rounds
-        self._over(cell, f"{self._accuracy}, {seconds:.0f} s")
+        went_on = f" from round {after} on" if after else ""
+        self._over(cell, f"{self._accuracy}, {seconds:.0f} s{went_on}")
 
     def failed(self, cell: Cell, error: HyperbloomError) -> None:
         """A cell came to nothing."""

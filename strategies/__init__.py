@@ -8,6 +8,7 @@ from hyperbloom.strategies.hafl_distillation import HAFLDistillation
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
+from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["STRATEGIES", "make_strategy"]
@@ -19,6 +20,7 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "hafl-distillation": HAFLDistillation,
     "local": Local,
     "pfedhn": PFedHN,
+    "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
 }
 

@@ -4,7 +4,7 @@ McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learnin
 Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. The averaging is Flower's own class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -57,6 +57,10 @@ class FedAvg(PersonalisedStrategy):
     def state(self) -> dict[str, Tensor]:
         """The global model, by parameter."""
         return self._layout.views(self.weights)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model over."""
+        self.weights = self._layout.flatten(tensors)
 
     @property
     def _layout(self) -> Layout:
