@@ -23,6 +23,7 @@ class Result:
 
     Attributes:
         accuracy: of each client that was evaluated.
+        metrics: all that the run folder has of that round.
         mean: over clients.
         client_std: over clients (population).
         client_worst: of the worst client.
@@ -33,6 +34,7 @@ class Result:
     """
 
     accuracy: Mapping[str, float]
+    metrics: Mapping[str, float]
     mean: float
     client_std: float
     client_worst: float
@@ -81,6 +83,7 @@ def _read(cell: Cell) -> Result:
         metrics, clients = summary["metrics"], sum(line["clients"] for line in lines)
         return Result(
             accuracy=summary["test_accuracy"],
+            metrics=metrics,
             mean=metrics["test_mean"],
             client_std=metrics["test_std"],
             client_worst=metrics["test_worst"],

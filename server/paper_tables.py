@@ -5,6 +5,7 @@ A table is a YAML file in `server/papers/` (`benchmarks/papers` links there):
     paper, url, table, title        where the numbers stand
     seeds                           how many the paper took, if it says so
     run                             keys of a run that all columns share
+    metric                          what our number is (default: test_mean)
     differs                         where our settings are not the paper's, one line each
     columns.NAME                    title, run (wins over the table's), differs, and where they apply
         parts                       clients whose mean is one number, {part: [first, step]}; null is not measured
@@ -12,9 +13,10 @@ A table is a YAML file in `server/papers/` (`benchmarks/papers` links there):
         cannot                      why the column cannot be run at all, and what would make it
     methods.NAME                    strategy (or why_not), run (wins over the column's), note, and
         everyone                    every client in every round
+        columns                     run of single columns, wins over the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
 
-A method whose strategy or model is not there is shown as not available.
+A method whose strategy, model or key of the run is not there is shown as not available.
 """
 
 from collections.abc import Mapping
@@ -64,6 +66,7 @@ class Method(Section):
     strategy: str | None = None
     why_not: str = ""
     run: dict[str, Any] = Field({})
+    columns: dict[str, dict[str, Any]] = Field({})
     everyone: bool = False
     note: str = ""
     numbers: dict[str, Written] = Field({})
@@ -84,6 +87,7 @@ class PaperTable(Section):
     title: str
     seeds: Positive | None = None
     run: dict[str, Any] = Field({})
+    metric: str = "test_mean"
     differs: tuple[str, ...] = ()
     columns: dict[str, Column]
     methods: dict[str, Method]
@@ -96,6 +100,9 @@ class PaperTable(Section):
         if own.strategy not in STRATEGIES:
             return f"there is no strategy {own.strategy} in this version"
         values = self._values(method, column)
+        for key in values:
+            if key not in RunConfig.model_fields:
+                return f"there is no key {key} in this version"
         models = [values.get("model", "auto"), *values.get("models", ())]
         lacking = [name for name in models if name not in ("auto", *MODELS)]
         return f"there is no model {lacking[0]} in this version" if lacking else ""
@@ -123,8 +130,9 @@ class PaperTable(Section):
         return make_run_config(values, overrides or {}, f"{self.table}, {column}, {method}")
 
     def _values(self, method: str, column: str) -> dict[str, Any]:
-        of_method = {"strategy": self.methods[method].strategy, **self.methods[method].run}
-        return _merged(_merged(self.run, self.columns[column].run), of_method)
+        row = self.methods[method]
+        values = _merged(_merged(self.run, self.columns[column].run), {"strategy": row.strategy, **row.run})
+        return _merged(values, row.columns.get(column, {}))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,6 +19,7 @@ from hyperbloom.server.comparison_table import Result, markdown, plus_minus, rea
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.engine import client_settings
 from hyperbloom.server.paper_tables import WHOLE, PaperTable
+from hyperbloom.server.session import check_run
 
 __all__ = ["Reproduction", "choose_column", "describe", "reproduce"]
 
@@ -56,10 +58,20 @@ class Reproduction:
         asked = self.table.methods if self.methods is None else self.methods
         return [method for method in asked if self.column in self.table.methods[method].numbers]
 
-    @property
-    def runnable(self) -> list[str]:
-        """Those of them that can be run."""
-        return [method for method in self.rows if not self.table.missing(method, self.column)]
+    @cached_property
+    def why_not(self) -> dict[str, str]:
+        """Why some of them cannot be run: this version lacks something, or they need data that are not here.
+
+        Raises:
+            HyperbloomError: the settings of a method are wrong.
+        """
+        why = {method: self.table.missing(method, self.column) for method in self.rows}
+        for method in (method for method in self.rows if not why[method]):
+            try:
+                check_run(self.config(method), uses_data_section=True)
+            except DataError as error:
+                why[method] = str(error)
+        return {method: reason for method, reason in why.items() if reason}
 
     def config(self, method: str) -> RunConfig:
         """Return a method's run."""
@@ -67,7 +79,7 @@ class Reproduction:
 
     def cells(self, out: Path) -> list[Cell]:
         """Return what is to be run, seed by seed."""
-        configs = {method: self.config(method) for method in self.runnable}
+        configs = {method: self.config(method) for method in self.rows if method not in self.why_not}
         return [
             Cell(method, config.model_copy(update={"seed": seed}), out / f"{_slug(method)}-seed{seed}")
             for seed in range(self.seeds)
@@ -162,15 +174,14 @@ def _report(wanted: Reproduction, results: Mapping[str, Sequence[Result]], out: 
 
 def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[tuple[str, ...]]:
     column = wanted.table.columns[wanted.column]
-    missing = wanted.table.missing(method, wanted.column)
     rows: list[tuple[str, ...]] = []
     for part, figure in wanted.table.methods[method].figures(wanted.column).items():
-        chosen = (0, 1) if part == WHOLE else column.parts[part]
-        ours, difference = "not available" if missing else "not finished", ""
-        if chosen is None:
+        chosen = None if part == WHOLE else column.parts[part]
+        ours, difference = "not available" if method in wanted.why_not else "not finished", ""
+        if chosen is None and part != WHOLE:
             ours = "not measured"
         elif results:
-            means = [_mean(result, *chosen) for result in results]
+            means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
             ours = plus_minus(fmean(means), stdev(means) if len(means) > 1 else None)
             # Of a stand-in it would mean nothing.
             difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
@@ -190,8 +201,8 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) 
     notes = [f"STAND-IN for the paper's data: {column.stand_in}"] if column.stand_in else []
     notes += [*table.differs, *column.differs]
     for method in wanted.rows:
-        if missing := table.missing(method, wanted.column):
-            notes.append(f"{method}: not available: {missing}")
+        if method in wanted.why_not:
+            notes.append(f"{method}: not available: {wanted.why_not[method]}")
             continue
         if note := table.methods[method].note:
             notes.append(f"{method}: {note}")
@@ -204,7 +215,8 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) 
         notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
     changed = {key: value for key, value in wanted.overrides.items() if key not in ("data.root", "rounds")}
     notes += [f"set here: {key} = {value}" for key, value in changed.items()]
-    notes.append("accuracy is the mean over clients, at the round that validation selected")
+    novel = "novel " if table.metric.startswith("novel") else ""
+    notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
     return [_one_line(note) for note in notes]
 
 

@@ -10,13 +10,13 @@ import zlib
 
 import numpy as np
 
-from hyperbloom.common.data.draws import FIXED_SEED, generator, three_parts
+from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
 from hyperbloom.common.data.files import missing
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Pool, Portion, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["LENGTH", "read_tweets", "tokens"]
+__all__ = ["LENGTH", "random_words", "read_tweets", "tokens"]
 
 FILE = "airline_tweets.csv"
 COLUMNS = ("airline_sentiment", "name", "text")
@@ -62,3 +62,12 @@ def read_tweets(spec: DataSpec) -> Pool:
     whole = Portion((ArrayBlock(stored),), np.arange(len(rows), dtype=np.int64), labels, groups)
     train, val, test = (whole.choose(part) for part in three_parts(labels, 0.15, generator(FIXED_SEED, "tweets")))
     return Pool(spec.data, train, val, test, CLASSES, Scaling(), "user", tuple(users))
+
+
+def random_words() -> list[tuple[AnyArray, IntArray]]:
+    """Return 2,000 made-up tweets, in three parts: inputs that are nobody's, where some must be seen by all."""
+    rng = generator(FIXED_SEED, "random words")
+    words = 1 + np.minimum(rng.zipf(1.3, (2000, LENGTH)) - 1, WORDS - 1)
+    words[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, (2000, 1))] = 0
+    parts = np.split(words.astype(np.float32), [1600, 1800])
+    return [(part, np.arange(len(part), dtype=np.int64) % len(CLASSES)) for part in parts]

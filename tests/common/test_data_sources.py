@@ -449,3 +449,11 @@ def test_wrong_tweet_files_are_named(tmp_path: Path, content: str, message: str)
     write_tweets(tmp_path, ("angry",))
     with pytest.raises(DataError, match="found angry"):
         load_client_data(DataSpec("airline-tweets", tmp_path))
+
+
+def test_made_up_tweets_can_be_read_as_data() -> None:
+    data = load_client_data(DataSpec("hyperbloom.common.data.tweets:random_words"))
+    assert (data.input_shape, len(data.train), len(data.val), len(data.test)) == ((32,), 1600, 200, 200)
+    words = data.train.inputs
+    assert bool(((words >= 0) & (words <= 9999)).all()) and bool((words[:, 0] > 0).all())
+    assert bool((words[:, 1:][words[:, :-1] == 0] == 0).all())  # padding is at the end
