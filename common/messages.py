@@ -32,6 +32,7 @@ __all__ = [
     "ASKS",
     "LARGEST_NORM",
     "PRIVATE",
+    "REFINED",
     "REPLIES",
     "EvaluateOrder",
     "EvaluateResult",
@@ -48,8 +49,13 @@ __all__ = [
 ASKS = ("own", "types", "graph")
 """What a strategy asks clients about their own models: nothing but to use them, their layer types, their graphs."""
 
-PRIVATE = ("none", "head", "all")
-"""What of the target network stays on the client: nothing, the personal classifier, or everything."""
+PRIVATE = ("none", "head", "body", "all", "copy")
+"""What of the target network stays on the client: nothing, the personal classifier, all else, or everything. With
+'copy' all weights travel, and beside them the client has a model of the same shapes that never does; orders to train
+need a method that says how."""
+
+REFINED = ("head", "all")
+"""What is trained on the client's own examples before an evaluation, and forgotten after it."""
 
 REPLIES = ("delta", "weights", "nothing")
 """What a client sends back from training: trained - sent, trained, or only its metrics."""
@@ -68,6 +74,10 @@ class Weights:
 
     layout: Layout
     values: Tensor
+
+    def part(self, wanted: Layout) -> Tensor:
+        """Return the values of the parameters of `wanted`, which all are among these."""
+        return self.values if wanted == self.layout else wanted.flatten(self.layout.views(self.values))
 
     def check(self, expected: Layout, dtype: torch.dtype) -> None:
         """Compare names, shapes, dtype and finiteness with what was expected.
@@ -250,7 +260,11 @@ class Notice(Packable):
 
 @dataclass(frozen=True)
 class TrainOrder(Packable):
-    """Train: load the weights, take `steps` steps of SGD, send back what `reply` says."""
+    """Train: load the weights, take `steps` steps of SGD, send back what `reply` says.
+
+    `weights` are what is not private. With 'body' they may be the whole network: then what is private starts from that,
+    if the client has none yet. What it sends back is without the private part in either case.
+    """
 
     type: ClassVar[str] = "train"
     run_id: str
@@ -270,6 +284,7 @@ class TrainOrder(Packable):
     compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
+    method: str | None = None  # of common/methods.py, as JSON; None: plain SGD
     resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
     rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
@@ -298,9 +313,10 @@ class EvaluateOrder(Packable):
     weights: Weights | None
     norms: str | None = None
     hypernetwork: str | None = None
-    refine_epochs: int | None = None  # passes over the training examples before the evaluation, for the head alone
+    refine_epochs: int | None = None  # passes of plain SGD over the training examples before the evaluation
     refine_rate: float | None = None  # learning rate of these
-    refine_batch: int | None = None
+    refine_batch: int | None = None  # where the client has fewer examples: all of them
+    refine_part: str | None = None  # what they train, one of REFINED; None: the head
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
     resume_points: tuple[int, ...] | None = None  # as in the order to train
     rewound: tuple[int, ...] | None = None

@@ -75,8 +75,9 @@ OPTIONAL = {
     "types",
     "graph",
     "hypernetwork",
+    "method",
     "distil_temperature",
-} | {f"refine_{name}" for name in ("epochs", "rate", "batch")}
+} | {f"refine_{name}" for name in ("epochs", "rate", "batch", "part")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),
     Greeting("0.1.0", "types", "local"),
@@ -84,14 +85,14 @@ MESSAGES: list[Packable] = [
     dataclasses.replace(INTRODUCTION, types=("input", "linear 3,4 wb"), graph="{}"),
     dataclasses.replace(INTRODUCTION, types=()),
     dataclasses.replace(EVALUATE, norms="local", hypernetwork="{}", refine_epochs=2, refine_rate=0.5, refine_batch=9),
-    dataclasses.replace(EVALUATE, distil_temperature=4.0),
+    dataclasses.replace(EVALUATE, distil_temperature=4.0, refine_part="all"),
     dataclasses.replace(INTRODUCTION, class_shares=(), input_shape=(12,)),
     Notice("refused", "näme — taken"),
     TRAIN,
     dataclasses.replace(TRAIN, weights=Weights(TWO, VALUES)),
     TrainResult(0.125, 1.5, None),
     TrainResult(0.125, 1.5, Weights(TWO, VALUES)),
-    dataclasses.replace(TRAIN, compression="top-k:0.1+int8"),
+    dataclasses.replace(TRAIN, compression="top-k:0.1+int8", method="{}"),
     TrainResult(0.125, 1.5, None, b"\0\xff"),
     TrainResult(0.125, 1.5, None, b""),
     EVALUATE,
