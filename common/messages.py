@@ -81,6 +81,7 @@ __all__ = [
     "TrainResult",
     "TryOrder",
     "Weights",
+    "weigh",
 ]
 
 ASKS = ("own", "types", "graph")
@@ -190,6 +191,21 @@ class Packable:
 def _prefix(name: str) -> str:
     """Return what tells the parts of a `Weights` from those of another; the usual ones need nothing."""
     return "" if name == "weights" else f"{name}."
+
+
+def weigh(content: RecordDict) -> int:
+    """Return the bytes of what a message carries: texts and bytes as they are, eight for a number.
+
+    Flower's framing comes on top, some 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
+    """
+    values = (value for record in content.config_records.values() for value in record.values())
+    return sum(_weight(value) for value in values)
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_weight(item) for item in value)
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def _pack_weights(weights: Weights) -> dict[str, Any]:

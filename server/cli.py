@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hyperbloom.server.listener import Checkpoint
     from hyperbloom.server.view import TerminalView
 
-__all__ = ["main"]
+__all__ = ["log_to", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -298,7 +298,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
                     args.port = free_port()
                 recorder = RunFolder(folder, config, run_id, _machines(args))
-            stack.enter_context(_log_to(folder / "server.log"))
+            stack.enter_context(log_to(folder / "server.log"))
             grid, watch = stack.enter_context(_grid(args, config, security, folder, view))
             session = Session(config, grid, run_id, [recorder, view], watch, resume)
             results = session.run()
@@ -380,7 +380,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 @contextmanager
-def _log_to(path: Path) -> Iterator[None]:
+def log_to(path: Path) -> Iterator[None]:
     """Write our log, and Flower's, into the run folder."""
     handler = logging.FileHandler(path)
     handler.setLevel(logging.INFO)

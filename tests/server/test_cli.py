@@ -153,7 +153,8 @@ def test_each_round_is_a_line_with_its_figures(run: Done, where: str) -> None:
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
     for line in lines:
         evaluated = line["round"] in (2, 4, 5)  # every second one, and the last
-        assert set(line) == {"round", "seconds", "elapsed", "clients", "loss"} | (METRICS if evaluated else set())
+        told = {"round", "seconds", "elapsed", "clients", "loss", "bytes_down", "bytes_up"}
+        assert set(line) == told | (METRICS if evaluated else set())
         assert line["clients"] == 1
         assert 0 < line["loss"] < 50
         assert not evaluated or 0 <= line["test_worst"] <= line["test_mean"] <= 100

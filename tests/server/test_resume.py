@@ -31,7 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ghn": {"latent": 8, "hidden": 4},
     "ghn-server": {"latent": 8, "hidden": 4, "fit_steps": 2},
 }
-TIMES = ("seconds", "elapsed")
+TIMES = ("seconds", "elapsed", "bytes_down")  # and orders of a run that went on say so, in some bytes more
 
 
 def public_inputs() -> tuple[Any, Any, Any]:
