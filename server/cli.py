@@ -46,6 +46,8 @@ examples:
     flower-server --strategy pfedhn --engine inline --clients 10
   a run whose server was killed: at most checkpoint_every rounds are done again, clients that wait for it pick up
     flower-server --resume runs/20260102-030405-pfedhn
+  the same command at each start, for systemd, Docker, Kubernetes: it begins the run, or goes on with it
+    flower-server --config run.yaml --run-dir /srv/run-1 --go-on --host 0.0.0.0
 
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
 the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
@@ -93,6 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
     run.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on from the last checkpoint in this run folder, as it began"
+    )
+    run.add_argument(
+        "--go-on",
+        action="store_true",
+        help="with --run-dir: begin the run, go on with it if it is there, end with code 0 if it is complete",
     )
     machines = parser.add_argument_group("machines")
     machines.add_argument(
@@ -148,9 +155,11 @@ def main(arguments: list[str] | None = None) -> int:
             from hyperbloom.server.catalogue import print_keys
 
             print_keys(console, args.explain)
+        elif args.go_on and _complete(args):
+            _say(console, f"the run in {args.run_dir} is complete; name a new --run-dir for the next one")
         else:
             with terminate_as_interrupt():
-                _run(_as_it_began(args, arguments) if args.resume else args, console)
+                _run(_as_it_began(args, arguments) if args.resume and not args.go_on else args, console)
     except HyperbloomError as error:
         print(f"flower-server: {error}", file=sys.stderr)
         return error.exit_code
@@ -199,6 +208,27 @@ def _as_it_began(args: argparse.Namespace, arguments: list[str] | None) -> argpa
     paths = {name: Path(value) for name, value in began.items() if name in _FILES and value}
     parser.set_defaults(**(began | paths))
     return parser.parse_args(arguments)
+
+
+def _complete(args: argparse.Namespace) -> bool:
+    """Return whether the run of `--go-on` is over; one that has begun, but is not over, becomes one to resume.
+
+    Raises:
+        ConfigError: there is no --run-dir, or the run in it is another than the flags describe.
+    """
+    if args.resume or not args.run_dir:
+        raise ConfigError("--go-on: expected --run-dir DIR and no --resume")
+    from hyperbloom.server.checkpoint import has_begun, is_over
+
+    if not has_begun(args.run_dir):
+        return False
+    config = load_run_config(args.run_dir / "config.yaml", {})
+    if config != _config(args):
+        raise ConfigError(f"--go-on: {args.run_dir} holds another run than these flags describe; name a new --run-dir")
+    if is_over(args.run_dir, config):
+        return True
+    args.resume = args.run_dir
+    return False
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
@@ -279,7 +309,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         check_ray()
     if args.engine == "grpc" and args.port:
         _check_port(args.host, args.port)
-    folder = args.resume or new_run_folder(args.run_dir, config.strategy)
+    folder = args.resume or new_run_folder(args.run_dir, config.strategy, anew=args.go_on)
     view = TerminalView(console)
     _say(console, f"run folder: {folder}")
 

@@ -42,12 +42,13 @@ __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
 
-def new_run_folder(path: Path | None, strategy: str) -> Path:
+def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path:
     """Make an empty run folder.
 
     Args:
         path: where, or None for `runs/DATE-STRATEGY`.
         strategy: part of the default name.
+        anew: take a folder that is not empty, for a run that never began.
 
     Raises:
         ConfigError: the folder holds something already, or cannot be made.
@@ -55,7 +56,7 @@ def new_run_folder(path: Path | None, strategy: str) -> Path:
     chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy}")
     try:
         chosen.mkdir(parents=True, exist_ok=True)
-        if any(chosen.iterdir()):
+        if any(chosen.iterdir()) and not anew:
             raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}")
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
