@@ -214,10 +214,12 @@ def _complete(args: argparse.Namespace) -> bool:
     """Return whether the run of `--go-on` is over; one that has begun, but is not over, becomes one to resume.
 
     Raises:
-        ConfigError: there is no --run-dir, or the run in it is another than the flags describe.
+        ConfigError: there is no --run-dir or no port, or the run in the folder is another than the flags describe.
     """
     if args.resume or not args.run_dir:
         raise ConfigError("--go-on: expected --run-dir DIR and no --resume")
+    if not args.port:
+        raise ConfigError("--go-on: expected a --port, at which clients find the server again; found 0")
     from hyperbloom.server.checkpoint import has_begun, is_over
 
     if not has_begun(args.run_dir):

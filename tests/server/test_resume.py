@@ -315,6 +315,8 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_leaves_it_alone(
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main([*args, "--go-on"]) == 2
     assert "expected --run-dir DIR" in capsys.readouterr().err
+    assert main([*supervised, "--port", "0"]) == 2
+    assert "expected a --port" in capsys.readouterr().err
 
 
 def killed_early() -> None:
