@@ -4,7 +4,7 @@ McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learnin
 Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. The averaging is Flower's own class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -53,6 +53,17 @@ class FedAvg(PersonalisedStrategy):
         arrays, _ = flower.aggregate_train(0, [_as_flower_expects(update) for update in updates])
         assert arrays is not None
         self.weights = torch.from_numpy(arrays["weights"].numpy())
+
+    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
+        """What a run of fedavg left can be anything; `load` compares it with the model."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from another run's model."""
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if found != dict(self._layout.shapes):
+            wrong = sorted(set(found.items()) ^ set(self._layout.shapes))[0]
+            raise ConfigError(f"init_from: its model is of another shape than this run's, first in {wrong[0]}")
+        self.weights = self._layout.flatten(tensors)
 
     def state(self) -> dict[str, Tensor]:
         """The global model, by parameter."""
