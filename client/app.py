@@ -9,7 +9,15 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.vectorised import train_together
 from hyperbloom.client.worker import Worker, worker_for
 from hyperbloom.common.attempt import attempt
-from hyperbloom.common.messages import EvaluateOrder, Greeting, Notice, TrainOrder
+from hyperbloom.common.messages import (
+    BackpropOrder,
+    DescribeOrder,
+    EvaluateOrder,
+    FitOrder,
+    Greeting,
+    Notice,
+    TrainOrder,
+)
 
 __all__ = ["app", "train_all"]
 
@@ -34,6 +42,27 @@ def train(message: Message, context: Context) -> Message:
     """Train on this client's data."""
     order = TrainOrder.unpack(message.content)
     return Message(_worker(context).train(order).pack(), reply_to=message)
+
+
+@app.train("describe")
+def describe(message: Message, context: Context) -> Message:
+    """Encode this client's examples."""
+    order = DescribeOrder.unpack(message.content)
+    return Message(_worker(context).describe(order).pack(), reply_to=message)
+
+
+@app.train("backprop")
+def backprop(message: Message, context: Context) -> Message:
+    """Take a gradient back through the encoder."""
+    order = BackpropOrder.unpack(message.content)
+    return Message(_worker(context).backprop(order).pack(), reply_to=message)
+
+
+@app.train("fit")
+def fit(message: Message, context: Context) -> Message:
+    """Train on this client's data, and fit the encoder to it."""
+    order = FitOrder.unpack(message.content)
+    return Message(_worker(context).fit(order).pack(), reply_to=message)
 
 
 @app.evaluate()

@@ -4,6 +4,7 @@
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
+    STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
 """
@@ -147,6 +148,29 @@ class ClientState:
     def forget_residual(self) -> None:
         """Owe nothing any more."""
         self._residual_path.unlink(missing_ok=True)
+
+    def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
+        """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""
+        tensors = {"values": values, "descriptor": descriptor}
+        write_tensors(self._encoder_path, tensors, {"run": run_id, "version": version})
+
+    def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
+        """Return encoder and descriptor, or None if what is kept is not of this run and version, or damaged."""
+        try:
+            with safetensors.safe_open(self._encoder_path, framework="pt") as file:
+                if file.metadata() != {"run": run_id, "version": version}:
+                    return None
+                return file.get_tensor("values"), file.get_tensor("descriptor")
+        except (SafetensorError, OSError):
+            return None
+
+    def forget_encoder(self) -> None:
+        """Keep no encoder any more."""
+        self._encoder_path.unlink(missing_ok=True)
+
+    @property
+    def _encoder_path(self) -> Path:
+        return self.folder / "encoder.safetensors"
 
     @property
     def _residual_path(self) -> Path:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
+from hyperbloom.client import encoding
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine_head
@@ -25,8 +26,14 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     PRIVATE,
     REPLIES,
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
     EvaluateOrder,
     EvaluateResult,
+    FitOrder,
+    FitResult,
     Introduction,
     TrainOrder,
     TrainResult,
@@ -157,6 +164,20 @@ class Worker:
                 bounded = order.reply == "delta"
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded)
         return TrainResult(loss, seconds, reply, encoded)
+
+    def describe(self, order: DescribeOrder) -> DescribeResult:
+        """Return what the ordered encoder makes of the training examples; labels are not looked at."""
+        return encoding.describe(order, self.train_data.inputs, self.state)
+
+    def backprop(self, order: BackpropOrder) -> BackpropResult:
+        """Take a gradient with respect to the last descriptor back to the encoder that made it."""
+        return encoding.backprop(order, self.train_data.inputs, self.state)
+
+    def fit(self, order: FitOrder) -> FitResult:
+        """Train as ordered, and fit the encoder to the descriptor that the order brings."""
+        result = self.train(order)
+        gamma, distance = encoding.fit(order, self.train_data.inputs)
+        return FitResult(**vars(result), version=order.version, distance=distance, gamma=gamma)
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""

@@ -93,10 +93,15 @@ class RunConfig(Section):
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
+    novel: Annotated[int, Field(ge=0, le=90)] = Field(
+        0, description="percent of the clients, the last by name, that never train and are scored apart"
+    )
     baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
-    round_timeout_s: Rate = Field(300.0, description="seconds after which a round goes on without the missing replies")
+    round_timeout_s: Rate = Field(
+        300.0, description="seconds after which a round (or a leg of it) goes on without the missing replies"
+    )
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
     )

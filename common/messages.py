@@ -9,6 +9,15 @@
       | <------------------- EvaluateResult ---- |
       | -- Notice (query.notice) ------------->  |   refused, or the run is over
 
+With an encoder (ODPFL-HN) also
+
+      | -- DescribeOrder (train.describe) ---->  |   the encoder
+      | <---------------- DescribeResult ------- |   what it makes of the client's examples
+      | -- BackpropOrder (train.backprop) ---->  |   the gradient with respect to that
+      | <---------------- BackpropResult ------- |   the gradient with respect to the encoder
+      | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
+      | <--------------------- FitResult ------- |
+
 A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
 object with a request of its own, so three objects instead of six per message halve the time of a small round.
 What arrives is checked field by field, and tensor by tensor, before anything is done with it.
@@ -33,8 +42,14 @@ __all__ = [
     "LARGEST_NORM",
     "PRIVATE",
     "REPLIES",
+    "BackpropOrder",
+    "BackpropResult",
+    "DescribeOrder",
+    "DescribeResult",
     "EvaluateOrder",
     "EvaluateResult",
+    "FitOrder",
+    "FitResult",
     "Greeting",
     "Introduction",
     "Notice",
@@ -96,7 +111,7 @@ class Weights:
 
 
 class Packable:
-    """A frozen dataclass of scalars, lists and at most one `Weights`, as one `ConfigRecord` of a `RecordDict`."""
+    """A frozen dataclass of scalars, lists and `Weights`, as one `ConfigRecord` of a `RecordDict`."""
 
     def pack(self) -> RecordDict:
         """Return the content of a Flower message."""
@@ -104,7 +119,7 @@ class Packable:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if isinstance(value, Weights):
-                record |= _pack_weights(value)
+                record |= {_prefix(field.name) + key: part for key, part in _pack_weights(value).items()}
             elif value is not None:
                 record[field.name] = list(value) if isinstance(value, tuple) else value
         return RecordDict({_KEY: ConfigRecord(record, keep_input=False)})
@@ -130,6 +145,11 @@ class Packable:
         return cls(**values)
 
 
+def _prefix(name: str) -> str:
+    """Return what tells the parts of a `Weights` from those of another; the usual ones need nothing."""
+    return "" if name == "weights" else f"{name}."
+
+
 def _pack_weights(weights: Weights) -> dict[str, Any]:
     values = weights.values.detach().cpu().contiguous()
     dtype = str(values.dtype).removeprefix("torch.")
@@ -146,9 +166,11 @@ def _take(left: dict[str, Any], name: str, kind: Any, owner: str) -> Any:
     """Remove field `name` from `left` and return it as `kind`."""
     optional = type(None) in get_args(kind)
     if Weights in (kind, *get_args(kind)):
-        if optional and "values" not in left:
+        prefix = _prefix(name)
+        if optional and f"{prefix}values" not in left:
             return None
-        return _unpack_weights(left, owner)
+        parts = {key: left.pop(prefix + key, None) for key in ("tensors", "dtype", "values")}
+        return _unpack_weights(parts, owner if not prefix else f"{owner}.{name}")
     if name not in left:
         if optional:
             return None
@@ -174,9 +196,9 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
-    tensors = _typed(left.pop("tensors", None), str, f"{owner}.tensors")
-    dtype = _DTYPES.get(_typed(left.pop("dtype", None), str, f"{owner}.dtype"))
-    raw = _typed(left.pop("values", None), bytes, f"{owner}.values")
+    tensors = _typed(left["tensors"], str, f"{owner}.tensors")
+    dtype = _DTYPES.get(_typed(left["dtype"], str, f"{owner}.dtype"))
+    raw = _typed(left["values"], bytes, f"{owner}.values")
     if dtype is None:
         raise WireError(f"{owner}.dtype: expected one of {', '.join(_DTYPES)}")
     try:
@@ -322,3 +344,67 @@ class EvaluateResult(Packable):
             score = self.score(split)
             if not 0 <= score.correct <= score.total or score.total == 0:
                 raise WireError(f"{split}: expected 0 <= correct <= total and examples, found {score}")
+
+
+@dataclass(frozen=True)
+class DescribeOrder(Packable):
+    """Encode the training examples, without their labels."""
+
+    type: ClassVar[str] = "train.describe"
+    run_id: str
+    round: int
+    encoder: str  # its name
+    dim: int  # of a descriptor
+    version: str  # hash of its parameters
+    keep: bool  # for a `BackpropOrder` that follows
+    weights: Weights  # its parameters
+
+
+@dataclass(frozen=True)
+class DescribeResult(Packable):
+    """The descriptor of a client's examples, and the version of the encoder that made it."""
+
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class BackpropOrder(Packable):
+    """Take a gradient back through the encoder that was kept: `weights` is the one with respect to the descriptor."""
+
+    type: ClassVar[str] = "train.backprop"
+    run_id: str
+    encoder: str
+    dim: int
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class BackpropResult(Packable):
+    """The gradient with respect to the encoder of `version`."""
+
+    version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class FitOrder(TrainOrder):
+    """Train as ordered, and beside it fit the encoder to the descriptor that the server has learned."""
+
+    type: ClassVar[str] = "train.fit"
+    encoder: str = ""
+    version: str = ""
+    gamma: Weights | None = None  # the encoder's parameters
+    descriptor: Weights | None = None
+    fit_steps: int = 0
+    fit_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class FitResult(TrainResult):
+    """Also the change of the encoder of `version`, and how far its descriptor was from the given one before."""
+
+    version: str = ""
+    distance: float = 0.0  # mean of the squared differences
+    gamma: Weights | None = None

@@ -20,7 +20,7 @@ from hyperbloom.common.messages import EvaluateResult
 from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 from hyperbloom.server.rounds import FRUITLESS_ROUNDS, better, give_up
-from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
+from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
 
 __all__ = ["run_asynchronously"]
 
@@ -108,7 +108,7 @@ class _Loop:
         places = self.config.cohort - len(self._written)
         if places < 1 or not self.strategy.roster.idle_count:
             return
-        clients = self.strategy.roster.draw(self._draws + 1, places, self.strategy.trainable())
+        clients = self.strategy.roster.draw(self._draws + 1, places, self.strategy.candidates())
         if not clients:
             self._wait_for_trainable()
             return
@@ -194,7 +194,7 @@ class _Loop:
 
     def _conclude(self, done: _Pending) -> None:
         self._pending = None
-        evaluation = Evaluation({name: done.scores[name] for name in sorted(done.scores)}) if done.scores else None
+        evaluation = self.strategy.evaluation(done.scores) if done.scores else None
         selection = better(self.best, done.number, evaluation)
         if selection is not self.best and selection is not None:
             self.best = selection

@@ -98,7 +98,7 @@ class VirtualClients(ClientApp):
     def _answer(self, message: Message, context: Context) -> Message:
         settings = ClientSettings.from_node_config(context.node_config)
         _held(self.folder, replace(settings.data, partition=None))
-        if message.metadata.message_type not in ("train", "evaluate"):
+        if message.metadata.message_type.partition(".")[0] == "query":
             return app(message, context)
         # An order that the server has given up may still be at work in another actor.
         with ClientState(settings.folder).lock():

@@ -39,6 +39,7 @@ class Selection:
     round: int
     metrics: dict[str, float]
     test_accuracy: dict[str, float]
+    rank: tuple[int, float] = (0, 0.0)  # what it was selected by
 
 
 class Listener:

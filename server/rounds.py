@@ -7,7 +7,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy
+from hyperbloom.strategies.personalised import Evaluation, Leg, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["FRUITLESS_ROUNDS", "better", "give_up", "run_rounds"]
@@ -61,8 +61,8 @@ def run_rounds(
 def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> bool:
     """Return False if clients were asked and none of them answered usefully."""
     cohort = strategy.begin_round(number)
-    orders = (strategy.train_orders(number, clients) for clients in _slices(strategy, cohort))
-    strategy.aggregate_train(number, federation.exchange(orders, config.round_timeout_s))
+    for leg in strategy.legs(number, cohort):
+        _exchange(strategy, federation, config, leg)
     return bool(strategy.round.results) or not cohort
 
 
@@ -73,16 +73,28 @@ def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: Ru
         if client.node_id in roster.busy:
             strategy.round.refused[client.client_id] = "not evaluated: it still works on an earlier round"
     for clients in _slices(strategy, roster.idle):
-        # Looked up again: while the others were asked, some may have left or moved to another node.
-        asked = {client.row for client in clients}
-        orders = strategy.evaluation_orders(number, [client for client in roster.idle if client.row in asked])
-        strategy.aggregate_evaluate(number, federation.exchange([orders], config.round_timeout_s))
+        for leg in strategy.evaluation_legs(number, clients):
+            _exchange(strategy, federation, config, leg)
+
+
+def _exchange(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, leg: Leg) -> None:
+    """Ask the clients of a leg that are still there and idle, and hand the replies over as they come."""
+    orders = (leg.orders(_there(strategy, clients)) for clients in _slices(strategy, leg.clients))
+    leg.take(federation.exchange(orders, config.round_timeout_s))
+
+
+def _there(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> list[Client]:
+    """Look clients up again: while others were asked, some may have left or moved to another node."""
+    now = {client.row: client for client in strategy.roster.idle}
+    for client in clients:
+        if client.row not in now:
+            strategy.round.refused.setdefault(client.client_id, "left before it was asked")
+    return [now[client.row] for client in clients if client.row in now]
 
 
 def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
     """Yield so many clients at a time as memory allows: each gets weights of its own."""
-    largest = max((4 * layout.numel for layout in strategy.layouts.values()), default=1)
-    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, largest)))
+    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * strategy.largest())))
     for start in range(0, len(clients), at_once):
         yield clients[start : start + at_once]
 
@@ -92,10 +104,13 @@ def better(best: Selection | None, number: int, evaluation: Evaluation | None) -
     if evaluation is None:
         return best
     metrics = evaluation.metrics()
-    if best is not None and metrics["val_mean"] <= best.metrics["val_mean"]:
+    if "val_mean" not in metrics:  # only novel clients answered
+        return best
+    rank = evaluation.rank or (0, metrics["val_mean"])
+    if best is not None and rank <= best.rank:
         return best
     accuracy = {name: 100 * result.score("test").accuracy for name, result in evaluation.scores.items()}
-    return Selection(number, metrics, accuracy)
+    return Selection(number, metrics, accuracy, rank)
 
 
 def give_up(strategy: PersonalisedStrategy, when: str) -> None:

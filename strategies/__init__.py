@@ -6,6 +6,7 @@ from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hafl_distillation import HAFLDistillation
 from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 from hyperbloom.strategies.roster import Roster
@@ -18,6 +19,7 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "ghn-server": GHNServer,
     "hafl-distillation": HAFLDistillation,
     "local": Local,
+    "odpfl": ODPFL,
     "pfedhn": PFedHN,
     "pfedhn-pc": PFedHNPC,
 }

@@ -5,14 +5,16 @@ of weights, and know nothing of Flower. Flower's own strategies send every node 
 so this subclasses `Strategy` itself.
 """
 
+import math
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
@@ -28,6 +30,7 @@ from hyperbloom.common.messages import (
     EvaluateResult,
     Greeting,
     Introduction,
+    Packable,
     TrainOrder,
     TrainResult,
     Weights,
@@ -35,12 +38,25 @@ from hyperbloom.common.messages import (
 from hyperbloom.common.models import ModelSpec, body_layout, full_layout
 from hyperbloom.strategies.roster import Client, Roster
 
-__all__ = ["ClientUpdate", "Evaluation", "NoOptions", "PersonalisedStrategy"]
+__all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy"]
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
 
-ResultT = TypeVar("ResultT", TrainResult, EvaluateResult)
+ResultT = TypeVar("ResultT", bound=Packable)
+
+
+class Order(Protocol):
+    """A message to a client that it answers."""
+
+    type: ClassVar[str]
+
+    @property
+    def weights(self) -> Weights | None:
+        """What the client is sent, if anything."""
+
+    def pack(self) -> RecordDict:
+        """Return the content of the Flower message."""
 
 
 class NoOptions(Section):
@@ -63,25 +79,33 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of all clients that answered, by name."""
+    """Scores of all clients that answered, by name, and which of them are novel."""
 
     scores: Mapping[str, EvaluateResult]
+    novel: Set[str] = frozenset()
+    rank: tuple[int, float] | None = None  # by which rounds are selected; the mean validation accuracy, if None
 
     def metrics(self) -> dict[str, float]:
-        """Return federated accuracy (percent) on validation and test.
+        """Return federated accuracy (percent) on validation and test, and on the test examples of novel clients.
 
         `mean` is the paper's formula, the mean over clients of each client's accuracy; `pooled` is all correct
         answers over all examples, as the authors' code reports it; `std` (population) and `worst` are over clients.
+        Novel clients are in `novel_test_...` alone: nothing is chosen by labels that they would not have.
         """
         metrics: dict[str, float] = {}
-        for split in ("val", "test"):
-            scores = [result.score(split) for result in self.scores.values()]
+        known = [result for name, result in self.scores.items() if name not in self.novel]
+        novel = [result for name, result in self.scores.items() if name in self.novel]
+        for prefix, split, results in (("", "val", known), ("", "test", known), ("novel_", "test", novel)):
+            scores = [result.score(split) for result in results]
+            if not scores:
+                continue
             each = [100 * score.accuracy for score in scores]
-            metrics[f"{split}_mean"] = statistics.fmean(each)
-            metrics[f"{split}_std"] = statistics.pstdev(each)
-            metrics[f"{split}_worst"] = min(each)
-            metrics[f"{split}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
-            metrics[f"{split}_loss"] = statistics.fmean(score.loss for score in scores)
+            start = f"{prefix}{split}"
+            metrics[f"{start}_mean"] = statistics.fmean(each)
+            metrics[f"{start}_std"] = statistics.pstdev(each)
+            metrics[f"{start}_worst"] = min(each)
+            metrics[f"{start}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
+            metrics[f"{start}_loss"] = statistics.fmean(score.loss for score in scores)
         return metrics
 
 
@@ -96,6 +120,18 @@ class Round:
     evaluation: Evaluation | None = None
     refused: dict[str, str] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One exchange of a round: who is asked, what some of them are sent, and who takes the replies as they come.
+
+    `orders` is called with a part of `clients` at a time, those of them that are still there.
+    """
+
+    clients: Sequence[Client]
+    orders: Callable[[Sequence[Client]], list[Message]]
+    take: Callable[[Iterator[Message]], object]
 
 
 @dataclass(frozen=True)
@@ -123,6 +159,7 @@ class PersonalisedStrategy(Strategy):
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
     reply: ClassVar[str] = "delta"
+    trained: type[TrainResult] = TrainResult  # what an order to train is answered with
     keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
@@ -182,9 +219,35 @@ class PersonalisedStrategy(Strategy):
     def joined(self, client: Client) -> None:
         """Make room for a client; called once per client, in order of rows."""
 
+    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
+        """Yield the exchanges of a round's training, one after the other; the next is asked for when one is over.
+
+        What one brings for the next lives in the generator; `collect` checks replies. Who has not answered a leg as it
+        should is out of the later ones, of which it must not be a client.
+        """
+        yield Leg(cohort, partial(self.train_orders, server_round), partial(self.aggregate_train, server_round))
+
+    def evaluation_legs(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
+        """Yield the exchanges that evaluate some clients, so many at a time as memory allows."""
+        orders, take = partial(self.evaluation_orders, server_round), partial(self.aggregate_evaluate, server_round)
+        yield Leg(clients, orders, take)
+
+    def largest(self) -> int:
+        """Return how many numbers the largest message to a client holds."""
+        return max((layout.numel for layout in self.layouts.values()), default=1)
+
     def trainable(self) -> list[Client]:
-        """Return the clients from which cohorts are drawn."""
+        """Return the clients from which cohorts are drawn; those that are novel are left out by `candidates`."""
         return self.roster.idle
+
+    def candidates(self) -> list[Client]:
+        """Return the clients from which a cohort is drawn now."""
+        return [client for client in self.trainable() if not self.is_novel(client)]
+
+    def is_novel(self, client: Client) -> bool:
+        """Return whether a client is one of the last `novel` percent: it never trains, and is scored apart."""
+        clients, share = self.config.clients, self.config.novel
+        return bool(share) and client.row >= clients - math.ceil(clients * share / 100)
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's learned state by name, as it is stored in the run folder."""
@@ -256,7 +319,7 @@ class PersonalisedStrategy(Strategy):
     def begin_round(self, server_round: int) -> list[Client]:
         """Draw the cohort."""
         self.round = Round()
-        cohort = self.roster.draw(server_round, self.config.cohort, self.trainable())
+        cohort = self.roster.draw(server_round, self.config.cohort, self.candidates())
         self._asked = len(cohort)
         return cohort
 
@@ -264,16 +327,19 @@ class PersonalisedStrategy(Strategy):
         """Order some clients to train."""
         return self._address(
             clients,
-            lambda weights: TrainOrder(
-                **self._common(server_round),
-                reply=self.reply,
-                weights=weights,
-                compression=self.codec.name if self.codec else None,
-                **self.config.local.model_dump(),
-            ),
-            TrainOrder.type,
+            self.weights_for(clients) if clients else [],
+            lambda weights: TrainOrder(**self.training(server_round), weights=weights),
             server_round,
         )
+
+    def training(self, server_round: int) -> dict[str, Any]:
+        """Return the fields of an order to train that are the same for all clients."""
+        return {
+            **self._common(server_round),
+            "reply": self.reply,
+            "compression": self.codec.name if self.codec else None,
+            **self.config.local.model_dump(),
+        }
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
         """Check the replies as they come, and learn from those that pass; the others are named in `round.refused`.
@@ -282,12 +348,8 @@ class PersonalisedStrategy(Strategy):
         """
         accepted = [update for reply in replies if (update := self.accept(reply)) is not None]
         self._close()
-        asked = self._asked
         updates = sorted(accepted, key=lambda update: update.client.row)
-        # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
-        if asked and len(updates) / asked < self.config.min_replies:
-            for update in updates:
-                self.round.refused[update.client.client_id] = f"dropped: only {len(updates)} of {asked} answered"
+        if not self._enough([update.client for update in updates]):
             updates = []
         self.round.results = {update.client.client_id: update.result for update in updates}
         self.update(updates)
@@ -302,7 +364,7 @@ class PersonalisedStrategy(Strategy):
         if order is None:
             return None
         try:
-            result = self._unpack(reply, order, TrainResult)
+            result = self._unpack(reply, order, self.trained)
             returned = self._returned(result, order)
             # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
             result = replace(result, weights=None, encoded=None)
@@ -311,30 +373,83 @@ class PersonalisedStrategy(Strategy):
             self.round.refused[order.client.client_id] = str(error)
             return None
 
+    def collect(
+        self,
+        replies: Iterable[Message],
+        kind: type[ResultT],
+        check: Callable[[Client, ResultT], object] = lambda client, result: None,
+        quorum: bool = True,
+    ) -> list[tuple[Client, ResultT]]:
+        """Return what the replies to a leg bring, in order of rows; the others are named in `round.refused`.
+
+        Args:
+            replies: as they come.
+            kind: what each must be.
+            check: raises a WireError for a reply that does not answer what its client was asked.
+            quorum: nothing is returned if they are fewer than `min_replies` of the cohort, as in `aggregate_train`.
+        """
+        accepted: list[tuple[Client, ResultT]] = []
+        for reply in replies:
+            order = self._ordered(reply)
+            if order is None:
+                continue
+            try:
+                result = self._unpack(reply, order, kind)
+                check(order.client, result)
+                accepted.append((order.client, result))
+            except WireError as error:
+                self.round.refused[order.client.client_id] = str(error)
+        self._close()
+        accepted.sort(key=lambda pair: pair[0].row)
+        return accepted if not quorum or self._enough([client for client, _ in accepted]) else []
+
+    def _enough(self, answered: Sequence[Client]) -> bool:
+        """Return whether those who answered a leg are as many as the round wants of its cohort; else refuse them."""
+        # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
+        enough = not self._asked or len(answered) / self._asked >= self.config.min_replies
+        if not enough:
+            for client in answered:
+                self.round.refused[client.client_id] = f"dropped: only {len(answered)} of {self._asked} answered"
+        return enough
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send every live client the weights that are its own now."""
         return self.evaluation_orders(server_round, self.roster.live)
 
-    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Send some clients the weights that are their own now."""
+    def evaluation_orders(
+        self,
+        server_round: int,
+        clients: Sequence[Client],
+        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
+    ) -> list[Message]:
+        """Send some clients the weights that are their own now, or those that `weights_for` returns."""
         return self._address(
             clients,
+            (weights_for or self.weights_for)(clients) if clients else [],
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
-            EvaluateOrder.type,
             server_round,
         )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the scores; those of all that were asked in this round are in `round.evaluation`."""
-        scores = dict(self.round.evaluation.scores) if self.round.evaluation else {}
-        scores |= dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
+        scores = dict(score for reply in replies if (score := self.accept_score(reply)) is not None)
         self._close()
+        return self.record(scores)
+
+    def record(self, scores: Mapping[str, EvaluateResult]) -> MetricRecord | None:
+        """Add scores by name to those of this round."""
+        scores = {**(self.round.evaluation.scores if self.round.evaluation else {}), **scores}
         if not scores:
             return None
-        self.round.evaluation = Evaluation({name: scores[name] for name in sorted(scores)})
+        self.round.evaluation = self.evaluation(scores)
         return MetricRecord(dict(self.round.evaluation.metrics()))
+
+    def evaluation(self, scores: Mapping[str, EvaluateResult]) -> Evaluation:
+        """Return scores with the names of those clients that are novel."""
+        novel = {client.client_id for client in self.roster if self.is_novel(client)} if self.config.novel else set()
+        return Evaluation({name: scores[name] for name in sorted(scores)}, novel & scores.keys())
 
     def accept_score(self, reply: Message) -> tuple[str, EvaluateResult] | None:
         """Return a client's name and scores from the reply to an evaluation order, or None as in `accept`."""
@@ -373,23 +488,28 @@ class PersonalisedStrategy(Strategy):
     def _address(
         self,
         clients: Sequence[Client],
+        rows: Sequence[Tensor] | None,
         order: Callable[[Weights | None], TrainOrder | EvaluateOrder],
-        message_type: str,
         server_round: int,
     ) -> list[Message]:
-        """Write one message per client and remember what it was sent; messages written before must have been sent."""
+        """Write one message per client, with its row of weights."""
+
+        def content(index: int) -> TrainOrder | EvaluateOrder:
+            return order(None if rows is None else Weights(self.layout_for(clients[index]), rows[index]))
+
+        return self.post(server_round, ((client, content(index)) for index, client in enumerate(clients)))
+
+    def post(self, server_round: int, contents: Iterable[tuple[Client, Order]]) -> list[Message]:
+        """Write each client its order, and remember what it was sent; messages written before must have been sent."""
         self._expected()  # lets go of those
-        rows = self.weights_for(clients) if clients else []
         messages = []
-        for index, client in enumerate(clients):
-            sent = None if rows is None else rows[index]
-            layout = None if sent is None else self.layout_for(client)
-            weights = None if sent is None or layout is None else Weights(layout, sent)
-            content = order(weights).pack()
+        for client, content in contents:
             assert client.node_id is not None, "only live clients get orders"
-            messages.append(Message(content, client.node_id, message_type, group_id=str(server_round)))
-            keep = self.keeps_sent and message_type == TrainOrder.type
-            dtype = None if sent is None else sent.dtype
+            messages.append(Message(content.pack(), client.node_id, content.type, group_id=str(server_round)))
+            weights = content.weights
+            sent = None if weights is None else weights.values
+            keep = self.keeps_sent and content.type == TrainOrder.type
+            layout, dtype = (None, None) if weights is None else (weights.layout, weights.values.dtype)
             self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None, layout)))
         return messages
 

@@ -13,7 +13,7 @@ paper's setting). Secure aggregation is impossible: the server needs each client
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
@@ -36,7 +36,7 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
-__all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
+__all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions", "as_reply", "by_size"]
 
 OVERLAP = 32
 """Replies that asynchronous mode remembers, each of the target network's size: the latest have most in common."""
@@ -142,19 +142,15 @@ class PFedHN(PersonalisedStrategy):
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """theta_i = h(v_i; phi), one forward pass for all clients of a size."""
-        weights: dict[int, Tensor] = {}
-        for size, group in groupby(sorted(clients, key=_size), key=_size):
-            rows = [client.row for client in group]
-            weights |= dict(zip(rows, self.learner.generate(rows, size), strict=True))
-        return [weights[client.row] for client in clients]
+        return by_size(clients, self.learner.generate)
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
-        self.learner.update([_reply(update) for update in updates], self.options.update)
+        self.learner.update([as_reply(update) for update in updates], self.options.update)
 
     def apply(self, update: ClientUpdate, staleness: int) -> None:
         """One step for one reply, corrected by those that were applied while its client trained."""
-        reply = _reply(update)
+        reply = as_reply(update)
         overlap = min(staleness, len(self._applied))
         self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
         self._applied.append(reply)
@@ -197,10 +193,20 @@ class PFedHNPC(PFedHN):
     private: ClassVar[str] = "head"
 
 
+def by_size(clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Tensor]:
+    """Return the weights `(P,)` of each client; `write` is called once for all rows of a size."""
+    weights: dict[int, Tensor] = {}
+    for size, group in groupby(sorted(clients, key=_size), key=_size):
+        rows = [client.row for client in group]
+        weights |= dict(zip(rows, write(rows, size), strict=True))
+    return [weights[client.row] for client in clients]
+
+
 def _size(client: Client) -> str:
     return client.about.size
 
 
-def _reply(update: ClientUpdate) -> Reply:
+def as_reply(update: ClientUpdate) -> Reply:
+    """Return what the learner wants of an accepted reply."""
     assert update.returned is not None
     return Reply(update.client.row, update.client.about.size, update.sent, update.returned)

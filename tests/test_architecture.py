@@ -23,9 +23,9 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
-PURE_FOLDERS = ("strategies/hypernetworks/", "common/graphs/", "common/models/")
-_PURE = ("training", "vectorised", "feedback", "state", "settings", "worker", "graphs", "distillation", "privacy")
-PURE_TORCH = {f"client/{name}.py" for name in _PURE}
+PURE_FOLDERS = ("strategies/hypernetworks/", "common/encoders/", "common/graphs/", "common/models/")
+_PURE = ("training", "vectorised", "feedback", "state", "settings", "worker", "graphs", "distillation", "encoding")
+PURE_TORCH = {f"client/{name}.py" for name in (*_PURE, "privacy")}
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {

@@ -21,7 +21,7 @@ from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHyper
 Hypernetwork = MLPHypernetwork | LinearHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of what its heads see."""
 
-__all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule"]
+__all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule", "set_worth"]
 
 UpdateRule = Literal["proximal", "mean", "sequential", "target"]
 
@@ -79,6 +79,8 @@ class HypernetworkLearner:
         self.table = table
         self.clip = clip
         self.sparse = sparse or freeze
+        self.given = False  # descriptors come from an encoder: their gradient is kept for it, the table stays as it is
+        self.gradient: Tensor | None = None  # `(n, k)`, of the last step with given descriptors
         rates = (learning_rate, embedding_learning_rate or learning_rate)
         parts = (list(hypernetwork.parameters()), [table.weight])
         groups = [{"params": part, "lr": rate, "initial_lr": rate} for part, rate in zip(parts, rates, strict=True)]
@@ -100,6 +102,13 @@ class HypernetworkLearner:
         """Return the weights `(C, P)` of clients of one size."""
         self.hypernetwork.eval()
         return self._forward(rows, size)
+
+    @torch.no_grad()
+    def write(self, descriptors: Tensor, size: str) -> Tensor:
+        """Return the weights `(C, P)` for descriptors `(C, k)` that need not be in the table."""
+        self.hypernetwork.eval()
+        weights: Tensor = self.hypernetwork(descriptors, size)
+        return weights
 
     def update(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
         """Learn from a cohort.
@@ -208,6 +217,8 @@ class HypernetworkLearner:
 
     def _step(self, rows: Sequence[int], worth: int = 1) -> None:
         """Clip, take the optimiser's step worth `worth` steps, and forget the gradients."""
+        if self.given:
+            self.gradient, self.table.weight.grad = self.table.weight.grad, None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         nn.utils.clip_grad_norm_(parameters, self.clip)
         if self.optimizer.defaults["momentum"]:
@@ -216,10 +227,7 @@ class HypernetworkLearner:
                 # size joins a cohort for the first time. Zeros are the same as none.
                 if self.optimizer.state[parameter].get("momentum_buffer") is None:
                     self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        momentum = self.optimizer.defaults["momentum"]
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
-            group["momentum"] = momentum**worth
+        set_worth(self.optimizer, worth)
         if self.sparse:
             self._step_rows(rows)
         else:
@@ -277,6 +285,14 @@ class HypernetworkLearner:
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.hypernetwork.named_parameters()
         yield "embeddings", self.table.weight
+
+
+def set_worth(optimizer: torch.optim.SGD, worth: int) -> None:
+    """Let the next step on one gradient move what `worth` steps would, and its momentum decay as much."""
+    momentum = optimizer.defaults["momentum"]
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
+        group["momentum"] = momentum**worth
 
 
 def _by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,13 @@ import torch
 from flwr.app import Error, Message
 
 from hyperbloom.common.errors import CohortError
+from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.server import rounds
 from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.strategies import STRATEGIES
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.personalised import Leg
+from hyperbloom.strategies.roster import Client
 
 from .conftest import Clock, app_error
 from .crew import Crew, LoggingGrid
@@ -231,3 +237,108 @@ def test_one_round_that_counts_starts_the_count_anew(crew: Callable[..., Crew]) 
     run.run()
     assert [bool(report.outcome.results) for report in run.told.reports] == [number == 10 for number in range(1, 20)]
     assert len(run.learned) == 2
+
+
+# ---------------------------------------------------------------------- rounds of several legs
+
+
+class TwoLegs(Local):
+    """Asks its cohort, then those who answered again; learns from the second answers."""
+
+    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
+        answers: list[Client] = []
+
+        def take(replies: Iterator[Message]) -> None:
+            answers.extend(client for client, _ in self.collect(replies, TrainResult))
+
+        yield Leg(cohort, partial(self.train_orders, server_round), take)
+        if answers:
+            yield Leg(answers, partial(self.train_orders, server_round), partial(self.aggregate_train, server_round))
+
+    def evaluation_legs(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
+        answers: list[Client] = []
+
+        def take(replies: Iterator[Message]) -> None:
+            answers.extend(client for client, _ in self.collect(replies, EvaluateResult, quorum=False))
+
+        yield Leg(clients, partial(self.evaluation_orders, server_round), take)
+        yield from super().evaluation_legs(server_round, answers)
+
+
+@pytest.fixture
+def two_legs(crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Crew]:
+    """Return how to make a run of rounds with two legs, of training and of evaluation."""
+    monkeypatch.setitem(STRATEGIES, "local", TwoLegs)
+    return crew
+
+
+def asked(run: Crew, kind: str = "train") -> list[list[str]]:
+    """Return the names of those who were asked, leg by leg."""
+    legs: list[list[str]] = [[]]
+    for entry in run.entries(kind):
+        if entry.what == "order" and entry.client in legs[-1]:
+            legs.append([])
+        legs[-1] += [entry.client] if entry.what == "order" else []
+    return legs
+
+
+def test_who_misses_a_leg_is_out_of_the_next(two_legs: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(two_legs(clients=4, cohort=4, rounds=1, round_timeout_s=1.0), *"ab")
+    run.join(4, "slow", train=math.inf)
+    run.join(5, "wrong")
+    run.answer["wrong"] = lambda message: app_error("ValueError: no")
+    run.run()
+    (report,) = run.told.reports
+    assert asked(run) == [["a", "b", "slow", "wrong"], ["a", "b"]]
+    assert len(run.learned) == 2 and list(report.outcome.results) == ["a", "b"]
+    assert report.outcome.refused["wrong"] == "ValueError: no"
+    assert "slow" in report.outcome.refused
+    assert asked(run, "evaluate") == [["a", "b", "wrong"], ["a", "b"]]
+    assert report.outcome.evaluation is not None and list(report.outcome.evaluation.scores) == ["a", "b"]
+
+
+def test_a_late_reply_to_a_leg_is_counted_and_dropped(two_legs: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(two_legs(clients=2, cohort=2, rounds=30, eval_every=30, round_timeout_s=1.0), "a")
+    run.join(3, "slow", train=2.0)
+    clock.after(2.5, lambda: run.set_pace("slow", "train", 0.1))
+    run.run()
+    assert run.federation.late == 1
+    first = run.entries("train", "slow")[1]
+    assert first.what == "answer" and float(first.id[1:]) not in run.learned
+    assert asked(run)[:2] == [["a", "slow"], ["a"]] and asked(run)[-2:] == [["a", "slow"]] * 2
+
+
+@pytest.mark.parametrize(("share", "legs"), [(0.5, [["a", "b", "c"], ["a", "b"]]), (0.7, [["a", "b", "c"]])])
+def test_too_few_in_a_leg_end_the_round(two_legs: Callable[..., Crew], share: float, legs: list[list[str]]) -> None:
+    run = everyone(two_legs(clients=3, cohort=3, rounds=1, min_replies=share), *"abc")
+    run.answer["c"] = lambda message: app_error("ValueError: no")
+    run.run()
+    (report,) = run.told.reports
+    assert asked(run) == legs
+    assert list(report.outcome.results) == (["a", "b"] if len(legs) == 2 else [])
+    assert report.outcome.refused.get("a") == (None if len(legs) == 2 else "dropped: only 2 of 3 answered")
+
+
+def test_who_leaves_between_two_legs_is_named(two_legs: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(two_legs(clients=2, cohort=2, rounds=1), "a")
+    run.join(3, "b", train=2.0)
+    clock.after(1.0, lambda: run.grid.leave(2))  # a has answered its first leg by then
+    run.run()
+    (report,) = run.told.reports
+    assert report.outcome.refused == {"a": "left before it was asked"}
+    assert list(report.outcome.results) == ["b"]
+
+
+def test_every_leg_is_sent_slice_by_slice(two_legs: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_AT_ONCE", 2)
+    run = everyone(two_legs(clients=3, cohort=3, rounds=1), *"abc")
+    written: list[list[str]] = []
+    train_orders = run.strategy.train_orders
+
+    def watched(number: int, clients: Sequence[Client]) -> list[Message]:
+        written.append([client.client_id for client in clients])
+        return list(train_orders(number, clients))
+
+    run.strategy.train_orders = watched
+    run.run()
+    assert written == [["a", "b"], ["c"]] * 2

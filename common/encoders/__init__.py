@@ -1,0 +1,81 @@
+"""Encoders: what turns a client's unlabelled examples into the descriptor from which its weights are generated.
+
+Pure torch; the server initialises and improves them, clients run them. One architecture per file.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyperbloom.common.encoders.base import BATCH, Encoder, encode, encode_backward
+from hyperbloom.common.encoders.deepset import DeepSet
+from hyperbloom.common.encoders.dss import DSS
+from hyperbloom.common.encoders.private import Private
+from hyperbloom.common.encoders.set_transformer import SetTransformer
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.layout import Layout
+
+__all__ = [
+    "BATCH",
+    "DSS",
+    "ENCODERS",
+    "DeepSet",
+    "Encoder",
+    "EncoderSpec",
+    "Private",
+    "SetTransformer",
+    "build_encoder",
+    "descriptor_layout",
+    "encode",
+    "encode_backward",
+    "encoder_layout",
+    "version_of",
+]
+
+ENCODERS: Mapping[str, Callable[[tuple[int, ...], int], Encoder]] = {
+    "deepset": DeepSet,
+    "dss": DSS,
+    "private": Private,
+    "set-transformer": SetTransformer,
+}
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """What decides an encoder's architecture; `dim` is the length of a descriptor."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    dim: int
+
+
+def build_encoder(spec: EncoderSpec) -> Encoder:
+    """Build an encoder; its initial values come from torch's global generator.
+
+    Raises:
+        ModelError: there is no encoder of this name, or nothing to encode.
+    """
+    if spec.name not in ENCODERS:
+        raise ModelError(f"encoder: expected one of {', '.join(ENCODERS)}, found {spec.name!r}")
+    if spec.dim < 1 or not spec.input_shape or min(spec.input_shape) < 1:
+        raise ModelError(f"encoder: expected inputs and a dimension, found shape {spec.input_shape}, {spec.dim}")
+    return ENCODERS[spec.name](spec.input_shape, spec.dim)
+
+
+def encoder_layout(spec: EncoderSpec) -> Layout:
+    """Return how an encoder's parameters lie in one vector."""
+    with torch.device("meta"):
+        return Layout.of(build_encoder(spec))
+
+
+def descriptor_layout(dim: int) -> Layout:
+    """Return the layout of a descriptor, or of the gradient with respect to one, on the wire."""
+    return Layout((("descriptor", (dim,)),))
+
+
+def version_of(values: Tensor) -> str:
+    """Return a hash of an encoder's parameters `(numel,)`: what is computed with others must not be mixed with it."""
+    return hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
