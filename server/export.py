@@ -1,26 +1,22 @@
 """Personal models from a run folder: what the server can write for each of its clients."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DATASETS
 from hyperbloom.common.data.pool import Scaling
 from hyperbloom.common.data.registry import SCALINGS
-from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
 from hyperbloom.common.models import ModelSpec, build
-from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import make_strategy
+from hyperbloom.server.trained import read_trained
 from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Client, Roster
+from hyperbloom.strategies.roster import Client
 
 __all__ = ["Export", "Personal"]
 
@@ -53,21 +49,10 @@ class Export:
 
     def __init__(self, run: Path) -> None:
         """Rebuild the strategy as it was in the selected round."""
-        self.run = run
-        self.config = _config(run)
-        self.strategy = make_strategy(self.config, "", Roster(self.config.seed))
-        _check(self.strategy, run)
-        tensors, self.roster = read_run(run, str(run))
-        self.summary = _summary(run, self.config.strategy)
-        self.strategy.check_initial(tensors)
-        try:
-            for client in self.roster:
-                self.strategy.check_newcomer(client.about)
-        except RefusedError as error:
-            raise ConfigError(f"{run / 'roster.json'}: {error}") from None
-        self.strategy.load(tensors)
+        self.trained = read_trained(run, lambda strategy: _check(strategy, run))
         # Rows are numbered by name and time: who joined after the selected round has no row in its state.
-        self.known = len(tensors["embeddings"]) if "embeddings" in tensors else len(self.roster)
+        rows = self.trained.tensors.get("embeddings")
+        self.known = len(self.trained.roster) if rows is None else len(rows)
 
     def clients(self, name: str | None) -> list[Client]:
         """Return the client of this name, or all that have a model.
@@ -75,13 +60,13 @@ class Export:
         Raises:
             ConfigError: there is none of this name, or it joined after the selected round.
         """
-        chosen = [client for client in self.roster if name in (None, client.client_id)]
+        chosen = [client for client in self.trained.roster if name in (None, client.client_id)]
         if not chosen:
-            names = ", ".join(client.client_id for client in self.roster)
+            names = ", ".join(client.client_id for client in self.trained.roster)
             raise ConfigError(f"--client: expected one of {names}; found {name!r}")
         with_model = [client for client in chosen if client.row < self.known]
         if not with_model:
-            raise ConfigError(f"--client: {name} joined after round {self.summary['round']}, whose models are kept")
+            raise ConfigError(f"--client: {name} joined after round {self.trained.round}, whose models are kept")
         return with_model
 
     def models(self, clients: Sequence[Client]) -> Iterator[Personal]:
@@ -91,9 +76,9 @@ class Export:
             ConfigError: the network has norms whose statistics only the client's examples can give.
         """
         for client in clients:
-            (weights,) = self.strategy.weights_for([client]) or [torch.empty(0)]
+            (weights,) = self.trained.strategy.weights_for([client]) or [torch.empty(0)]
             about = client.about
-            spec = ModelSpec.choose(self.config.model, about.size, about.input_shape, about.num_classes)
+            spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(
@@ -101,14 +86,14 @@ class Export:
                     "nobody sends; a model without them cannot be exported here"
                 )
             with torch.no_grad():
-                for name, value in self.strategy.layout_for(client).views(weights).items():
+                for name, value in self.trained.strategy.layout_for(client).views(weights).items():
                     module.get_parameter(name).copy_(value)
             scaling, remark = self._scaling(spec)
             yield Personal(client, spec, module, scaling, self._card(client, remark))
 
     def _scaling(self, spec: ModelSpec) -> tuple[Scaling, str]:
         """Return what clients did to their inputs, as far as the server can know, and how it knows."""
-        info = DATASETS.get(self.config.data.name)
+        info = DATASETS.get(self.trained.config.data.name)
         if info and (info.input_shape, info.num_classes) == (spec.input_shape, spec.num_classes):
             return SCALINGS[info.name], (
                 f"The preprocessing is that of {info.name}, which the run names and whose shape fits; the server has "
@@ -117,12 +102,12 @@ class Export:
         return Scaling(255.0), "The preprocessing is that of clients' own data: bytes by 255, floats as they are."
 
     def _card(self, client: Client, remark: str) -> Card:
-        accuracy = self.summary["test_accuracy"].get(client.client_id)
+        accuracy = self.trained.test_accuracy.get(client.client_id)
         origin = {
             "client": client.client_id,
-            "strategy": self.config.strategy,
-            "run": self.run.resolve().name,
-            "round": f"{self.summary['round']} of {self.config.rounds}, selected by validation",
+            "strategy": self.trained.config.strategy,
+            "run": self.trained.run.resolve().name,
+            "round": f"{self.trained.round} of {self.trained.config.rounds}, selected by validation",
             "examples": f"{client.about.train_examples} for training, on the client",
             "test accuracy": "not known" if accuracy is None else f"{accuracy:.1f} % on the client's own test examples",
         }
@@ -132,21 +117,6 @@ class Export:
         )
         names = "The server does not know the classes' names; they are numbered as the client numbers them."
         return Card(f"Personal model of {client.client_id}", origin, sent, remarks=(remark, names))
-
-
-def _config(run: Path) -> RunConfig:
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"expected a run folder with config.yaml, found {run}")
-    return load_run_config(path, {})
-
-
-def _summary(run: Path, strategy: str) -> dict[str, Any]:
-    try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))[strategy]
-        return {"round": summary["round"], "test_accuracy": dict(summary["test_accuracy"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {strategy} ({error!r})") from None
 
 
 def _check(strategy: PersonalisedStrategy, run: Path) -> None:

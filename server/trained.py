@@ -1,0 +1,74 @@
+"""A finished run as its folder keeps it: the strategy as it was in the round that validation selected."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.server.run_folder import read_run
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.roster import Roster
+
+__all__ = ["Trained", "read_trained"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has learned.
+
+    Attributes:
+        run: its folder.
+        strategy: with the selected round's state.
+        round: the number of that round.
+        metrics: what it scored.
+        test_accuracy: of each client, in percent.
+    """
+
+    run: Path
+    config: RunConfig
+    strategy: PersonalisedStrategy
+    roster: Roster
+    tensors: Mapping[str, Tensor]
+    round: int
+    metrics: Mapping[str, float]
+    test_accuracy: Mapping[str, float]
+
+
+def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Trained:
+    """Rebuild a run's strategy.
+
+    Args:
+        run: the run folder.
+        check: raises a ConfigError if the strategy is of no use; called before anything large is read.
+
+    Raises:
+        ConfigError: it is no run folder, damaged, or of no use.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"expected a run folder with config.yaml, found {run}")
+    config = load_run_config(run / "config.yaml", {})
+    roster = Roster(config.seed)
+    check(make_strategy(config, "", roster))
+    tensors, roster = read_run(run, str(run))
+    strategy = make_strategy(config, "", roster)
+    strategy.check_initial(tensors)
+    try:
+        for client in roster:
+            strategy.check_newcomer(client.about)
+    except RefusedError as error:
+        raise ConfigError(f"{run / 'roster.json'}: {error}") from None
+    strategy.load(tensors)
+    return Trained(run, config, strategy, roster, tensors, *_selection(run, config.strategy))
+
+
+def _selection(run: Path, strategy: str) -> tuple[int, dict[str, float], dict[str, float]]:
+    try:
+        one = json.loads((run / "summary.json").read_text(encoding="utf-8"))[strategy]
+        return int(one["round"]), dict(one["metrics"]), dict(one["test_accuracy"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {strategy} ({error!r})") from None
