@@ -14,7 +14,7 @@ from hyperbloom.common.errors import ConfigError, HyperbloomError
 if TYPE_CHECKING:
     from hyperbloom.common.data import DataSpec
 
-__all__ = ["main"]
+__all__ = ["log_to_stderr", "main", "parse_partition"]
 
 _COMMANDS = "hyperbloom.client.commands"
 
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "ERROR")
-    _log_to_stderr(args.client_id, args.verbose)
+    log_to_stderr(args.client_id, args.verbose)
     try:
         _run(args)
     except HyperbloomError as error:
@@ -125,7 +125,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def _log_to_stderr(client_id: str, verbose: bool) -> None:
+def log_to_stderr(client_id: str, verbose: bool) -> None:
+    """Show our log, each line with the client's name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {client_id} %(message)s", datefmt="%H:%M:%S"))
     logger = logging.getLogger("hyperbloom")
@@ -150,7 +151,7 @@ def _run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--root-certificates: expected a file, found none at {args.root_certificates}")
     if args.threads:
         torch.set_num_threads(args.threads)
-    partition, partitions = _partition(args.partition)
+    partition, partitions = parse_partition(args.partition)
     spec = DataSpec(
         data=args.data,
         root=args.root,
@@ -196,7 +197,8 @@ def _graph(model: str, size: str, spec: "DataSpec") -> str:
     return own_graph(ModelSpec(model, size, data.input_shape, data.num_classes)).render()
 
 
-def _partition(text: str | None) -> tuple[int | None, int]:
+def parse_partition(text: str | None) -> tuple[int | None, int]:
+    """Return I and N of `I/N`, None and 1 of nothing; ConfigError if it is neither."""
     if text is None:
         return None, 1
     index, slash, count = text.partition("/")

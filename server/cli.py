@@ -23,7 +23,9 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-__all__ = ["main"]
+    from hyperbloom.server.superlink import LiveGrid
+
+__all__ = ["fleet_for_newcomers", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -239,6 +241,24 @@ def _grid(
             yield simulated
         return
     from hyperbloom.server.local_clients import local_clients, printed_line
+
+    with _fleet(args, security, folder, console) as (grid, port):
+        address = _address(args.host, port)
+        local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
+        if args.local_clients < config.clients:
+            _say(console, "run this on each machine, NAME its own and I from 0:")
+            _say(console, f"  {printed_line(address, security.client_flags, config)}")
+        with local_clients(
+            args.local_clients, local_address, security.client_flags, config, folder / "clients"
+        ) as watch:
+            yield grid, watch
+
+
+@contextmanager
+def _fleet(
+    args: argparse.Namespace, security: _Security, folder: Path, console: Console
+) -> "Iterator[tuple[LiveGrid, int]]":
+    """Run a SuperLink at `--host` and `--port`, and yield its grid and the port that it listens at."""
     from hyperbloom.server.superlink import Tls, free_port, superlink
 
     port = args.port or free_port()
@@ -250,15 +270,26 @@ def _grid(
         else None
     )
     with superlink(f"{args.host}:{port}", folder, __version__, tls) as grid:
-        address = f"{socket.gethostname() if args.host in ('0.0.0.0', '::') else args.host}:{port}"
-        local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
-        if args.local_clients < config.clients:
-            _say(console, "run this on each machine, NAME its own and I from 0:")
-            _say(console, f"  {printed_line(address, security.client_flags, config)}")
-        with local_clients(
-            args.local_clients, local_address, security.client_flags, config, folder / "clients"
-        ) as watch:
-            yield grid, watch
+        yield grid, port
+
+
+@contextmanager
+def fleet_for_newcomers(args: argparse.Namespace, folder: Path, console: Console) -> "Iterator[LiveGrid]":
+    """Check the flags of a server, run its SuperLink with the log in `folder`, and say how newcomers come to it."""
+    security = _security(args)
+    if args.port:
+        _check_port(args.host, args.port)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _log_to(folder / "server.log"), _fleet(args, security, folder, console) as (grid, port):
+        flags = " ".join(security.client_flags)
+        _say(console, "ready; a newcomer runs:")
+        _say(console, f"  flower-client join --server {_address(args.host, port)} {flags} --data WHAT --out model")
+        yield grid
+
+
+def _address(host: str, port: int) -> str:
+    """Return what clients on other machines connect to."""
+    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

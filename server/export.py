@@ -8,9 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hyperbloom.common.data import DATASETS
 from hyperbloom.common.data.pool import Scaling
-from hyperbloom.common.data.registry import SCALINGS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
 from hyperbloom.common.models import ModelSpec, build
@@ -88,18 +86,8 @@ class Export:
             with torch.no_grad():
                 for name, value in self.trained.strategy.layout_for(client).views(weights).items():
                     module.get_parameter(name).copy_(value)
-            scaling, remark = self._scaling(spec)
+            scaling, remark = self.trained.scaling
             yield Personal(client, spec, module, scaling, self._card(client, remark))
-
-    def _scaling(self, spec: ModelSpec) -> tuple[Scaling, str]:
-        """Return what clients did to their inputs, as far as the server can know, and how it knows."""
-        info = DATASETS.get(self.trained.config.data.name)
-        if info and (info.input_shape, info.num_classes) == (spec.input_shape, spec.num_classes):
-            return SCALINGS[info.name], (
-                f"The preprocessing is that of {info.name}, which the run names and whose shape fits; the server has "
-                "not seen the data. For clients with data of their own it is: bytes by 255, floats as they are."
-            )
-        return Scaling(255.0), "The preprocessing is that of clients' own data: bytes by 255, floats as they are."
 
     def _card(self, client: Client, remark: str) -> Card:
         accuracy = self.trained.test_accuracy.get(client.client_id)

@@ -8,6 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.data import DATASETS
+from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.data.registry import SCALINGS
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.strategies import make_strategy
@@ -37,6 +40,19 @@ class Trained:
     round: int
     metrics: Mapping[str, float]
     test_accuracy: Mapping[str, float]
+
+    @property
+    def scaling(self) -> tuple[Scaling, str]:
+        """What the clients did to stored numbers, as far as the server can know; and how it knows, in a sentence."""
+        config, spec = self.config, self.strategy.spec
+        assert spec is not None
+        info = DATASETS.get(config.data.name)
+        if info and (info.input_shape, info.num_classes) == (spec.input_shape, spec.num_classes):
+            return SCALINGS[info.name], (
+                f"The preprocessing is that of {info.name}, which the run names and whose shape fits; the server has "
+                "not seen the data. For clients with data of their own it is: bytes by 255, floats as they are."
+            )
+        return Scaling(255.0), "The preprocessing is that of clients' own data: bytes by 255, floats as they are."
 
 
 def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Trained:
