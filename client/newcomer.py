@@ -6,7 +6,6 @@ user, not to the server.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,7 +94,6 @@ class Newcomer:
         budget: epsilon that may be spent in all.
         ledger: where it is entered.
         server: its address, for the ledger and the card.
-        random_bytes: where the noise comes from; the operating system unless a test says otherwise.
 
     Attributes:
         failure: what went wrong, for the user.
@@ -108,7 +106,6 @@ class Newcomer:
     budget: float | None
     ledger: Ledger
     server: str
-    random_bytes: Callable[[int], bytes] | None = None
     failure: HyperbloomError | None = None
     weights: Tensor | None = None
     guarantee: Guarantee | None = None
@@ -150,8 +147,7 @@ class Newcomer:
         if self.promise:
             one = self.promise
             self.guarantee = guarantee(encoder, len(inputs), one.epsilon, one.delta, one.mechanism)
-            more = {"random_bytes": self.random_bytes} if self.random_bytes else {}
-            descriptor = privatise(descriptor, self.guarantee, **more)
+            descriptor = privatise(descriptor, self.guarantee)
         elif not bool(descriptor.isfinite().all()):
             raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
         self.spent = self.ledger.spend(self.guarantee, self.budget, self.server)

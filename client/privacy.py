@@ -189,7 +189,7 @@ class Ledger:
 
         Args:
             promised: the guarantee, None for a descriptor without noise.
-            budget: epsilon that may be spent in all, this time included; None for any.
+            budget: epsilon that may be spent in all, this time included; None for any, as without noise.
             to: the server's address.
 
         Raises:
@@ -204,11 +204,10 @@ class Ledger:
                 spent = self.read()
                 entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "server": to}
                 entry |= asdict(promised) if promised else {"epsilon": None}
-                total = _total([*spent, entry])
-                if budget is not None:
-                    self._check(spent, total, budget)
+                if promised and budget is not None:
+                    self._check(spent, promised.epsilon, budget)
                 write_json(self.path, {"spent": [*spent, entry]}, mode=0o600)
-                return total
+                return _total([*spent, entry])
         except OSError as error:
             raise ConfigError(f"--state-dir: cannot use {self.path.parent}: {error.strerror or error}") from None
 
@@ -230,16 +229,20 @@ class Ledger:
                 "from a backup; starting anew would forget what the server has seen"
             ) from None
 
-    def _check(self, spent: list[dict[str, Any]], total: tuple[float, float] | None, budget: float) -> None:
-        if total is None:
+    def afford(self, epsilon: float, budget: float) -> None:
+        """Raise what `spend` would raise now, and enter nothing."""
+        self._check(self.read(), epsilon, budget)
+
+    def _check(self, spent: list[dict[str, Any]], epsilon: float, budget: float) -> None:
+        before = _total(spent)
+        if before is None:
             raise RefusedError(
                 f"--budget: a descriptor without noise has left before (see {self.path}); no budget holds after that"
             )
-        if total[0] > budget * (1 + 1e-9):  # sums of decimal fractions
-            before = _total(spent) or (0.0, 0.0)
+        if before[0] + epsilon > budget * (1 + 1e-9):  # sums of decimal fractions
             raise RefusedError(
-                f"--budget: epsilon {before[0]:g} of {budget:g} has been spent (see {self.path}); another "
-                f"{total[0] - before[0]:g} would be beyond it. Nothing was sent"
+                f"--budget: epsilon {before[0]:g} of {budget:g} has been spent (see {self.path}); another {epsilon:g} "
+                "would be beyond it. Nothing was sent"
             )
 
 

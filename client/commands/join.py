@@ -82,7 +82,9 @@ def run(args: argparse.Namespace) -> None:
         seed=args.data_seed,
     )
     ledger = Ledger(args.state_dir or default_state_dir("on-demand"))
-    ledger.read()  # a damaged one is told before anybody is asked
+    ledger.read()  # a damaged one is told before anybody is asked, and so is an exhausted budget
+    if promise and args.budget is not None:
+        ledger.afford(promise.epsilon, args.budget)
     newcomer = Newcomer(Sources(spec), args.size, promise, args.budget, ledger, args.server)
     join(Link(args.server, args.insecure, args.root_certificates), newcomer)
     files = newcomer.write(args.out)
