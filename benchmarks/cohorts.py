@@ -84,7 +84,7 @@ class Study:
             reply="delta",
             seed=derive(self.seed, f"client-{row}", number),
             weights=None,
-            **LocalConfig().model_dump(),
+            **LocalConfig().order(1, 1),
         )
         train(self.module, self.shared, self.personal, self.clients[row].train, order)
         return Reply(row, "M", sent.clone(), self.shared.values - sent)

@@ -116,7 +116,7 @@ def _order(local: LocalConfig) -> TrainOrder:
         reply="delta",
         seed=0,
         weights=None,
-        **local.model_dump(),
+        **local.order(1, 1),
     )
 
 

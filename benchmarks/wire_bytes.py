@@ -120,7 +120,7 @@ def _fields() -> dict[str, Any]:
         "private": "none",
         "reply": "delta",
         "seed": 0,
-        **LocalConfig().model_dump(),
+        **LocalConfig().order(1, 1),
     }
 
 

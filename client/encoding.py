@@ -68,12 +68,10 @@ def backprop(order: BackpropOrder, inputs: Tensor, state: ClientState) -> Backpr
     module, part = _loaded(spec, Weights(encoder_layout(spec), values), order.version, inputs.device)
     order.weights.check(descriptor_layout(order.dim), values.dtype)
     inputs = inputs.to(values.dtype)
-    with torch.no_grad():
-        now = encode(module, inputs).cpu()
+    part.gradient.zero_()
+    now = encode_backward(module, inputs, order.weights.values.to(inputs.device)).cpu()
     if not torch.allclose(now, before, rtol=1e-4, atol=1e-5):
         raise HyperbloomError("the examples are no longer those that were described")
-    part.gradient.zero_()
-    encode_backward(module, inputs, order.weights.values.to(inputs.device))
     state.forget_encoder()
     return BackpropResult(order.version, Weights(part.layout, part.gradient.cpu().clone()))
 

@@ -20,7 +20,7 @@ round; the sum of all that would be many times too large, and out of date before
 
 from torch import Tensor
 
-from hyperbloom.client.state import ClientState
+from hyperbloom.client.state import NO_MOMENT, ClientState, Moment
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.layout import Layout
@@ -30,7 +30,13 @@ __all__ = ["encode_with_feedback"]
 
 
 def encode_with_feedback(
-    codec: Codec, state: ClientState, run_id: str, layout: Layout, delta: Tensor, bounded: bool
+    codec: Codec,
+    state: ClientState,
+    run_id: str,
+    layout: Layout,
+    delta: Tensor,
+    bounded: bool,
+    moment: Moment = NO_MOMENT,
 ) -> bytes:
     """Return the bytes for a change and what is owed, and keep on the disk what they lose.
 
@@ -41,11 +47,12 @@ def encode_with_feedback(
         layout: of the change.
         delta: `(P,)`, the change of this round.
         bounded: keep no more than the norm of `delta`.
+        moment: the order's place in the run.
 
     Raises:
         HyperbloomError: the change is not finite or too large; nothing of it is kept.
     """
-    owed = state.load_residual(run_id, layout)
+    owed = state.load_residual(run_id, layout, moment)
     total = delta if owed is None else delta + owed
     norm = float(total.double().norm())
     if not norm <= LARGEST_NORM:
@@ -56,5 +63,5 @@ def encode_with_feedback(
     size, limit = (float(values.double().norm()) for values in (lost, delta))
     if bounded and size > limit:
         lost = lost * (limit / size)
-    state.save_residual(run_id, layout, lost)
+    state.save_residual(run_id, layout, lost, moment)
     return encoded

@@ -5,6 +5,7 @@
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
     STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
+    STATE/earlier/                       earlier versions of the two, to which a server that crashes may go back
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
 """
@@ -13,8 +14,9 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -25,12 +27,106 @@ from torch import Tensor
 from hyperbloom.client.training import FlatPart
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.storage import write_json, write_tensors
+from hyperbloom.common.storage import keep, write_json, write_tensors
 
-__all__ = ["ClientState", "FileState", "default_state_dir"]
+__all__ = ["NO_MOMENT", "ClientState", "FileState", "Moment", "default_state_dir"]
 
 FileState = tuple[int, int, int] | None
 """Inode, time of change and size of a file; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in a run an order belongs.
+
+    Attributes:
+        round: number of the order.
+        resume_points: numbers of the last orders before the server's checkpoints, to which it may go back.
+        rewound: such numbers to which it has gone back already, in order of time.
+    """
+
+    round: int = 0
+    resume_points: tuple[int, ...] = ()
+    rewound: tuple[int, ...] = ()
+
+    def remembers(self, version: "_Version") -> bool:
+        """Return whether what was written then is still part of the run: the server has not gone back behind it."""
+        return all(version.round <= point for point in self.rewound[version.rewinds :])
+
+
+NO_MOMENT = Moment()
+"""Of a run that never goes back."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A file as it was written for order `round`, after the server had gone back `rewinds` times."""
+
+    path: Path
+    round: int
+    rewinds: int
+
+
+class _Versioned:
+    """A file whose earlier versions are kept for as long as the server may go back to them: three of them at most.
+
+    The newest lies at `path`; a version that a checkpoint stands on is linked beside before it is replaced.
+    """
+
+    def __init__(self, path: Path, earlier: Path, name: str) -> None:
+        self.path, self._earlier, self._name = path, earlier, name
+
+    def find(self, moment: Moment) -> Path | None:
+        """Return the newest version that is part of the run, or None.
+
+        Raises:
+            SafetensorError, OSError: the newest cannot be read.
+        """
+        known = [version for version in [*self._kept(), *self._current()] if moment.remembers(version)]
+        return max(known, key=lambda version: version.round).path if known else None
+
+    def write(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], moment: Moment) -> None:
+        """Write a new version, and keep of the others what the server may go back to."""
+        rewinds = len(moment.rewound)
+        try:
+            current = [version for version in self._current() if moment.remembers(version)]
+        except (SafetensorError, OSError):
+            current = []  # damaged: of no use to anybody
+        for version in current:
+            kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
+            if any(version.round <= point < moment.round for point in moment.resume_points):
+                keep(version.path, kept)
+        write_tensors(self.path, tensors, {**metadata, "round": str(moment.round), "rewinds": str(rewinds)})
+        self._prune(moment)
+
+    def _prune(self, moment: Moment) -> None:
+        kept = list(self._kept())
+        if not kept:
+            return
+        known = [version for version in kept if moment.remembers(version)]
+        known.append(_Version(self.path, moment.round, len(moment.rewound)))
+        needed = set()
+        for point in moment.resume_points:
+            before = [version for version in known if version.round <= point]
+            if before:
+                needed.add(max(before, key=lambda version: version.round).path)
+        for version in kept:
+            if version.path not in needed:
+                version.path.unlink(missing_ok=True)
+
+    def _current(self) -> Iterator[_Version]:
+        if self.path.exists():
+            with safetensors.safe_open(self.path, framework="pt") as file:
+                metadata = file.metadata() or {}
+            yield _Version(self.path, int(metadata.get("round", 0)), int(metadata.get("rewinds", 0)))
+
+    def _kept(self) -> Iterator[_Version]:
+        for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():
+            name, _, when = path.stem.rpartition("@")
+            with suppress(ValueError):  # nothing of ours
+                number, rewinds = map(int, when.split("-"))
+                if name == self._name:
+                    yield _Version(path, number, rewinds)
 
 
 def default_state_dir(client_id: str) -> Path:
@@ -99,20 +195,24 @@ class ClientState:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def load_personal(self, run_id: str, part: FlatPart) -> bool:
+    def load_personal(self, run_id: str, part: FlatPart, moment: Moment = NO_MOMENT) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
+
+        After the server has gone back to a checkpoint, they are those that the client had then.
 
         Raises:
             HyperbloomError: the file is damaged or belongs to another architecture.
         """
         path = self._personal_path(run_id)
-        if not path.exists():
-            return False
         try:
+            found = self._personal(run_id).find(moment)
+            if found is None:
+                return False
+            path = found
             with safetensors.safe_open(path, framework="pt") as file:
                 layout = (file.metadata() or {}).get("layout")
                 tensors = {name: file.get_tensor(name).to(part.values.device) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise HyperbloomError(
                 f"{path} cannot be read ({error}); move it away to start from fresh weights"
             ) from None
@@ -122,28 +222,42 @@ class ClientState:
         part.momentum = tensors.get("momentum")
         return True
 
-    def save_personal(self, run_id: str, part: FlatPart) -> None:
-        """Write the personal part and its momentum."""
-        tensors = {"values": part.values} | ({} if part.momentum is None else {"momentum": part.momentum})
-        write_tensors(self._personal_path(run_id), tensors, {"layout": part.layout.digest})
+    def save_personal(self, run_id: str, part: FlatPart, moment: Moment = NO_MOMENT) -> None:
+        """Write the personal part and its momentum.
 
-    def load_residual(self, run_id: str, layout: Layout) -> Tensor | None:
+        Raises:
+            HyperbloomError: the disk does not take them; the earlier ones are as they were.
+        """
+        tensors = {"values": part.values} | ({} if part.momentum is None else {"momentum": part.momentum})
+        with _disk():
+            self._personal(run_id).write(tensors, {"layout": part.layout.digest}, moment)
+
+    def load_residual(self, run_id: str, layout: Layout, moment: Moment = NO_MOMENT) -> Tensor | None:
         """Return the `(P,)` values that compression still owes this run, or None if there are none that fit.
 
         Unlike the personal part they can be done without: a file that cannot be read is as good as none.
         """
         try:
-            with safetensors.safe_open(self._residual_path, framework="pt") as file:
-                if file.metadata() != {"run": run_id, "layout": layout.digest}:
+            path = self._residual(run_id).find(moment)
+            if path is None:
+                return None
+            with safetensors.safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if (metadata.get("run"), metadata.get("layout")) != (run_id, layout.digest):
                     return None
                 values: Tensor = file.get_tensor("values")
-        except (SafetensorError, OSError):
+        except (SafetensorError, OSError, ValueError):
             return None
         return values if values.shape == (layout.numel,) else None
 
-    def save_residual(self, run_id: str, layout: Layout, values: Tensor) -> None:
-        """Write what compression owes this run, over what it owed another one."""
-        write_tensors(self._residual_path, {"values": values}, {"run": run_id, "layout": layout.digest})
+    def save_residual(self, run_id: str, layout: Layout, values: Tensor, moment: Moment = NO_MOMENT) -> None:
+        """Write what compression owes this run, over what it owed another one.
+
+        Raises:
+            HyperbloomError: the disk does not take it; what was owed before is as it was.
+        """
+        with _disk():
+            self._residual(run_id).write({"values": values}, {"run": run_id, "layout": layout.digest}, moment)
 
     def forget_residual(self) -> None:
         """Owe nothing any more."""
@@ -172,9 +286,29 @@ class ClientState:
     def _encoder_path(self) -> Path:
         return self.folder / "encoder.safetensors"
 
+    def _personal(self, run_id: str) -> _Versioned:
+        return _Versioned(self._personal_path(run_id), self._earlier, run_id)
+
+    def _residual(self, run_id: str) -> _Versioned:
+        return _Versioned(self._residual_path, self._earlier, f"residual-{run_id}")
+
+    @property
+    def _earlier(self) -> Path:
+        return self.folder / "earlier"
+
     @property
     def _residual_path(self) -> Path:
         return self.folder / "residual.safetensors"
 
     def _personal_path(self, run_id: str) -> Path:
         return self.folder / "personal" / f"{run_id}.safetensors"
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    """Tell the server what the disk said, without this machine's paths."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise HyperbloomError(f"the client cannot write its state: {why}") from error

@@ -17,7 +17,7 @@ from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine_head
 from hyperbloom.client.settings import ClientSettings, pick_device
-from hyperbloom.client.state import ClientState, FileState
+from hyperbloom.client.state import ClientState, FileState, Moment
 from hyperbloom.client.training import FlatPart, evaluate, settle_norms, train
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
@@ -60,14 +60,15 @@ class _Network:
     """A target network whose parameters live in a shared and a personal vector; all workers of a process use it.
 
     Attributes:
-        holds: whose personal part is in memory: the worker, the run, and the state of the file that it agrees with.
+        holds: whose personal part is in memory: the worker, the run, the state of the file that it agrees with, and
+            the moments to which the server had gone back by then.
         head: names of the parameters of an own model's prediction head.
     """
 
     module: nn.Module
     shared: FlatPart
     personal: FlatPart
-    holds: tuple["Worker", str, FileState] | None = None
+    holds: tuple["Worker", str, FileState, tuple[int, ...]] | None = None
     head: tuple[str, ...] = ()
 
 
@@ -152,8 +153,8 @@ class Worker:
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             raise HyperbloomError(f"training diverged (loss {loss}); lower local.learning_rate")
         if network.personal.layout.numel:
-            self.state.save_personal(order.run_id, network.personal)
-            network.holds = (self, order.run_id, self.state.personal_file(order.run_id))
+            self.state.save_personal(order.run_id, network.personal, _moment(order))
+            network.holds = self._held(order)
         trained = network.shared.values.cpu()
         reply, encoded = None, None
         if order.reply != "nothing" and order.weights is not None:
@@ -162,7 +163,8 @@ class Worker:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
                 bounded = order.reply == "delta"
-                encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded)
+                moment = _moment(order)
+                encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded, moment)
         return TrainResult(loss, seconds, reply, encoded)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
@@ -205,13 +207,16 @@ class Worker:
             network.shared.load(order.weights.values)
         if network.personal.layout.numel:
             # The file is the truth: another process may have served this client since (--engine ray).
-            wanted = (self, order.run_id, self.state.personal_file(order.run_id))
+            wanted = self._held(order)
             if network.holds != wanted:
                 network.holds = None
-                if not self.state.load_personal(order.run_id, network.personal):
+                if not self.state.load_personal(order.run_id, network.personal, _moment(order)):
                     self._initialise(order, network)
                 network.holds = wanted
         return network
+
+    def _held(self, order: Order) -> tuple["Worker", str, FileState, tuple[int, ...]]:
+        return self, order.run_id, self.state.personal_file(order.run_id), _moment(order).rewound
 
     def _network(self, order: Order) -> _Network:
         if order.private not in PRIVATE:
@@ -249,6 +254,10 @@ class Worker:
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
             fresh = dict((build_own(self._own()) if own else build(spec)).named_parameters())
         network.personal.load(network.personal.layout.flatten(fresh))
+
+
+def _moment(order: Order) -> Moment:
+    return Moment(order.round, order.resume_points or (), order.rewound or ())
 
 
 def _codec(order: TrainOrder) -> Codec | None:

@@ -7,6 +7,7 @@ expected and what was found.
 import copy
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,6 +52,16 @@ class LocalConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of local SGD")
     weight_decay: Share = Field(5e-5, description="weight decay of local SGD")
     clip: Rate = Field(50.0, description="total norm to which a local gradient is clipped")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="learning rate over the rounds; cosine: half a wave down to almost nothing"
+    )
+
+    def order(self, number: int, rounds: int) -> dict[str, Any]:
+        """Return what an order of round `number`, from 1 to `rounds`, says of local training."""
+        fields = self.model_dump(exclude={"schedule"})
+        if self.schedule == "cosine":
+            fields["learning_rate"] *= (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
+        return fields
 
 
 class DataConfig(Section):
@@ -104,6 +115,9 @@ class RunConfig(Section):
     )
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
+    )
+    checkpoint_every: Annotated[int, Field(ge=0)] = Field(
+        10, description="rounds between checkpoints, from which --resume goes on after a crash; 0: none"
     )
     asynchronous: bool = Field(
         False, description="no rounds: cohort clients train at any time, each reply is applied when it comes"
@@ -206,6 +220,8 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"cohort: expected at most clients = {config.clients}, found {config.cohort}")
     if config.eval_every > config.rounds:
         raise ConfigError(f"eval_every: expected at most rounds = {config.rounds}, found {config.eval_every}")
+    if config.asynchronous and config.local.schedule != "constant":
+        raise ConfigError("local.schedule: expected constant with asynchronous: true, which has no rounds to count")
     if len(set(config.sizes)) != len(config.sizes) or not config.sizes:
         raise ConfigError(f"sizes: expected one or more of S, M, L without repetition, found {list(config.sizes)}")
 

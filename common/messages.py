@@ -287,6 +287,8 @@ class TrainOrder(Packable):
     compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
+    resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
+    rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
 
 @dataclass(frozen=True)
@@ -317,6 +319,8 @@ class EvaluateOrder(Packable):
     refine_rate: float | None = None  # learning rate of these
     refine_batch: int | None = None
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
+    resume_points: tuple[int, ...] | None = None  # as in the order to train
+    rewound: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

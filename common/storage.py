@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-__all__ = ["write_bytes", "write_json", "write_tensors"]
+__all__ = ["keep", "write_bytes", "write_json", "write_tensors"]
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -27,6 +27,16 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def keep(source: Path, target: Path) -> None:
+    """Let what `source` is now stay at `target` when `source` is replaced: a link, or a copy where there are none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        write_bytes(target, source.read_bytes())
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

@@ -18,8 +18,8 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.messages import EvaluateResult
 from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation
-from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.server.rounds import FRUITLESS_ROUNDS, better, give_up
+from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
+from hyperbloom.server.rounds import FRUITLESS_ROUNDS, Save, better, due, give_up
 from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
 
 __all__ = ["run_asynchronously"]
@@ -32,13 +32,17 @@ def run_asynchronously(
     federation: Federation,
     config: RunConfig,
     listeners: Sequence[Listener],
+    done: Progress = NOTHING_DONE,
+    save: Save = lambda progress: None,
 ) -> Selection:
     """Train until `rounds` times `cohort` replies are applied; return the evaluation that validation selects.
+
+    Goes on from what is `done`; orders that were on their way then are written anew.
 
     Raises:
         CohortError: `FRUITLESS_ROUNDS` times `cohort` replies in a row were of no use, or nobody was left.
     """
-    return _Loop(strategy, federation, config, listeners).run()
+    return _Loop(strategy, federation, config, listeners, done, save).run()
 
 
 @dataclass
@@ -61,23 +65,30 @@ class _Loop:
         federation: Federation,
         config: RunConfig,
         listeners: Sequence[Listener],
+        done: Progress,
+        save: Save,
     ) -> None:
         self.strategy, self.federation, self.config, self.listeners = strategy, federation, config, listeners
+        self.done, self.save = done, save
         self.limit = config.max_staleness or STALENESS_PER_COHORT * config.cohort
         self.total = config.rounds * config.cohort
-        self.begin = time.perf_counter()
-        self.best: Selection | None = None
+        self.begin = time.perf_counter() - done.elapsed
+        self.best = done.best
         self._pending: _Pending | None = None
         self._written: dict[str, int] = {}  # open training orders: message id -> replies applied when it was written
-        self._applied = 0
-        self._draws = 0
-        self._handed_out = self.begin
+        self._applied = done.applied
+        self._draws = done.orders
+        self._handed_out = time.perf_counter()
         self._useless = 0  # replies in a row
 
     def run(self) -> Selection:
-        late = self.federation.late
+        late, first = self.federation.late, max(self.done.round, 0) + 1
         self.strategy.round = Round()
-        for number in range(1, self.config.rounds + 1):
+        if (
+            first > 1 and (first - 1) % self.config.eval_every == 0
+        ):  # the checkpoint was written before it was asked for
+            self._ask_for_evaluation(first - 1, self.done.elapsed)
+        for number in range(first, self.config.rounds + 1):
             start = time.perf_counter()
             while self._applied < number * self.config.cohort:
                 self._turn()
@@ -86,6 +97,9 @@ class _Loop:
             # What comes while an evaluation is waited for belongs to the next round.
             outcome, self.strategy.round = self.strategy.round, Round()
             self._report(number, outcome, seconds, elapsed, late - before)
+            if due(self.config, number):
+                self._finish_evaluation()
+                self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish_evaluation()
                 self._ask_for_evaluation(number, elapsed)

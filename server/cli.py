@@ -1,13 +1,14 @@
 """`flower-server`: describe a run, wait for the clients, train, leave a run folder."""
 
 import argparse
+import json
 import logging
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+    from hyperbloom.server.listener import Checkpoint
     from hyperbloom.server.superlink import LiveGrid
 
 __all__ = ["fleet_for_newcomers", "main"]
@@ -39,6 +41,8 @@ examples:
     flower-server --config run.yaml --set local.steps=20 --baselines local,fedavg
   no network at all: virtual clients in this process
     flower-server --strategy pfedhn --engine inline --clients 10
+  a run whose server was killed: at most checkpoint_every rounds are done again, clients that wait for it pick up
+    flower-server --resume runs/20260102-030405-pfedhn
 
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
 the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
@@ -84,6 +88,9 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--baselines", metavar="A,B", help="strategies to run afterwards with the same clients")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any key; may be repeated")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
+    run.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on from the last checkpoint in this run folder, as it began"
+    )
     machines = parser.add_argument_group("machines")
     machines.add_argument(
         "--engine",
@@ -114,8 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if (code := run_command("flower-server", _COMMANDS, arguments)) is not None:
         return code
-    parser = build_parser()
-    args = parser.parse_args(arguments)
+    args = build_parser().parse_args(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
     console = Console()
@@ -130,12 +136,12 @@ def main(arguments: list[str] | None = None) -> int:
             print_keys(console, args.explain)
         else:
             with terminate_as_interrupt():
-                _run(args, console)
+                _run(_as_it_began(args, arguments) if args.resume else args, console)
     except HyperbloomError as error:
         print(f"flower-server: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("flower-server: stopped; the run folder holds what was done", file=sys.stderr)
+        print("flower-server: stopped; the run folder holds what was done; --resume goes on with it", file=sys.stderr)
         return 130
     return 0
 
@@ -144,7 +150,45 @@ def _flag(key: str) -> str:
     return "--" + key.removesuffix("_s").replace("_", "-")
 
 
+_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", "insecure", "tls_certificate", "tls_key", "tls_ca")
+_SECURITY = ("insecure", "tls_certificate", "tls_key", "tls_ca")
+
+
+def _machines(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags that say where a run runs, as the run folder keeps them for `--resume`."""
+    flags = {name: getattr(args, name) for name in _MACHINES}
+    return {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in flags.items()}
+
+
+def _as_it_began(args: argparse.Namespace, arguments: list[str] | None) -> argparse.Namespace:
+    """Return the flags of a run that is resumed: those that it began with where none are given.
+
+    Raises:
+        ConfigError: a flag would change the run, or the folder is not one of a run.
+    """
+    changes = [*_FLAGS, *_DATA_FLAGS, "baselines", "set", "config", "run_dir"]
+    for name in changes:
+        if getattr(args, name.removesuffix("_s")) not in (None, []):
+            raise ConfigError(f"--resume: {_flag(name)} would change the run; leave it out, or start a new run")
+    path = args.resume / "environment.json"
+    try:
+        began = json.loads(path.read_text()).get("machines", {})
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"--resume: expected the folder of a run, found no readable {path} ({error})") from None
+    parser = build_parser()
+    given = [name for name in _MACHINES if getattr(args, name) != parser.get_default(name)]
+    if "vectorise" in given and args.vectorise != began.get("vectorise"):
+        raise ConfigError("--resume: --vectorise would change the run (in the last bits); leave it out")
+    if set(given) & set(_SECURITY):
+        began = {name: value for name, value in began.items() if name not in _SECURITY}
+    paths = {name: Path(value) for name, value in began.items() if name.startswith("tls_") and value}
+    parser.set_defaults(**(began | paths))
+    return parser.parse_args(arguments)
+
+
 def _config(args: argparse.Namespace) -> RunConfig:
+    if args.resume:
+        return load_run_config(args.resume / "config.yaml", {})
     overrides: dict[str, Any] = {key: getattr(args, key.removesuffix("_s")) for key in _FLAGS}
     overrides |= {path: getattr(args, key) for key, path in _DATA_FLAGS.items()}
     if args.baselines is not None:
@@ -189,28 +233,43 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if args.vectorise is not None and args.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {args.engine}")
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
+    from hyperbloom.server.checkpoint import locked
     from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.session import Session, check_run
     from hyperbloom.server.view import TerminalView, results_table
 
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
-    check_run(config, uses_data_section=bool(args.local_clients) or args.engine != "grpc")
+    if not args.resume:
+        check_run(config, uses_data_section=bool(args.local_clients) or args.engine != "grpc")
     if args.engine == "ray":
         from hyperbloom.server.simulation import check_ray
 
         check_ray()
     if args.engine == "grpc" and args.port:
         _check_port(args.host, args.port)
-    folder = new_run_folder(args.run_dir, config.strategy)
-    run_id = f"{folder.name}-{secrets.token_hex(4)}"
+    folder = args.resume or new_run_folder(args.run_dir, config.strategy)
     view = TerminalView(console)
-    recorder = RunFolder(folder, config, run_id)
     _say(console, f"run folder: {folder}")
 
     try:
-        with _log_to(folder / "server.log"), _grid(args, config, security, folder, console) as (grid, watch):
-            session = Session(config, grid, run_id, [recorder, view], watch)
+        with ExitStack() as stack:
+            stack.enter_context(locked(folder))
+            resume = None
+            if args.resume:
+                recorder, resume = RunFolder.resume(folder, config, view.event)
+                run_id = resume.checkpoint.run_id
+                view.event(f"going on after {_where(config, resume.checkpoint)}")
+            else:
+                run_id = f"{folder.name}-{secrets.token_hex(4)}"
+                if args.engine == "grpc" and not args.port:
+                    from hyperbloom.server.superlink import free_port
+
+                    args.port = free_port()
+                recorder = RunFolder(folder, config, run_id, _machines(args))
+            stack.enter_context(_log_to(folder / "server.log"))
+            grid, watch = stack.enter_context(_grid(args, config, security, folder, console))
+            session = Session(config, grid, run_id, [recorder, view], watch, resume)
             results = session.run()
     finally:
         view.close()
@@ -220,6 +279,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     _say(console, f"everything is in {folder}")
 
 
+def _where(config: RunConfig, checkpoint: "Checkpoint") -> str:
+    name = [config.strategy, *config.baselines][checkpoint.phase]
+    return f"round {max(0, checkpoint.progress.round)} of {name}"
+
+
 @contextmanager
 def _grid(
     args: argparse.Namespace, config: RunConfig, security: _Security, folder: Path, console: Console
@@ -227,7 +291,8 @@ def _grid(
     """Yield the grid of the chosen engine, and what to call while waiting: it raises if a local client failed."""
     from hyperbloom.server.run_folder import adopt_identities
 
-    adopt_identities(config, folder)
+    if not args.resume:
+        adopt_identities(config, folder)
     if args.engine == "inline":
         from hyperbloom.server.engine import inline_grid
 
@@ -242,9 +307,9 @@ def _grid(
         return
     from hyperbloom.server.local_clients import local_clients, printed_line
 
-    with _fleet(args, security, folder, console) as (grid, port):
-        address = _address(args.host, port)
-        local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
+    with _fleet(args, security, folder, console) as grid:
+        address = _address(args.host, args.port)
+        local_address = f"127.0.0.1:{args.port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
         if args.local_clients < config.clients:
             _say(console, "run this on each machine, NAME its own and I from 0:")
             _say(console, f"  {printed_line(address, security.client_flags, config)}")
@@ -255,13 +320,10 @@ def _grid(
 
 
 @contextmanager
-def _fleet(
-    args: argparse.Namespace, security: _Security, folder: Path, console: Console
-) -> "Iterator[tuple[LiveGrid, int]]":
-    """Run a SuperLink at `--host` and `--port`, and yield its grid and the port that it listens at."""
-    from hyperbloom.server.superlink import Tls, free_port, superlink
+def _fleet(args: argparse.Namespace, security: _Security, folder: Path, console: Console) -> "Iterator[LiveGrid]":
+    """Run a SuperLink at `--host` and `--port`, and yield its grid."""
+    from hyperbloom.server.superlink import Tls, superlink
 
-    port = args.port or free_port()
     if args.insecure and args.host not in ("127.0.0.1", "localhost", "::1"):
         _say(console, "--insecure: everyone on the network can read and forge what is sent", "yellow")
     tls = (
@@ -269,21 +331,24 @@ def _fleet(
         if security.ca and security.certificate and security.key
         else None
     )
-    with superlink(f"{args.host}:{port}", folder, __version__, tls) as grid:
-        yield grid, port
+    with superlink(f"{args.host}:{args.port}", folder, __version__, tls) as grid:
+        yield grid
 
 
 @contextmanager
 def fleet_for_newcomers(args: argparse.Namespace, folder: Path, console: Console) -> "Iterator[LiveGrid]":
     """Check the flags of a server, run its SuperLink with the log in `folder`, and say how newcomers come to it."""
     security = _security(args)
+    from hyperbloom.server.superlink import free_port
+
     if args.port:
         _check_port(args.host, args.port)
+    args.port = args.port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    with _log_to(folder / "server.log"), _fleet(args, security, folder, console) as (grid, port):
+    with _log_to(folder / "server.log"), _fleet(args, security, folder, console) as grid:
         flags = " ".join(security.client_flags)
         _say(console, "ready; a newcomer runs:")
-        _say(console, f"  flower-client join --server {_address(args.host, port)} {flags} --data WHAT --out model")
+        _say(console, f"  flower-client join --server {_address(args.host, args.port)} {flags} --data WHAT --out model")
         yield grid
 
 

@@ -73,8 +73,7 @@ class Federation:
             CohortError: too few came in time.
         """
         self._strategy = strategy
-        # Asked by the first strategy for all: its baselines go by what the clients have told then.
-        self._greeting = self._greeting or strategy.greeting()
+        self.greet_for(strategy)
         if self.roster.idle_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
@@ -91,6 +90,10 @@ class Federation:
                     "Start the others, or set clients to fewer or join_timeout_s to more"
                 )
             time.sleep(SLOWEST_POLL_S)
+
+    def greet_for(self, strategy: PersonalisedStrategy) -> None:
+        """Ask newcomers what a strategy wants to know; the first one asks for its baselines, too."""
+        self._greeting = self._greeting or strategy.greeting()
 
     def begin(self, strategy: PersonalisedStrategy, known: int) -> None:
         """Hand the clients to a strategy, in order of rows; later ones are handed over as they come.

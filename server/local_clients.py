@@ -12,7 +12,6 @@ from typing import Literal
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.strategies import STRATEGIES
-from hyperbloom.strategies.ghn import GHNServer
 
 __all__ = ["client_flags", "disclosure", "local_clients", "own_model", "printed_line"]
 
@@ -38,7 +37,7 @@ def own_model(config: RunConfig, index: int) -> str | None:
 
 def disclosure(config: RunConfig) -> Literal["types", "graph"]:
     """Return what the clients started here tell of their own models: what the strategy needs."""
-    return "graph" if STRATEGIES[config.strategy] is GHNServer else "types"
+    return "graph" if STRATEGIES[config.strategy].asks == "graph" else "types"
 
 
 def printed_line(address: str, security: list[str], config: RunConfig) -> str:

@@ -1,16 +1,16 @@
 """The round loop: order, exchange, aggregate, evaluate, select. Our own: Flower's has no hook around a round."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.federation import Federation
-from hyperbloom.server.listener import Listener, RoundReport, Selection
+from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
 from hyperbloom.strategies.personalised import Evaluation, Leg, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
-__all__ = ["FRUITLESS_ROUNDS", "better", "give_up", "run_rounds"]
+__all__ = ["FRUITLESS_ROUNDS", "Save", "better", "due", "give_up", "run_rounds"]
 
 FRUITLESS_ROUNDS = 10
 
@@ -21,23 +21,30 @@ MOST_AT_ONCE = 1000
 """Clients that are evaluated at a time, however small their networks: a message is some kilobytes by itself."""
 
 
+Save = Callable[[Progress], None]
+"""Writes a checkpoint."""
+
+
 def run_rounds(
     strategy: PersonalisedStrategy,
     federation: Federation,
     config: RunConfig,
     listeners: Sequence[Listener],
+    done: Progress = NOTHING_DONE,
+    save: Save = lambda progress: None,
 ) -> Selection:
-    """Run all rounds of a strategy and return the evaluation that validation selects.
+    """Run all rounds of a strategy that are not `done`; return the evaluation that validation selects.
 
     Raises:
         CohortError: nobody answered for `FRUITLESS_ROUNDS` rounds in a row, or nobody was left.
     """
-    best: Selection | None = None
-    fruitless, late, begin = 0, federation.late, time.perf_counter()
-    for number in range(1, config.rounds + 1):
+    best, fruitless, late = done.best, done.fruitless, federation.late
+    begin = time.perf_counter() - done.elapsed
+    # What another run has learned is scored before anything is added to it, as round 0.
+    for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
         start = time.perf_counter()
         federation.gather(strategy, 1, config.join_timeout_s)
-        fruitless = 0 if _train(strategy, federation, config, number) else fruitless + 1
+        fruitless = 0 if number == 0 or _train(strategy, federation, config, number) else fruitless + 1
         elapsed = time.perf_counter() - begin
         if number % config.eval_every == 0 or number == config.rounds:
             _evaluate(strategy, federation, config, number)
@@ -53,6 +60,8 @@ def run_rounds(
             listener.round_done(report)
         if fruitless == FRUITLESS_ROUNDS:
             give_up(strategy, f"in {fruitless} rounds, giving up after round {number}")
+        if due(config, number):
+            save(Progress(number, best, fruitless, orders=number, elapsed=time.perf_counter() - begin))
     if best is None:
         raise CohortError("no client could be evaluated in any round; see the log for each client's reason")
     return best
@@ -97,6 +106,11 @@ def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterat
     at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * strategy.largest())))
     for start in range(0, len(clients), at_once):
         yield clients[start : start + at_once]
+
+
+def due(config: RunConfig, number: int) -> bool:
+    """Return whether a checkpoint follows round `number`; what follows the last one is not the loop's affair."""
+    return bool(config.checkpoint_every) and 0 < number < config.rounds and number % config.checkpoint_every == 0
 
 
 def better(best: Selection | None, number: int, evaluation: Evaluation | None) -> Selection | None:

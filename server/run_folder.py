@@ -8,15 +8,17 @@ RUN/hypernetwork.safetensors       server state of the round that validation sel
 RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+RUN/checkpoints/                   from which `--resume RUN` goes on (server/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
 """
 
 import importlib.metadata
 import json
+import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -29,8 +31,9 @@ from torch import Tensor
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.storage import write_bytes, write_json, write_tensors
-from hyperbloom.server.listener import Listener, RoundReport, Selection
+from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
+from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
+from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -92,23 +95,61 @@ class RunFolder(Listener):
     Args:
         path: the run folder.
         config: as resolved.
-        run_id: by which clients keep their personal state.
+        run_id: by which clients keep their personal state; None if the run is resumed.
+        machines: flags that say where it runs, for `--resume`.
     """
 
-    def __init__(self, path: Path, config: RunConfig, run_id: str) -> None:
+    def __init__(
+        self, path: Path, config: RunConfig, run_id: str | None, machines: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the configuration and the environment."""
         self.path = path
+        self.config = config
         self._phase = path
         self._name = config.strategy
         self._selected: dict[str, Any] = {}
-        write_bytes(path / "config.yaml", dump_run_config(config).encode())
-        write_json(path / "environment.json", _environment(config, run_id))
+        if run_id is not None:
+            write_bytes(path / "config.yaml", dump_run_config(config).encode())
+            write_json(path / "environment.json", _environment(config, run_id, machines or {}))
+
+    @classmethod
+    def resume(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> tuple["RunFolder", Resume]:
+        """Take a run folder back to its last checkpoint: what was written after it is cut off.
+
+        Raises:
+            ConfigError: there is no checkpoint that can be used, or it is of another run.
+        """
+        resume, number, lengths = read_resume(path, config, say)
+        folder, checkpoint = cls(path, config, None), resume.checkpoint
+        names = [config.strategy, *config.baselines]
+        folder._enter(names[checkpoint.phase])
+        for name, length in lengths.items():
+            if (path / name).exists():
+                os.truncate(path / name, length)
+        for name in names[checkpoint.phase + 1 :]:
+            for left in folder._folder(name).glob("*.jsonl"):
+                left.unlink()
+        folder._selected = {name: _figures(selection) for name, selection in checkpoint.results.items()}
+        chosen = folder._phase / "hypernetwork.safetensors"
+        chosen.unlink(missing_ok=True)
+        if checkpoint.progress.best is not None:
+            folder._selected[folder._name] = _figures(checkpoint.progress.best)
+            if selected_file(path, number).exists():
+                keep(selected_file(path, number), chosen)
+        write_json(path / "summary.json", folder._selected)
+        write_json(path / "roster.json", checkpoint.roster)
+        return folder, resume
 
     def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """Send what follows to the run's own files, or to a baseline's folder."""
-        self._name = name
-        self._phase = self.path / "baselines" / name if self._selected else self.path
+        self._enter(name)
+
+    def _enter(self, name: str) -> None:
+        self._name, self._phase = name, self._folder(name)
         self._phase.mkdir(parents=True, exist_ok=True)
+
+    def _folder(self, name: str) -> Path:
+        return self.path if name == self.config.strategy else self.path / "baselines" / name
 
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
@@ -132,12 +173,15 @@ class RunFolder(Listener):
         if state:
             write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
         write_json(self.path / "roster.json", roster.to_json())
-        self._selected[self._name] = {
-            "round": selection.round,
-            "metrics": selection.metrics,
-            "test_accuracy": selection.test_accuracy,
-        }
+        self._selected[self._name] = _figures(selection)
         write_json(self.path / "summary.json", self._selected)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write it, with how long the files are that grow."""
+        files = [self._phase / name for name in ("metrics.jsonl", "clients.jsonl")]
+        lengths = {str(file.relative_to(self.path)): file.stat().st_size if file.exists() else 0 for file in files}
+        chosen = self._phase / "hypernetwork.safetensors"
+        write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
 
     def phase_done(self, strategy: PersonalisedStrategy) -> None:
         """Keep the server's last state."""
@@ -148,6 +192,14 @@ class RunFolder(Listener):
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         with (self._phase / name).open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _figures(selection: Selection) -> dict[str, Any]:
+    return {
+        "round": selection.round,
+        "metrics": selection.metrics,
+        "test_accuracy": selection.test_accuracy,
+    }
 
 
 def _client_lines(report: RoundReport) -> list[dict[str, Any]]:
@@ -162,12 +214,13 @@ def _client_lines(report: RoundReport) -> list[dict[str, Any]]:
     return lines + [{**common, "client": name, "refused": why} for name, why in outcome.refused.items()]
 
 
-def _environment(config: RunConfig, run_id: str) -> Mapping[str, Any]:
+def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "run_id": run_id,
         "seed": config.seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
+        "machines": machines,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {"hyperbloom": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},

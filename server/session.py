@@ -1,7 +1,7 @@
 """A run from the first client to the last word: gather, train, baselines, goodbye."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -13,10 +13,11 @@ from hyperbloom.common.messages import ASKS
 from hyperbloom.common.models import MODELS, ModelSpec, full_layout
 from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
-from hyperbloom.server.listener import Listener, Selection
+from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
 from hyperbloom.server.rounds import run_rounds
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.strategies import STRATEGIES, make_strategy
+from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["Session", "check_run"]
@@ -32,6 +33,7 @@ class Session:
         run_id: names the run to the clients.
         listeners: told of everything.
         watch: called while waiting for clients; raises if waiting has become pointless.
+        resume: the checkpoint to go on from, if the run has begun already.
     """
 
     config: RunConfig
@@ -39,12 +41,16 @@ class Session:
     run_id: str
     listeners: Sequence[Listener]
     watch: Callable[[], None] = lambda: None
+    resume: Resume | None = None
 
     def __post_init__(self) -> None:
         """Read the run to start from, if there is one, and check the strategies' names and options."""
         self.roster = Roster(self.config.seed)
         self._initial = None
-        if self.config.init_from:
+        self._points = list(self.resume.points) if self.resume else []
+        if self.resume:
+            self.roster = Roster.from_json(self.resume.checkpoint.roster)
+        elif self.config.init_from:
             self._initial, self.roster = read_run(Path(self.config.init_from))
             self.roster.seed = self.config.seed
         self.federation = Federation(self.grid, self.roster, self._tell, self.watch)
@@ -61,27 +67,84 @@ class Session:
             self.federation.say_goodbye("the run is over")
 
     def _run(self) -> dict[str, Selection]:
-        known = len(self.roster)
-        results: dict[str, Selection] = {}
-        for name in (self.config.strategy, *self.config.baselines):
-            main = name == self.config.strategy
-            config = self.config if main else baseline_config(self.config, name)
+        went_on = self.resume.checkpoint if self.resume else None
+        results = dict(went_on.results) if went_on else {}
+        names = (self.config.strategy, *self.config.baselines)
+        for phase, name in enumerate(names):
+            config = self.config if phase == 0 else baseline_config(self.config, name)
             strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
-            if main:
-                if self._initial is not None:
-                    strategy.check_initial(self._initial)
-                self.federation.gather(strategy, config.clients, config.join_timeout_s)
-                self.roster.sort(known)
-                if self._initial is not None:
-                    strategy.load(self._initial)
-            self.federation.begin(strategy, known if main else 0)
+            self.federation.greet_for(strategy)
+            if went_on and phase < went_on.phase:
+                continue
+            resumed = went_on if went_on and phase == went_on.phase else None
+            if resumed:
+                self._go_on(strategy, resumed)
+            elif phase == 0:
+                self._start(strategy)
+            else:
+                self.federation.begin(strategy, 0)
+            self._mark(strategy, phase)
             for listener in self.listeners:
                 listener.phase(strategy, name)
+
+            def save(progress: Progress, strategy: PersonalisedStrategy = strategy, phase: int = phase) -> None:
+                self._save(phase, progress, results, strategy)
+
+            done = resumed.progress if resumed else NOTHING_DONE
+            if not resumed:
+                save(done)
             run = run_asynchronously if config.asynchronous else run_rounds
-            results[name] = run(strategy, self.federation, config, self.listeners)
+            results[name] = run(strategy, self.federation, config, self.listeners, done, save)
             for listener in self.listeners:
                 listener.phase_done(strategy)
+        self._save(len(names), NOTHING_DONE, results)
         return results
+
+    def _start(self, strategy: PersonalisedStrategy) -> None:
+        """Wait for the clients, and begin with the run's strategy."""
+        known = len(self.roster)
+        if self._initial is not None:
+            strategy.check_initial(self._initial)
+        self.federation.gather(strategy, self.config.clients, self.config.join_timeout_s)
+        self.roster.sort(known)
+        if self._initial is not None:
+            strategy.load(self._initial)
+        self.federation.begin(strategy, known)
+
+    def _go_on(self, strategy: PersonalisedStrategy, checkpoint: Checkpoint) -> None:
+        """Give a strategy its state back, and wait for as many clients as there were."""
+        known = len(self.roster)
+        for client in self.roster:  # in order of rows: the networks are for the data of the first
+            strategy.check_newcomer(client.about)
+        strategy.restore(checkpoint.tensors)
+        self.federation.gather(strategy, max(1, checkpoint.here), self.config.join_timeout_s)
+        self.roster.sort(known)
+        self.federation.begin(strategy, known)
+
+    def _mark(self, strategy: PersonalisedStrategy, phase: int) -> None:
+        """Let orders say to which rounds of this phase the run may go back, and to which it has gone back."""
+        rewound = self.resume.rewound if self.resume else ()
+        strategy.resume_points = tuple(orders for of, orders in self._points if of == phase)
+        strategy.rewound = tuple(orders if of == phase else 0 for of, orders in rewound if of <= phase)
+
+    def _save(
+        self,
+        phase: int,
+        progress: Progress,
+        results: Mapping[str, Selection],
+        strategy: PersonalisedStrategy | None = None,
+    ) -> None:
+        """Write a checkpoint; without a strategy it says that the run is over."""
+        if not self.config.checkpoint_every:
+            return
+        tensors = strategy.checkpoint() if strategy else {}
+        roster, here = self.roster.to_json(), self.roster.live_count
+        checkpoint = Checkpoint(self.run_id, phase, progress, dict(results), roster, here, tensors)
+        for listener in self.listeners:
+            listener.checkpoint(checkpoint)
+        self._points = [*self._points, (phase, progress.orders)][-2:]
+        if strategy:
+            self._mark(strategy, phase)
 
     def _tell(self, text: str) -> None:
         for listener in self.listeners:

@@ -83,11 +83,10 @@ class TerminalView(Listener):
             if metrics:
                 self._progress.update(self._task, state=f"{_accuracy(metrics)}  {rate:.1f} rounds/s")
         elif metrics:
-            left = (report.of - report.number) / rate
-            self._line(
-                f"{self._name}: round {report.number}/{report.of}  {_accuracy(metrics)}  "
-                f"{rate:.1f} rounds/s  {left:.0f} s left"
-            )
+            pace = "before training"
+            if report.number:
+                pace = f"{rate:.1f} rounds/s  {(report.of - report.number) / rate:.0f} s left"
+            self._line(f"{self._name}: round {report.number}/{report.of}  {_accuracy(metrics)}  {pace}")
 
 
 def _accuracy(metrics: Mapping[str, float]) -> str:

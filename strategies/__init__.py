@@ -9,6 +9,7 @@ from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
+from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["STRATEGIES", "make_strategy"]
@@ -21,6 +22,7 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "local": Local,
     "odpfl": ODPFL,
     "pfedhn": PFedHN,
+    "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
 }
 

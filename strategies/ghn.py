@@ -42,7 +42,7 @@ from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, fol
 from hyperbloom.strategies.personalised import LARGEST_NETWORK, ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
-__all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions"]
+__all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions", "disclosed_graph"]
 
 _ALL = ("all",)  # what clients say that want all parts, instead of their layer types
 MOST_TYPES = 512
@@ -77,7 +77,6 @@ class _GraphStrategy(PersonalisedStrategy):
     options_type: ClassVar[type[Section]] = GHNOptions
     options: GHNOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
-    asks: ClassVar[str]
     hypernetwork: GraphHypernetwork
 
     def check_config(self) -> None:
@@ -107,7 +106,7 @@ class _GraphStrategy(PersonalisedStrategy):
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types that a client discloses; RefusedError if it does not say, or none that exist."""
         if about.graph is not None:
-            return set(self.graph_of(about).types)
+            return set(disclosed_graph(about).types)
         if about.types is None:
             raise RefusedError("this run trains every client's own model; join with --model")
         if about.types == _ALL:
@@ -116,17 +115,6 @@ class _GraphStrategy(PersonalisedStrategy):
             raise RefusedError(f"expected at most {MOST_TYPES} layer types, found {len(about.types)}")
         try:
             return {LayerType.parse(text) for text in about.types}
-        except WireError as error:
-            raise RefusedError(str(error)) from None
-
-    def graph_of(self, about: Introduction) -> Graph:
-        """Return the graph that a client discloses; RefusedError if it does not, or if it is none."""
-        if about.graph is None:
-            raise RefusedError(
-                "this run reads the graph of every client's own model; join with --model and --disclose graph"
-            )
-        try:
-            return _parsed(about.graph)
         except WireError as error:
             raise RefusedError(str(error)) from None
 
@@ -187,6 +175,18 @@ class _GraphStrategy(PersonalisedStrategy):
                 self.hypernetwork.load_part(part, tensors[part])
         except ModelError as error:
             raise ConfigError(f"init_from: its hypernetwork has other options than this run's: {error}") from None
+
+
+def disclosed_graph(about: Introduction) -> Graph:
+    """Return the graph that a client discloses; RefusedError if it does not, or if it is none."""
+    if about.graph is None:
+        raise RefusedError(
+            "this run reads the graph of every client's own model; join with --model and --disclose graph"
+        )
+    try:
+        return _parsed(about.graph)
+    except WireError as error:
+        raise RefusedError(str(error)) from None
 
 
 @lru_cache(KEPT_GRAPHS)
@@ -255,19 +255,19 @@ class GHNServer(_GraphStrategy):
 
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types of the client's graph."""
-        return set(self.graph_of(about).types)
+        return set(disclosed_graph(about).types)
 
     @torch.no_grad()
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """Generate once for each architecture."""
-        graphs = [self.graph_of(client.about) for client in clients]
+        graphs = [disclosed_graph(client.about) for client in clients]
         made = {graph.digest: graph for graph in graphs}
         weights = {digest: self.hypernetwork(graph) for digest, graph in made.items()}
         return [weights[graph.digest] for graph in graphs]
 
     def layout_for(self, client: Client) -> Layout:
         """All parameters of the client's model that are generated."""
-        return self.graph_of(client.about).layout
+        return disclosed_graph(client.about).layout
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Move the hypernetwork such that it writes, for each architecture, the mean of what its clients made of it."""
@@ -276,7 +276,7 @@ class GHNServer(_GraphStrategy):
         examples: dict[str, float] = {}
         for update in updates:
             assert update.returned is not None
-            graph, weight = self.graph_of(update.client.about), float(update.client.about.train_examples)
+            graph, weight = disclosed_graph(update.client.about), float(update.client.about.train_examples)
             change = update.returned * weight
             sums[graph.digest] = sums[graph.digest] + change if graph.digest in sums else change
             examples[graph.digest] = examples.get(graph.digest, 0.0) + weight

@@ -28,7 +28,10 @@ Trips (an order and its reply) in a round of training:
 An evaluation has one trip for those whom embeddings serve, and two for the others.
 
 Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and the gradient for a descriptor is the
-one that an embedding would get; the encoder then takes a step of SGD that is worth as many.
+one that an embedding would get; the encoder then takes a step of SGD that is worth as many. Before the first round the
+encoder's last layer is scaled and shifted such that the descriptors of some clients have mean 0 and deviation 1, as
+embeddings have: of a fresh encoder they differ by a hundredth of that, which no hypernetwork can tell apart, and what
+it learns first is to move all of them together. One exchange, once in a run.
 """
 
 import copy
@@ -68,10 +71,13 @@ from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import Hypernetwork
 from hyperbloom.strategies.hypernetworks.learner import set_worth
 from hyperbloom.strategies.personalised import ClientUpdate, Evaluation, Leg
-from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions, by_size
+from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 from hyperbloom.strategies.roster import Client
 
 __all__ = ["ODPFL", "ODPFLOptions"]
+
+CALIBRATION = 64
+"""Clients by whose descriptors a fresh encoder is scaled, at most."""
 
 
 class ODPFLOptions(PFedHNOptions):
@@ -81,7 +87,7 @@ class ODPFLOptions(PFedHNOptions):
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
     )
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
-    encoder_learning_rate: Rate = Field(1e-2, description="learning rate of the encoder on the server (end-to-end)")
+    encoder_learning_rate: Rate = Field(1e-4, description="learning rate of the encoder on the server (end-to-end)")
     fit_steps: Positive = Field(5, description="two-phase: steps in which a client fits the encoder to its embedding")
     fit_rate: Rate = Field(1e-2, description="two-phase: learning rate of these")
     tune: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="two-phase: share of the rounds in phase 2")
@@ -133,6 +139,7 @@ class ODPFL(PFedHN):
         self._gradients: dict[int, Tensor] = {}  # of this round's loss for the descriptors, by row
         self._fitted: dict[int, Tensor] = {}  # changes of the encoder in phase 1, by row
         self._descriptors: dict[int, tuple[str, int | None, Tensor]] = {}  # version and node that it came from
+        self._calibrated = False
         self.learner.given = self.options.mode == "end-to-end"
         self.version = version_of(self.gamma)
 
@@ -149,6 +156,7 @@ class ODPFL(PFedHN):
 
     def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
         """Three exchanges end to end, one in phase 1; in phase 2 one, after that which describes newcomers."""
+        yield from self.calibration(server_round)
         first = self.config.rounds - max(1, round(self.options.tune * self.config.rounds))
         self.trained, self._fitted, self._gradients = TrainResult, {}, {}
         if self.options.mode == "end-to-end":
@@ -165,6 +173,24 @@ class ODPFL(PFedHN):
             self._freeze()
             yield self._describe(server_round, [client for client in cohort if not self._known(client)], keep=False)
             yield from self._train(server_round, cohort)
+
+    def calibration(self, server_round: int) -> Iterator[Leg]:
+        """Once, give the descriptors of a fresh encoder mean 0 and deviation 1 over some clients in each dimension."""
+        if self._calibrated:
+            return
+        yield self._describe(server_round, self.roster.draw(0, CALIBRATION, self.candidates()), keep=False)
+        self._calibrated = True
+        if len(self._descriptors) < 2:  # nothing to tell apart
+            return
+        descriptors = torch.stack([entry[2] for entry in self._descriptors.values()])
+        deviation = descriptors.std(0)
+        # A dimension in which they hardly differ shall not become one of rounding errors.
+        deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
+        with torch.no_grad():
+            tail = self._layout.views(self.gamma)
+            tail["tail.weight"].div_(deviation[:, None])
+            tail["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
+        self._renew()
 
     def _train(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
         """Train those of the cohort that are described."""
@@ -263,14 +289,16 @@ class ODPFL(PFedHN):
         """Return clients' weights, from embeddings where these are learned, else from descriptors."""
         table = self.learner.table.weight.detach()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row][2] for c in clients}
-        return by_size(clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size))
+        return self.by_head(
+            clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size)
+        )
 
     @torch.no_grad()
     def _originals(self, clients: Sequence[Client]) -> list[Tensor]:
         """Return the weights from before phase 2."""
         assert self._original is not None
         network, table = self._original
-        return by_size(clients, lambda rows, size: network.eval()(table[rows], size))
+        return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size))
 
     def _embedded(self, client: Client) -> bool:
         """Return whether it is an embedding of its own that a client's weights come from: in phase 1."""
@@ -378,6 +406,25 @@ class ODPFL(PFedHN):
             tensors["original.embeddings"] = table
         return tensors
 
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Also whether the encoder has been scaled."""
+        return super().checkpoint() | {"calibrated": torch.tensor(self._calibrated)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take all of it over; descriptors are asked for again."""
+        super().restore(tensors)
+        self._load_encoder(tensors)
+        self._calibrated = bool(tensors["calibrated"])
+        if "momentum.encoder" in tensors:
+            self._optimizer.state[self.gamma] = {"momentum_buffer": tensors["momentum.encoder"].clone()}
+        if "original.embeddings" in tensors:
+            self._freeze()
+            assert self._original is not None
+            prefix = "original.hypernetwork."
+            network = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            self._original[0].load_state_dict(network)
+            self._original = self._original[0], tensors["original.embeddings"].clone()
+
     def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
         """Demand a hypernetwork with an encoder."""
         if not any(name.startswith("encoder.") for name in tensors):
@@ -387,6 +434,10 @@ class ODPFL(PFedHN):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and encoder."""
         super().load(tensors)
+        self._load_encoder(tensors)
+        self._calibrated = True
+
+    def _load_encoder(self, tensors: Mapping[str, Tensor]) -> None:
         prefix = "encoder."
         found = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if {name: tuple(value.shape) for name, value in found.items()} != dict(self._layout.shapes):

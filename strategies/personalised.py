@@ -162,6 +162,7 @@ class PersonalisedStrategy(Strategy):
     trained: type[TrainResult] = TrainResult  # what an order to train is answered with
     keeps_sent: bool = True  # whether `update` wants the weights that were sent; a large cohort's fill the memory
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
+    asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
@@ -175,6 +176,8 @@ class PersonalisedStrategy(Strategy):
         self.layouts: dict[str, Layout] = {}
         self.round = Round()
         self.spec: ModelSpec | None = None  # target network of the first size, once a client has joined
+        self.resume_points: tuple[int, ...] = ()  # rounds to which the run may go back after a crash
+        self.rewound: tuple[int, ...] = ()  # rounds to which it has gone back
         self._orders: dict[str, _Order] = {}  # those not answered yet, by message id
         self._asked = 0  # clients that were ordered to train in this round
         self._unsent: list[tuple[Message, _Order]] = []  # a message has no id before it is sent
@@ -204,7 +207,7 @@ class PersonalisedStrategy(Strategy):
 
     def greeting(self) -> Greeting:
         """Return what new nodes are asked."""
-        return Greeting(__version__, asks=None if self.own_models == "no" else "own")
+        return Greeting(__version__, asks=None if self.own_models == "no" else self.asks)
 
     def check_config(self) -> None:
         """Raise a ConfigError for combinations that cannot work; called before anything starts."""
@@ -264,6 +267,18 @@ class PersonalisedStrategy(Strategy):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from what `state` returned in another run; ConfigError if it does not fit."""
         self.check_initial(tensors)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Return, by name, all that `restore` needs to go on as if nothing had happened.
+
+        What `state` returns, unless rounds leave more behind than that.
+        """
+        return self.state()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `checkpoint` returned; the networks are built, and all clients of then have joined."""
+        if tensors:
+            self.load(tensors)
 
     # ------------------------------------------------------------------ joining
 
@@ -338,7 +353,7 @@ class PersonalisedStrategy(Strategy):
             **self._common(server_round),
             "reply": self.reply,
             "compression": self.codec.name if self.codec else None,
-            **self.config.local.model_dump(),
+            **self.config.local.order(server_round, self.config.rounds),
         }
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
@@ -483,6 +498,8 @@ class PersonalisedStrategy(Strategy):
             "num_classes": self.spec.num_classes,
             "private": self.private,
             "seed": self.config.seed,
+            "resume_points": self.resume_points or None,
+            "rewound": self.rewound or None,
         }
 
     def _address(

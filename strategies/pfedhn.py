@@ -36,7 +36,7 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
-__all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions", "as_reply", "by_size"]
+__all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
 
 OVERLAP = 32
 """Replies that asynchronous mode remembers, each of the target network's size: the latest have most in common."""
@@ -141,23 +141,50 @@ class PFedHN(PersonalisedStrategy):
         return [client for client in self.roster.idle if client.row >= self._known_rows]
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
-        """theta_i = h(v_i; phi), one forward pass for all clients of a size."""
-        return by_size(clients, self.learner.generate)
+        """theta_i = h(v_i; phi), one forward pass for all clients of a head."""
+        return self.by_head(clients, self.learner.generate)
+
+    def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Tensor]:
+        """Return the weights `(P,)` of each client; `write` is called once for all rows of a head."""
+        weights: dict[int, Tensor] = {}
+        for head, group in groupby(sorted(clients, key=self.head_of), key=self.head_of):
+            rows = [client.row for client in group]
+            weights |= dict(zip(rows, write(rows, head), strict=True))
+        return [weights[client.row] for client in clients]
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
-        self.learner.update([as_reply(update) for update in updates], self.options.update)
+        self.learner.update([self._reply(update) for update in updates], self.options.update)
 
     def apply(self, update: ClientUpdate, staleness: int) -> None:
         """One step for one reply, corrected by those that were applied while its client trained."""
-        reply = as_reply(update)
+        reply = self._reply(update)
         overlap = min(staleness, len(self._applied))
         self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
         self._applied.append(reply)
 
+    def head_of(self, client: Client) -> str:
+        """Return the name of the hypernetwork's head that writes a client's weights: the size of its network."""
+        return client.about.size
+
+    def _reply(self, update: ClientUpdate) -> Reply:
+        assert update.returned is not None
+        return Reply(update.client.row, self.head_of(update.client), update.sent, update.returned)
+
     def state(self) -> dict[str, Tensor]:
         """Hypernetwork, embeddings and the optimiser's momentum."""
         return self.learner.state()
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Also how many clients a frozen hypernetwork came with."""
+        return self.state() | {"known_rows": torch.tensor(self._known_rows)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take all of it over, momentum included."""
+        self._initial_dim = tensors["embeddings"].shape[1]
+        self._known_rows = int(tensors["known_rows"])
+        self.build()
+        self.learner.load(tensors)
 
     def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
         """Demand a hypernetwork with embeddings, and take over their dimension."""
@@ -191,22 +218,3 @@ class PFedHNPC(PFedHN):
 
     options_type: ClassVar[type[Section]] = PFedHNPCOptions
     private: ClassVar[str] = "head"
-
-
-def by_size(clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Tensor]:
-    """Return the weights `(P,)` of each client; `write` is called once for all rows of a size."""
-    weights: dict[int, Tensor] = {}
-    for size, group in groupby(sorted(clients, key=_size), key=_size):
-        rows = [client.row for client in group]
-        weights |= dict(zip(rows, write(rows, size), strict=True))
-    return [weights[client.row] for client in clients]
-
-
-def _size(client: Client) -> str:
-    return client.about.size
-
-
-def as_reply(update: ClientUpdate) -> Reply:
-    """Return what the learner wants of an accepted reply."""
-    assert update.returned is not None
-    return Reply(update.client.row, update.client.about.size, update.sent, update.returned)

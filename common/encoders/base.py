@@ -21,7 +21,7 @@ class Encoder(nn.Module):
     """Base of all encoders.
 
     A subclass's `forward` maps samples `(N, *input_shape)` to a descriptor `(k,)`, whatever their order, and gives the
-    same for the same samples: no dropout, no statistics of batches.
+    same for the same samples: no dropout, no statistics of batches. Its last layer is an `nn.Linear` called `tail`.
     """
 
     def sensitivity(self, examples: int) -> float:
@@ -55,13 +55,17 @@ def encode(encoder: nn.Module, inputs: Tensor, batch: int = BATCH) -> Tensor:
     return torch.stack([share * encoder(part) for part, share in _batches(inputs, batch)]).sum(0)
 
 
-def encode_backward(encoder: nn.Module, inputs: Tensor, gradient: Tensor, batch: int = BATCH) -> None:
+def encode_backward(encoder: nn.Module, inputs: Tensor, gradient: Tensor, batch: int = BATCH) -> Tensor:
     """Add the vector-Jacobian product of `encode` with `gradient` `(k,)` to the parameters' `.grad`.
 
-    Batch by batch, so that one batch's graph is all that memory has to hold.
+    Batch by batch, so that one batch's graph is all that memory has to hold; returns the descriptor as `encode` does.
     """
+    descriptor = torch.zeros_like(gradient)
     for part, share in _batches(inputs, batch):
-        encoder(part).backward(share * gradient)
+        piece = encoder(part)
+        piece.backward(share * gradient)
+        descriptor += share * piece.detach()
+    return descriptor
 
 
 def _batches(inputs: Tensor, batch: int) -> Iterator[tuple[Tensor, float]]:

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2103.04628, sections 3 and 4.1, appendix B and table 4.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, cat, nn
@@ -54,8 +55,13 @@ class MLPHypernetwork(nn.Module):
         super().__init__()
         layers = trunk(embedding_dim, hidden_dim, hidden_layers)
         self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
-        make = _SplitHead if spectral_norm else _fused_head
-        self.heads = nn.ModuleDict({size: make(hidden_dim, layout) for size, layout in layouts.items()})
+        self._make_head = partial(_SplitHead if spectral_norm else _fused_head, hidden_dim)
+        self.heads = nn.ModuleDict({size: self._make_head(layout) for size, layout in layouts.items()})
+
+    def add_head(self, size: str, layout: Layout) -> nn.Module:
+        """Add, and return, the head of another target network, initialised from torch's global generator."""
+        self.heads[size] = self._make_head(layout)
+        return self.heads[size]
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""

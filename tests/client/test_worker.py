@@ -13,6 +13,7 @@ from hyperbloom import __version__
 from hyperbloom.client import training
 from hyperbloom.client import worker as worker_module
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.state import Moment
 from hyperbloom.client.training import FlatPart, draw_batches
 from hyperbloom.client.worker import LOADED_WORKERS, Worker, worker_for
 from hyperbloom.common.compression import Codec
@@ -358,9 +359,9 @@ def test_the_personal_part_is_read_once_and_stays_in_memory(
     reads: list[str] = []
     load = worker.state.load_personal
 
-    def noted(run_id: str, part: FlatPart) -> bool:
+    def noted(run_id: str, part: FlatPart, moment: Moment) -> bool:
         reads.append(run_id)
-        return load(run_id, part)
+        return load(run_id, part, moment)
 
     monkeypatch.setattr(worker.state, "load_personal", noted)
     for number in (1, 2):

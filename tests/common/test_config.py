@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -299,6 +300,30 @@ def test_junk_gives_a_run_or_one_line(file: Path, text: str) -> None:
     except ConfigError as error:
         assert str(error)
         assert "\n" not in str(error)
+
+
+# ---------------------------------------------------------------------- the learning rate over the rounds
+
+
+def test_the_cosine_schedule_is_that_of_torch() -> None:
+    local = LocalConfig(learning_rate=0.3, schedule="cosine")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7)
+    for number in range(1, 8):
+        assert local.order(number, 7)["learning_rate"] == pytest.approx(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+
+
+def test_without_a_schedule_the_rate_is_what_was_set_in_every_round() -> None:
+    local = LocalConfig(learning_rate=0.3)
+    assert {local.order(number, 7)["learning_rate"] for number in range(1, 8)} == {0.3}
+    assert "schedule" not in local.order(1, 7)
+
+
+def test_a_schedule_needs_rounds() -> None:
+    with pytest.raises(ConfigError, match=r"^local.schedule: expected constant with asynchronous"):
+        load_run_config(None, {"local.schedule": "cosine", "asynchronous": True})
 
 
 # ---------------------------------------------------------------------- there and back

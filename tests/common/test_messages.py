@@ -17,8 +17,14 @@ from torch import Tensor
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
     EvaluateOrder,
     EvaluateResult,
+    FitOrder,
+    FitResult,
     Greeting,
     Introduction,
     Notice,
@@ -33,6 +39,7 @@ from hyperbloom.server.inline import InlineGrid
 
 KEY = "hyperbloom"
 TWO = Layout((("weight", (2, 3)), ("bias", (2,))))
+ONE = Layout((("descriptor", (3,)),))
 VALUES = torch.tensor([0.5, -1.25, 3e-30, -0.0, 1e30, 0.1, -7.0, 2.0])
 
 INTRODUCTION = Introduction(
@@ -76,6 +83,8 @@ OPTIONAL = {
     "graph",
     "hypernetwork",
     "distil_temperature",
+    "gamma",
+    "descriptor",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),
@@ -97,6 +106,21 @@ MESSAGES: list[Packable] = [
     EVALUATE,
     dataclasses.replace(EVALUATE, weights=None),
     EvaluateResult(1, 2, 0.5, 3, 4, 0.25),
+    DescribeOrder("run-1", 3, "deepset", 2, "0a1b", True, Weights(TWO, VALUES)),
+    DescribeResult("0a1b", Weights(ONE, VALUES[:3])),
+    BackpropOrder("run-1", "deepset", 2, "0a1b", Weights(ONE, VALUES[:3])),
+    BackpropResult("0a1b", Weights(TWO, VALUES)),
+    FitOrder(
+        **(vars(TRAIN) | {"weights": Weights(TWO, VALUES)}),
+        encoder="dss",
+        version="0a1b",
+        gamma=Weights(ONE, VALUES[3:6]),
+        descriptor=Weights(ONE, VALUES[:3]),
+        fit_steps=5,
+        fit_rate=0.125,
+    ),
+    FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, Weights(ONE, VALUES[:3])),
+    FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, None),
 ]
 
 
@@ -160,7 +184,16 @@ def test_every_message_survives_flowers_serialisation(message: Packable) -> None
 
 def test_the_list_above_holds_every_message() -> None:
     # a message that is added to the wire must be added to the tests
-    assert {type(message) for message in MESSAGES} == set(Packable.__subclasses__())
+    direct = set(Packable.__subclasses__())
+    assert {type(message) for message in MESSAGES} == direct.union(*(kind.__subclasses__() for kind in direct))
+
+
+def test_weights_of_one_message_are_not_mistaken_for_each_other() -> None:
+    order = next(message for message in MESSAGES if isinstance(message, FitOrder))
+    without = record(order, **{"gamma.values": None})
+    assert refusal(FitOrder, without).startswith("FitOrder: unknown field 'gamma.")
+    broken = record(order, **{"descriptor.values": b"x"})
+    assert refusal(FitOrder, broken) == "FitOrder.descriptor.values: expected 12 bytes for 1 tensors, found 1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

@@ -304,9 +304,19 @@ def test_a_run_starts_from_another_one_with_the_same_clients_and_new_ones(
 def test_a_frozen_run_on_the_clients_that_it_was_trained_with_is_an_evaluation(run: Done, tmp_path: Path) -> None:
     done = execute(tmp_path / "next", *RUN, "--init-from", str(run.folder), "--set", "options.freeze=true")
     assert done.code == 0
-    assert [line["clients"] for line in done.lines("metrics.jsonl")] == [0] * 5
+    assert [line["clients"] for line in done.lines("metrics.jsonl")] == [0] * 6
     expected = run.json("summary.json")["pfedhn"]["test_accuracy"]
     assert done.json("summary.json")["pfedhn"]["test_accuracy"] == pytest.approx(expected)
+
+
+def test_what_a_run_starts_from_is_scored_before_it_learns_anything(run: Done, tmp_path: Path) -> None:
+    done = execute(tmp_path / "next", *RUN, "--init-from", str(run.folder))
+    first, second, *_ = done.lines("metrics.jsonl")
+    before = run.json("summary.json")["pfedhn"]["metrics"]
+    assert (first["round"], second["round"]) == (0, 1)
+    assert "loss" not in first and "loss" in second
+    assert {name: first[name] for name in before} == pytest.approx(before)
+    assert "before training" in done.output
 
 
 def test_the_secrets_of_the_run_before_are_taken_over_for_their_owner_only(run: Done, tmp_path: Path) -> None:

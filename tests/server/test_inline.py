@@ -120,7 +120,7 @@ def order(grid: InlineGrid, node: int, **changes: Any) -> Message:
         "reply": "nothing",
         "seed": 0,
         "weights": None,
-        **LocalConfig(steps=2).model_dump(),
+        **LocalConfig(steps=2).order(1, 1),
     }
     return Message(TrainOrder(**values | changes).pack(), node, TrainOrder.type)
 

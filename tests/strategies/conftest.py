@@ -22,7 +22,7 @@ from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 from hyperbloom.server.rounds import run_rounds
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import STRATEGIES, make_strategy
 from hyperbloom.strategies.personalised import Round
 from hyperbloom.strategies.roster import Roster
 
@@ -161,7 +161,7 @@ def digits_settings(config: RunConfig, folder: Path, names: Sequence[str] | None
             state_dir=folder / name,
             disclose_class_shares=config.options.get("descriptor") == "class-shares",
             model=config.models[index % len(config.models)] if config.models else None,
-            disclose="graph" if config.strategy == "ghn-server" else "types",
+            disclose="graph" if STRATEGIES[config.strategy].asks == "graph" else "types",
         )
         for index, name in enumerate(names)
     ]

@@ -53,7 +53,7 @@ def data_of(federation: Inline, folder: Path) -> dict[str, ClientData]:
 
 
 def plain_settings(clip: float | None) -> LocalSGD:
-    return LocalSGD(**(LOCAL.model_dump() | {"clip": clip}))
+    return LocalSGD(**(LOCAL.order(1, 1) | {"clip": clip}))
 
 
 # ---------------------------------------------------------------------- FedAvg

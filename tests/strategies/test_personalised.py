@@ -579,7 +579,7 @@ def test_a_first_client_that_no_network_fits_is_refused_and_decides_nothing() ->
 
 def test_unknown_strategies_and_options_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"strategy: expected one of fedavg, .*local, pfedhn, pfedhn-pc, .*found 'fed'"
+        ConfigError, match=r"strategy: expected one of fedavg, .*local, .*pfedhn, pfedhn-pc, .*found 'fed'"
     ):
         make_strategy(config(strategy="fed", options={}), "run", Roster(0))
     with pytest.raises(

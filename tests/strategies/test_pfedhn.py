@@ -356,7 +356,7 @@ def test_a_head_is_trained_with_the_body_by_an_optimiser_of_its_own_that_lasts(t
         torch.manual_seed(seed_of(0, "client-0", "head."))
         net = plain_net()
     parameters = dict(net.named_parameters())
-    settings = LocalSGD(**local.model_dump())
+    settings = LocalSGD(**local.order(1, 1))
 
     def optimizer_of(names: Mapping[str, Any]) -> torch.optim.SGD:
         return torch.optim.SGD([parameters[name] for name in names], lr=0.1, momentum=0.8, weight_decay=5e-3)
@@ -401,7 +401,7 @@ def test_novel_clients_move_their_own_rows_and_nothing_else(tmp_path: Path) -> N
     assert_same({name: end[name] for name in hypernetwork}, {name: stored[name] for name in hypernetwork})
     assert torch.equal(end["embeddings"][:3], stored["embeddings"])
     assert float((end["embeddings"][3:] - start["embeddings"][3:]).abs().min()) > 1e-4
-    assert history.cohorts == [["a-novel", "b-novel"]] * 6
+    assert history.cohorts == [[], *[["a-novel", "b-novel"]] * 6]
     assert sorted(scores_of(history)) == ["a-novel", "b-novel", "client-0"]
     assert set(end) == {*hypernetwork, "embeddings", "momentum.embeddings"}
     assert torch.equal(end["momentum.embeddings"][:3], torch.zeros(3, 1))
@@ -414,7 +414,7 @@ def test_without_freezing_a_run_goes_on_from_another_ones_state_with_fresh_momen
     federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
     assert_same(federation.state(), {name: value for name, value in stored.items() if "momentum" not in name})
     history, _ = federation.run()
-    assert history.cohorts == [["client-0", "client-1", "client-2"]] * 2
+    assert history.cohorts == [[], *[["client-0", "client-1", "client-2"]] * 2]
     assert all(not torch.equal(federation.state()[name], stored[name]) for name in stored)
 
 

@@ -1,0 +1,307 @@
+"""HAFL-GHN on CIFAR-10: the paper's tables at a size that a laptop's core can train.
+
+Narrow versions of the paper's architectures: 8 channels in the first stage where the paper has 64 (size S), on images
+averaged down to 16 x 16 pixels, 8,000 training images in all where the paper has 50,000, and `EPOCHS` passes over each
+client's where the paper has 500: with all images and as many steps no method comes far enough to be compared. Every
+method has the same architectures, data, passes, batches, momentum, weight decay and cosine schedule; the learning rate
+is the best of `RATES` on the validation examples, tried with seed 0 (`--rates`). Accuracy is the mean over clients of
+the test accuracy, in percent.
+
+    tables 1 and 2   4 or 8 clients with 25 or 12.5 % of the data each, evenly over hafl-0 to hafl-3
+    ablation         plain CNNs of 4, 7, 10 and 13 layers with 25 % each: is the graph of use?
+    unseen           three of the four architectures train, then the fourth joins: the weights that it is given on
+                     demand (round 0), and what refining them on its own data adds, against training from scratch
+
+Each cell is an ordinary run of `flower-server --engine inline` in a process of its own. Its result is a line in a file;
+cells that have one are not run again, so that the study can be stopped and gone on with.
+
+    python -m benchmarks.architectures --root DIR --rates
+    python -m benchmarks.architectures --root DIR [--only tables|ablation|unseen] [--seeds 3] [--jobs 1]
+    python -m benchmarks.architectures --figure docs/ghn.png
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperbloom.client.app import app
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.common.data import ClientData, DataSpec, Examples, data_source, load_client_data
+from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.session import Session
+
+HAFL = tuple(f"hafl-{number}" for number in range(4))
+PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))
+DATA = "benchmarks.architectures:small_cifar10"
+TRAIN = 8_000  # images that the clients share
+EPOCHS, BATCH = 20, 64
+RATES = {"upper bound": (0.02, 0.05), "HAFL-GHN": (0.05, 0.1, 0.2), "no graph": (0.05, 0.1, 0.2), "local": (0.02, 0.05)}
+
+METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
+    # name: strategy, its options, the federation's own model; the paper's table first
+    "upper bound": ("fedavg", {}, "hafl-0"),
+    "HAFL-GHN": ("ghn", {}, "auto"),
+    "no graph": ("ghn", {"mode": "no-graph"}, "auto"),
+    "distillation": ("hafl-distillation", {"epochs": EPOCHS}, "hafl-0"),
+    "local": ("local", {}, "auto"),
+    "ghn-server": ("ghn-server", {}, "auto"),
+    "norms local": ("ghn", {"norms": "local"}, "auto"),
+    "tile 8": ("ghn", {"tile": 8}, "auto"),
+}
+TABLE = tuple(METHODS)[:5]
+SAME_RATE = {  # what is trained in the same way
+    "distillation": "upper bound",
+    "ghn-server": "local",
+    "norms local": "HAFL-GHN",
+    "tile 8": "HAFL-GHN",
+}
+
+
+def small_cifar10() -> ClientData:
+    """Return CIFAR-10 from `$HYPERBLOOM_DATA`: `TRAIN` images for training, every pixel the mean of four."""
+    data = load_client_data(DataSpec("cifar10", split="iid", partition=0, max_train=TRAIN))
+    train, val, test = (
+        Examples(F.avg_pool2d(part.inputs, 2), part.labels) for part in (data.train, data.val, data.test)
+    )
+    return ClientData(train, val, test, data.num_classes, data.class_names)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: the data in as many parts as `clients`, of which `members` take part; architectures are dealt in turn.
+
+    With `unseen` the other clients train first, and the members start from what these have learned.
+    """
+
+    experiment: str
+    method: str
+    seed: int
+    rate: float
+    architectures: tuple[str, ...] = HAFL
+    clients: int = 4
+    members: tuple[int, ...] = (0, 1, 2, 3)
+    epochs: int = EPOCHS
+    curve: bool = False  # evaluate after each pass, not only at the end
+    unseen: bool = False
+
+    def config(self, start: Path | None) -> RunConfig:
+        """Return the run's description."""
+        strategy, options, model = METHODS[self.method]
+        return RunConfig(
+            strategy=strategy,
+            options=options,
+            model=model,
+            sizes=("S",),
+            clients=len(self.members),
+            cohort=len(self.members),
+            rounds=self.epochs,
+            eval_every=1 if self.curve else self.epochs,
+            seed=self.seed,
+            local=LocalConfig(
+                steps=TRAIN // self.clients // BATCH,
+                batch_size=BATCH,
+                learning_rate=self.rate,
+                weight_decay=5e-4,
+                schedule="cosine",
+            ),
+            init_from=str(start) if start else None,
+        )
+
+    def settings(self, index: int, folder: Path) -> ClientSettings:
+        """Return the settings of the client that owns part `index` of the data."""
+        strategy, _, _ = METHODS[self.method]
+        return ClientSettings(
+            client_id=f"client-{index}",
+            data=DataSpec(DATA, split="iid", partition=index, partitions=self.clients, seed=self.seed),
+            size="S",
+            state_dir=folder / "clients" / f"client-{index}",
+            model=None if strategy == "fedavg" else self.architectures[index % len(self.architectures)],
+            disclose="graph" if strategy == "ghn-server" else "types",
+        )
+
+    def matches(self, line: dict[str, Any]) -> bool:
+        """Tell whether a line of results is this cell's."""
+        return all(line[name] == getattr(self, name) for name in ("experiment", "method", "seed", "rate", "epochs"))
+
+
+def play(cell: Cell) -> dict[str, Any]:
+    """Run a cell in this process and return its line of results."""
+    torch.set_num_threads(1)
+    source = data_source(cell.settings(0, Path()).data)  # held, so that it is read once
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder, start = Path(name) / "run", None
+        if cell.unseen:
+            start = Path(name) / "others"
+            others = tuple(index for index in range(cell.clients) if index not in cell.members)
+            run(replace(cell, members=others, curve=False), start, None)
+        run(cell, folder, start)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        (selected,) = json.loads((folder / "summary.json").read_text()).values()
+    del source
+    return {
+        **{name: getattr(cell, name) for name in ("experiment", "method", "seed", "rate", "epochs")},
+        "validation": round(selected["metrics"]["val_mean"], 2),
+        "test": {name: round(value, 2) for name, value in selected["test_accuracy"].items()},
+        "curve": [[line["round"], round(line["test_mean"], 2)] for line in lines if "test_mean" in line],
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def run(cell: Cell, folder: Path, start: Path | None) -> None:
+    """Run the federation of a cell into a run folder."""
+    folder.mkdir()
+    config = cell.config(start)
+    grid = InlineGrid(app, [cell.settings(index, folder).to_node_config() for index in cell.members])
+    Session(config, grid, folder.name, [RunFolder(folder, config, folder.name)]).run()
+
+
+def study(cells: Sequence[Cell], results: Path, jobs: int) -> None:
+    """Run the cells that have no line yet, each in a process of its own."""
+    done = read(results)
+    left = [cell for cell in cells if not any(cell.matches(line) for line in done)]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for number, future in enumerate(as_completed([pool.submit(play, cell) for cell in left]), start=1):
+            line = future.result()
+            with results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            what = f"{line['experiment']}, {line['method']}, seed {line['seed']}, rate {line['rate']}"
+            print(f"{number}/{len(left)} {what}: {mean(line):.1f} % in {line['seconds']:.0f} s", flush=True)
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of results."""
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def mean(line: dict[str, Any]) -> float:
+    """Return the mean test accuracy over clients."""
+    return statistics.fmean(line["test"].values())
+
+
+def trials() -> Iterator[Cell]:
+    """Yield what decides the learning rates: five passes with the first seed."""
+    for method, rates in RATES.items():
+        yield from (Cell("rates", method, 0, rate, epochs=5) for rate in rates)
+
+
+def best_rates(results: Path) -> dict[str, float]:
+    """Return the rate with the best accuracy on validation examples, by method."""
+    tried: dict[str, dict[float, float]] = {}
+    for line in read(results):
+        if line["experiment"] == "rates":
+            tried.setdefault(line["method"], {})[line["rate"]] = line["validation"]
+    rates = {method: max(scores, key=lambda rate: scores[rate]) for method, scores in tried.items()}
+    return rates | {method: rates[other] for method, other in SAME_RATE.items() if other in rates}
+
+
+def cells(rates: dict[str, float], only: str | None, seeds: int) -> Iterator[Cell]:
+    """Yield the study seed by seed, so that one that is stopped has all methods."""
+    for seed in range(seeds):
+        if only in (None, "tables"):
+            yield from (Cell("4 clients", method, seed, rates[method]) for method in TABLE)
+            members = tuple(range(8))
+            yield from (Cell("8 clients", m, seed, rates[m], clients=8, members=members) for m in TABLE)
+        if only in (None, "ablation"):
+            for method in ("HAFL-GHN", "no graph", "local"):
+                yield Cell("plain CNNs", method, seed, rates[method], PLAIN)
+        if only in (None, "unseen"):
+            for index, name in enumerate(HAFL):
+                for method, unseen in (("HAFL-GHN", True), ("local", False)):
+                    rate = rates[method]
+                    yield Cell(name, method, seed, rate, members=(index,), curve=True, unseen=unseen)
+        if only in (None, "choices"):
+            yield from (Cell("4 clients", m, seed, rates[m]) for m in METHODS if m not in TABLE)
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the results as Markdown: mean over seeds, standard deviation between them, each architecture."""
+    rows = ["| experiment | method | rate | seeds | mean | deviation | by architecture |", "|" + "---|" * 7]
+    for experiment in dict.fromkeys(line["experiment"] for line in lines):
+        for method in METHODS:
+            chosen = [line for line in lines if (line["experiment"], line["method"]) == (experiment, method)]
+            if not chosen or experiment == "rates":
+                continue
+            means = [mean(line) for line in chosen]
+            deviation = f"{statistics.stdev(means):.1f}" if len(means) > 1 else ""
+            each = " / ".join(f"{statistics.fmean(scores):.1f}" for scores in by_architecture(chosen))
+            rows.append(
+                f"| {experiment} | {method} | {chosen[0]['rate']} | {len(chosen)} | {statistics.fmean(means):.1f} | "
+                f"{deviation} | {each} |"
+            )
+    return "\n".join(rows)
+
+
+def by_architecture(lines: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """Return the test accuracies of all seeds and clients for each of the four architectures, in order."""
+    groups: dict[int, list[float]] = {}
+    for line in lines:
+        for name, accuracy in line["test"].items():
+            groups.setdefault(int(name.removeprefix("client-")) % 4, []).append(accuracy)
+    return [groups[index] for index in sorted(groups)]
+
+
+def figure(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the accuracy of the architecture that never trained over passes, given its weights and from scratch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    canvas, axes = pyplot.subplots(1, 4, figsize=(15, 4), sharey=True, constrained_layout=True)
+    for axis, name in zip(axes, HAFL, strict=True):
+        for method, label in (("HAFL-GHN", "weights on demand, then refined"), ("local", "from scratch")):
+            curves = [line["curve"] for line in lines if (line["experiment"], line["method"]) == (name, method)]
+            if curves:
+                passes = [point[0] for point in curves[0]]
+                accuracy = [
+                    statistics.fmean(points) for points in zip(*[[y for _, y in c] for c in curves], strict=True)
+                ]
+                axis.plot(passes, accuracy, marker=".", label=f"{label} ({len(curves)} seeds)")
+        axis.set_title(f"{name}, unseen")
+        axis.set_xlabel("passes over the newcomer's data")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy, percent")
+    axes[0].legend(fontsize=8)
+    canvas.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Run what has no result yet, or show what has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="folder with CIFAR-10 (default: $HYPERBLOOM_DATA)")
+    parser.add_argument("--rates", action="store_true", help="try the learning rates; comes first")
+    parser.add_argument("--only", choices=["tables", "ablation", "unseen", "choices"], help="a part of the study")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, one thread each")
+    parser.add_argument("--results", type=Path, default=Path("docs/ghn.jsonl"), help="file of results")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="print the table and draw the curves; runs nothing")
+    args = parser.parse_args()
+    if args.root:
+        os.environ["HYPERBLOOM_DATA"] = str(args.root.resolve())
+    if args.figure:
+        print(table(read(args.results)))
+        figure(read(args.results), args.figure)
+        return
+    rates = best_rates(args.results)
+    if not args.rates and len(rates) < len(METHODS):
+        parser.error("run with --rates first: it finds each method's learning rate")
+    study(list(trials() if args.rates else cells(rates, args.only, args.seeds)), args.results, args.jobs)
+
+
+if __name__ == "__main__":
+    main()

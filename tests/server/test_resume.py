@@ -1,0 +1,266 @@
+"""A server that crashes and goes on from its last checkpoint, as if nothing had happened."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from hyperbloom.client.worker import worker_for
+from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.checkpoint import locked
+from hyperbloom.server.cli import main
+from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.listener import Listener, RoundReport
+from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.session import Session
+from hyperbloom.strategies import STRATEGIES
+
+# What keeps a strategy's four rounds short; one that is not named here has its defaults.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "hafl-distillation": {"epochs": 1},
+    "odpfl": {"hidden_dim": 8},
+    "pfedhn": {"hidden_dim": 8},
+    "pfedhn-pc": {"hidden_dim": 8},
+    "ghn": {"latent": 8, "hidden": 4},
+    "ghn-server": {"latent": 8, "hidden": 4, "fit_steps": 2},
+}
+TIMES = ("seconds", "elapsed")
+
+
+class Crash(BaseException):
+    """The process is killed."""
+
+
+class CrashAfter(Listener):
+    """Kills the server after some rounds in all, before it can do anything about it."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def round_done(self, report: RoundReport) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+
+
+def make_config(strategy: str, **changes: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "strategy": strategy,
+        "clients": 4,
+        "cohort": 2,
+        "rounds": 4,
+        "eval_every": 2,
+        "checkpoint_every": 2,
+        "model": "mlp",
+        "local": LocalConfig(steps=2, batch_size=8),
+        "options": OPTIONS.get(strategy, {}),
+    }
+    return RunConfig(**(values | changes))
+
+
+def begin(folder: Path, config: RunConfig, crash_after: int = 0) -> None:
+    """Run in a process's stead, to the end or to a crash."""
+    worker_for.cache_clear()
+    listeners = [RunFolder(folder, config, "run"), CrashAfter(crash_after)]
+    session = Session(config, inline_grid(config, folder), "run", listeners)
+    if crash_after:
+        with pytest.raises(Crash):
+            session.run()
+    else:
+        session.run()
+
+
+def go_on(folder: Path, config: RunConfig, crash_after: int = 0) -> list[str]:
+    """Resume in a new process's stead; returns what the operator is told."""
+    worker_for.cache_clear()
+    said: list[str] = []
+    recorder, resume = RunFolder.resume(folder, config, said.append)
+    listeners = [recorder, CrashAfter(crash_after)]
+    session = Session(config, inline_grid(config, folder), resume.checkpoint.run_id, listeners, resume=resume)
+    if crash_after:
+        with pytest.raises(Crash):
+            session.run()
+    else:
+        session.run()
+    return said
+
+
+def left_behind(folder: Path) -> dict[str, Any]:
+    """Return all that a run leaves, without times, secrets and what only serves to resume."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or {"checkpoints", "earlier"} & set(path.parts) or path.name == "identity.json":
+            continue
+        if path.suffix == ".jsonl":
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+        elif path.suffix == ".safetensors":
+            tensors = load_file(path)
+            found[name] = {key: (tuple(value.shape), value.tolist()) for key, value in tensors.items()}
+        elif path.name == "summary.json":
+            found[name] = json.loads(path.read_text())
+        elif path.name == "roster.json":
+            clients = json.loads(path.read_text())["clients"]
+            found[name] = [{key: value for key, value in one.items() if key != "token_hash"} for one in clients]
+    assert {"metrics.jsonl", "clients.jsonl", "summary.json", "roster.json"} <= set(found)
+    return found
+
+
+def assert_same(folder: Path, expected: Path) -> None:
+    got, wanted = left_behind(folder), left_behind(expected)
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        assert got[name] == wanted[name], name
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: Path, strategy: str) -> None:
+    """Killed in round 3 of 4, after a checkpoint at 2: what clients learned in round 3 is learned again."""
+    config = make_config(strategy)
+    begin(tmp_path / "whole", config)
+    begin(tmp_path / "crashed", config, crash_after=3)
+    assert go_on(tmp_path / "crashed", config) == []
+    assert_same(tmp_path / "crashed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("pfedhn-pc", {"sizes": ("S", "M"), "options": {"hidden_dim": 8, "spectral_norm": True}}),
+        ("pfedhn", {"options": {"hidden_dim": 8, "embeddings": "sparse"}, "compression": "top-k:0.1"}),
+        ("pfedhn", {"options": {"descriptor": "class-shares", "hypernetwork": "linear"}}),
+        ("fedavg", {"compression": "int8"}),
+        ("pfedhn", {"asynchronous": True, "eval_every": 1}),
+        ("ghn", {"models": ("mlp", "plain-4"), "sizes": ("S",), "options": {"norms": "local", "latent": 8}}),
+    ],
+)
+def test_options_that_leave_something_behind(tmp_path: Path, strategy: str, changes: dict[str, Any]) -> None:
+    config = make_config(strategy, **changes)
+    begin(tmp_path / "whole", config)
+    begin(tmp_path / "crashed", config, crash_after=4 if config.asynchronous else 3)
+    go_on(tmp_path / "crashed", config)
+    assert_same(tmp_path / "crashed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("killed", range(1, 9))
+def test_whenever_it_is_killed_with_a_baseline_and_more_than_once(tmp_path: Path, killed: int) -> None:
+    """Eight rounds, of which 5 to 8 are the baseline's; killed again one round after it went on."""
+    config = make_config("pfedhn-pc", baselines=("local",), cohort=3)
+    begin(tmp_path / "whole", config)
+    begin(tmp_path / "crashed", config, crash_after=killed)
+    for _ in range(2):
+        go_on(tmp_path / "crashed", config, crash_after=1)
+    go_on(tmp_path / "crashed", config)
+    assert_same(tmp_path / "crashed", tmp_path / "whole")
+    resumes = json.loads((tmp_path / "crashed/checkpoints/resumes.json").read_text())
+    phase, done = divmod(killed - 1, 4)
+    assert [(each["phase"], each["orders"]) for each in resumes] == [(phase, done // 2 * 2)] * 3
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def age(path: Path) -> None:
+    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "suffix", "told"),
+    [
+        (flip, ".safetensors", "is not what was written"),
+        (flip, "-selected.safetensors", "is not what was written"),
+        (flip, ".json", ""),
+        (cut, ".safetensors", "is not what was written"),
+        (cut, ".json", ""),
+        (age, ".json", "format 0, expected 1"),
+        (Path.unlink, ".safetensors", "No such file"),
+    ],
+)
+def test_a_damaged_checkpoint_is_left_for_the_one_before(
+    tmp_path: Path, damage: Callable[[Path], None], suffix: str, told: str
+) -> None:
+    """The clients, too, go back by two checkpoints."""
+    config = make_config("pfedhn-pc", rounds=6, cohort=3)
+    begin(tmp_path / "whole", config)
+    begin(tmp_path / "crashed", config, crash_after=5)
+    newest = sorted((tmp_path / "crashed/checkpoints").glob("*[0-9].json"))[-1]
+    damage(newest.with_name(newest.stem + suffix))
+    (said,) = go_on(tmp_path / "crashed", config)
+    assert newest.name in said and told in said and said.endswith("going back to the one before")
+    assert_same(tmp_path / "crashed", tmp_path / "whole")
+
+
+def test_clients_keep_no_more_than_the_server_can_go_back_to(tmp_path: Path) -> None:
+    config = make_config("pfedhn-pc", rounds=12, eval_every=12, cohort=4)
+    begin(tmp_path, config, crash_after=11)
+    for index in range(4):
+        earlier = sorted(path.stem.split("@")[1] for path in (tmp_path / f"clients/client-{index}/earlier").iterdir())
+        assert earlier == ["10-0", "8-0"]
+
+
+def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, args = tmp_path / "run", ["--engine", "inline", "--strategy", "local", "--clients", "2", "--rounds", "2"]
+    assert main([*args, "--eval-every", "1", "--set", "local.steps=1", "--run-dir", str(run)]) == 0
+    capsys.readouterr()
+
+    def refusal(*more: str, folder: Path = run) -> str:
+        assert main(["--resume", str(folder), *more]) == 2
+        return capsys.readouterr().err
+
+    assert "is complete; there is nothing to go on with" in refusal()
+    assert "--rounds would change the run" in refusal("--rounds", "3")
+    assert "--data would change the run" in refusal("--data", "mnist")
+    assert "--set would change the run" in refusal("--set", "seed=3")
+    assert "--vectorise would change the run" in refusal("--vectorise")
+    assert "expected the folder of a run" in refusal(folder=tmp_path)
+    with locked(run):
+        assert "another server is still at work" in refusal()
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
+    assert "is not what the run began with" in refusal()
+    config.write_text(config.read_text().replace("seed: 1", "seed: 0"))
+    for path in (run / "checkpoints").glob("*.json"):
+        path.unlink()
+    assert "found none that can be used" in refusal()
+
+
+def test_a_run_without_checkpoints_leaves_none(tmp_path: Path) -> None:
+    config = make_config("pfedhn-pc", checkpoint_every=0)
+    begin(tmp_path, config)
+    assert not (tmp_path / "checkpoints").exists()
+    assert not list(tmp_path.glob("clients/*/earlier"))
+    with pytest.raises(ConfigError, match="found none that can be used"):
+        RunFolder.resume(tmp_path, config, lambda text: None)
+
+
+def test_the_command_goes_on_with_the_flags_that_the_run_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["--engine", "inline", "--strategy", "pfedhn", "--clients", "3", "--cohort", "2", "--rounds", "4"]
+    args += ["--eval-every", "2", "--set", "checkpoint_every=1", "--set", "local.steps=2", "--set", "hidden_dim=8"]
+    assert main([*args, "--run-dir", str(tmp_path / "whole")]) == 0
+    real = RunFolder.round_done
+
+    def killed(folder: RunFolder, report: RoundReport) -> None:
+        real(folder, report)
+        if report.number == 3:
+            raise Crash
+
+    monkeypatch.setattr(RunFolder, "round_done", killed)
+    with pytest.raises(Crash):
+        main([*args, "--run-dir", str(tmp_path / "run")])
+    monkeypatch.setattr(RunFolder, "round_done", real)
+    assert main(["--resume", str(tmp_path / "run")]) == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
