@@ -14,6 +14,7 @@ from hyperbloom.common.data.registry import SCALINGS
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -72,13 +73,18 @@ def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Tr
     check(make_strategy(config, "", roster))
     tensors, roster = read_run(run, str(run))
     strategy = make_strategy(config, "", roster)
-    strategy.check_initial(tensors)
+    one_model = isinstance(strategy, FedAvg)  # from whose runs no other may start
+    if not one_model:
+        strategy.check_initial(tensors)
     try:
         for client in roster:
             strategy.check_newcomer(client.about)
     except RefusedError as error:
         raise ConfigError(f"{run / 'roster.json'}: {error}") from None
-    strategy.load(tensors)
+    if one_model:
+        strategy.restore(tensors)
+    else:
+        strategy.load(tensors)
     return Trained(run, config, strategy, roster, tensors, *_selection(run, config.strategy))
 
 

@@ -54,20 +54,13 @@ class FedAvg(PersonalisedStrategy):
         assert arrays is not None
         self.weights = torch.from_numpy(arrays["weights"].numpy())
 
-    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
-        """What a run of fedavg left can be anything; `load` compares it with the model."""
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from another run's model."""
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if found != dict(self._layout.shapes):
-            wrong = sorted(set(found.items()) ^ set(self._layout.shapes))[0]
-            raise ConfigError(f"init_from: its model is of another shape than this run's, first in {wrong[0]}")
-        self.weights = self._layout.flatten(tensors)
-
     def state(self) -> dict[str, Tensor]:
         """The global model, by parameter."""
         return self._layout.views(self.weights)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model over."""
+        self.weights = self._layout.flatten(tensors)
 
     @property
     def _layout(self) -> Layout:

@@ -701,7 +701,7 @@ def test_help_shows_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> N
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    examples = [line.split() for line in text.splitlines() if line.startswith("    flower-server ")]
+    examples = [line.split() for line in text.splitlines() if line.startswith("    flower-server --")]
     assert len(examples) == 4
     parsed = [build_parser().parse_args(words[1:]) for words in examples]
     assert [args.local_clients for args in parsed] == [6, 0, 0, 0]
