@@ -12,11 +12,14 @@ from hyperbloom.common.attempt import attempt
 from hyperbloom.common.messages import (
     BackpropOrder,
     DescribeOrder,
+    ErrorsOrder,
     EvaluateOrder,
     FitOrder,
     Greeting,
+    MomentsOrder,
     Notice,
     TrainOrder,
+    TryOrder,
 )
 
 __all__ = ["app", "train_all"]
@@ -70,6 +73,27 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate on this client's validation and test data."""
     order = EvaluateOrder.unpack(message.content)
     return Message(_worker(context).evaluate(order).pack(), reply_to=message)
+
+
+@app.evaluate("many")
+def try_many(message: Message, context: Context) -> Message:
+    """Evaluate many models on this client's validation and test data."""
+    order = TryOrder.unpack(message.content)
+    return Message(_worker(context).try_many(order).pack(), reply_to=message)
+
+
+@app.evaluate("moments")
+def moments(message: Message, context: Context) -> Message:
+    """Describe this client's examples by the moments of a network's features."""
+    order = MomentsOrder.unpack(message.content)
+    return Message(_worker(context).moments(order).pack(), reply_to=message)
+
+
+@app.evaluate("errors")
+def errors(message: Message, context: Context) -> Message:
+    """Say how often classifiers take this client's examples for somebody else's."""
+    order = ErrorsOrder.unpack(message.content)
+    return Message(_worker(context).errors(order).pack(), reply_to=message)
 
 
 def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyperbloom.client.settings import Disclosure
-from hyperbloom.client.training import FlatPart, evaluate
+from hyperbloom.client.training import EVALUATION_BATCH, FlatPart, evaluate, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import ASKS, EvaluateOrder, TrainOrder
+from hyperbloom.common.messages import ASKS, REFINED, EvaluateOrder, TrainOrder
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.seeds import derive
 
-__all__ = ["ALL_TYPES", "Fixed", "Generated", "OwnNetwork", "describe", "own_graph", "refine_head"]
+__all__ = ["ALL_TYPES", "Fixed", "Generated", "OwnNetwork", "describe", "own_graph", "refine"]
 
 ALL_TYPES = ("all",)
 """Stands for the layer types of a client that wants all parts of the hypernetwork, not to show which it uses."""
@@ -185,25 +185,26 @@ class _UsedPart(FlatPart):
             self.values[place] = values
 
 
-def refine_head(
-    module: nn.Module, head: tuple[str, ...], data: Examples, order: EvaluateOrder, client_id: str
-) -> nn.Module:
-    """Return the network with a prediction head that has seen `refine_epochs` passes over the client's own examples.
+def refine(module: nn.Module, head: tuple[str, ...], data: Examples, order: EvaluateOrder, client_id: str) -> nn.Module:
+    """Return the network after `refine_epochs` passes of plain SGD over the client's own examples.
 
-    The step at inference of the paper's section 4.2: plain SGD on the last layer, all else as it was sent or generated,
-    norms as in evaluation. Nothing of it stays, and if the loss on those examples has grown, nothing has changed.
+    For HAFL-GHN the step at inference of the paper's section 4.2, on the last layer; for FedAvg with fine-tuning and
+    Per-FedAvg the adaptation of all weights. What is not refined is as it was sent or generated, norms as in
+    evaluation. Nothing of it stays, and if the loss on those examples has grown, nothing has changed.
 
     Args:
-        module: as `OwnNetwork.make` returned it.
-        head: names of the parameters to refine.
+        module: as `OwnNetwork.make` returned it, or an ordinary network.
+        head: names of the parameters of the prediction head.
         data: training examples.
-        order: epochs, learning rate and seed.
+        order: which part, epochs, learning rate, batch size and seed.
         client_id: mixed into the seed.
 
     Raises:
         WireError: the order's numbers are impossible.
     """
     epochs, rate, batch = order.refine_epochs or 0, order.refine_rate or 0.0, order.refine_batch or 0
+    if order.refine_part not in (None, *REFINED):
+        raise WireError(f"order: expected refine_part to be one of {REFINED}, found {order.refine_part!r}")
     if not 0 <= epochs <= MOST_EPOCHS or rate <= 0 or batch < 1:
         raise WireError(f"order: expected up to {MOST_EPOCHS} epochs with a rate and batches, found {epochs}")
     network, weights = module, dict(module.named_parameters())
@@ -211,22 +212,32 @@ def refine_head(
         with torch.no_grad():
             network, weights = module.network, module.weights()  # type: ignore[assignment]
     weights = {name: values.detach() for name, values in weights.items()}  # type: ignore[misc]
-    refined = {name: weights[name].clone().requires_grad_() for name in head if name in weights}
+    chosen = tuple(weights) if order.refine_part == "all" else head
+    refined = {name: weights[name].clone().requires_grad_() for name in chosen if name in weights}
     generator = torch.Generator().manual_seed(derive(order.seed, client_id, order.round, "refine"))
+    sent = Fixed(network, weights)
+    loss_as_sent = evaluate(sent, data).loss
     network.eval()
     for _ in range(epochs if refined else 0):
         for rows in torch.randperm(len(data), generator=generator).split(batch):
-            rows = rows.to(data.labels.device)
-            loss = F.cross_entropy(
-                functional_call(network, {**weights, **refined}, (data.inputs[rows],)), data.labels[rows]
-            )
-            gradients = torch.autograd.grad(loss, list(refined.values()))
+            gradients = [torch.zeros_like(values) for values in refined.values()]
+            # A batch may be all that a client has: what memory holds, one after the other.
+            for some in rows.to(data.labels.device).split(EVALUATION_BATCH):
+                logits = functional_call(network, {**weights, **refined}, (data.inputs[some],))
+                loss = F.cross_entropy(logits, data.labels[some]) * (len(some) / len(rows))
+                for total, gradient in zip(gradients, torch.autograd.grad(loss, list(refined.values())), strict=True):
+                    total.add_(gradient)
             with torch.no_grad():
                 for values, gradient in zip(refined.values(), gradients, strict=True):
                     values.sub_(gradient, alpha=rate)
-    before, after = Fixed(network, weights), Fixed(network, {**weights, **{n: v.detach() for n, v in refined.items()}})
+    after = Fixed(network, {**weights, **{name: values.detach() for name, values in refined.items()}})
+    if order.refine_part == "all":
+        settle_norms(after, data)  # their statistics belong to other weights
     # A rate that is too large must not cost what was there before; false for NaN.
-    return after if evaluate(after, data).loss <= evaluate(before, data).loss else before
+    if evaluate(after, data).loss <= loss_as_sent:
+        return after
+    settle_norms(sent, data)
+    return sent
 
 
 def _norms(text: str | None) -> Norms:

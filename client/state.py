@@ -24,7 +24,7 @@ import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyperbloom.client.training import FlatPart
+from hyperbloom.client.training import Flat
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.storage import keep, write_json, write_tensors
@@ -195,7 +195,7 @@ class ClientState:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def load_personal(self, run_id: str, part: FlatPart, moment: Moment = NO_MOMENT) -> bool:
+    def load_personal(self, run_id: str, part: Flat, moment: Moment = NO_MOMENT) -> bool:
         """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
 
         After the server has gone back to a checkpoint, they are those that the client had then.
@@ -222,7 +222,7 @@ class ClientState:
         part.momentum = tensors.get("momentum")
         return True
 
-    def save_personal(self, run_id: str, part: FlatPart, moment: Moment = NO_MOMENT) -> None:
+    def save_personal(self, run_id: str, part: Flat, moment: Moment = NO_MOMENT) -> None:
         """Write the personal part and its momentum.
 
         Raises:

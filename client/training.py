@@ -5,6 +5,8 @@ fresh shuffle at each step, momentum, weight decay, clipping of the shared part 
 what the server sent and one that persists for a personal head.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import SplitScore, TrainOrder
 
-__all__ = ["Flat", "FlatPart", "draw_batches", "evaluate", "settle_norms", "train"]
+__all__ = ["Flat", "FlatPart", "backward", "draw_batches", "evaluate", "settle_norms", "train"]
 
 EVALUATION_BATCH = 1024
 
@@ -92,7 +94,16 @@ def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tenso
     return torch.stack([torch.randperm(examples, generator=generator)[:size] for _ in range(steps)])
 
 
-def train(module: nn.Module, shared: FlatPart, personal: FlatPart, data: Examples, order: TrainOrder) -> float:
+def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Tensor) -> Tensor:
+    """Put the gradient of the loss on the examples `batch` into `parts`, and return the loss."""
+    for part in parts:
+        part.gradient.zero_()
+    loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
+    loss.backward()
+    return loss.detach()
+
+
+def train(module: nn.Module, shared: FlatPart, personal: Flat, data: Examples, order: TrainOrder) -> float:
     """Take the order's SGD steps in place and return the mean loss over them.
 
     Args:
@@ -107,15 +118,11 @@ def train(module: nn.Module, shared: FlatPart, personal: FlatPart, data: Example
     total = torch.zeros((), device=data.labels.device)
     module.train()
     for batch in batches:
-        for part in parts:
-            part.gradient.zero_()
-        loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
-        loss.backward()
+        total += backward(module, parts, data, batch)
         if shared.layout.numel:
             shared.clip(order.clip)
         for part in parts:
             part.step(order)
-        total += loss.detach()
     return (total / order.steps).item()
 
 

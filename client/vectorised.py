@@ -96,8 +96,8 @@ def _draw_rows(data: Sequence[Examples], orders: Sequence[TrainOrder]) -> tuple[
 def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
     """Return for each task what `worker.train(order)` returns or raises.
 
-    Clients of one architecture and with equal orders train at once; who is alone in this, has a model of its own or one
-    with batch normalisation, trains as always.
+    Clients of one architecture and with equal orders train at once; who is alone in this, is ordered to train by a
+    method, has a model of its own or one with batch normalisation, trains as always.
     """
     results: Results = {}
     for chunk in _chunks(tasks):
@@ -117,8 +117,8 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
         # A second order to the same client builds on what the first left.
         turn = turns[worker.settings] = turns.get(worker.settings, 0) + 1
         spec = ModelSpec(order.model, worker.settings.size, worker.input_shape, worker.num_classes)
-        # A model of its own may be written by a hypernetwork, which has no axis for clients.
-        alone = index if worker.own is not None or _keeps_statistics(spec) else None
+        # A model of its own may be written by a hypernetwork, which has no axis for clients; nor have methods.
+        alone = index if worker.own is not None or order.method is not None or _keeps_statistics(spec) else None
         about = (alone, worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
         groups.setdefault((turn, (about, replace(order, weights=None))), []).append(index)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0]):

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
-from hyperbloom.client import encoding
+from hyperbloom.client import encoding, many
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
-from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine_head
+from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine
+from hyperbloom.client.methods import trainer
 from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState, FileState, Moment
-from hyperbloom.client.training import FlatPart, evaluate, settle_norms, train
+from hyperbloom.client.training import Flat, FlatPart, evaluate, settle_norms
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import ConfigError, HyperbloomError, ModelError, WireError
@@ -30,16 +31,21 @@ from hyperbloom.common.messages import (
     BackpropResult,
     DescribeOrder,
     DescribeResult,
+    ErrorsOrder,
+    ErrorsResult,
     EvaluateOrder,
     EvaluateResult,
     FitOrder,
     FitResult,
     Introduction,
+    MomentsOrder,
+    MomentsResult,
     TrainOrder,
     TrainResult,
+    TryOrder,
     Weights,
 )
-from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout
+from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
 from hyperbloom.common.seeds import derive
 
 __all__ = ["Worker", "worker_for"]
@@ -60,14 +66,15 @@ class _Network:
     """A target network whose parameters live in a shared and a personal vector; all workers of a process use it.
 
     Attributes:
+        personal: parameters of the module; or, in an order for a copy, a model beside it.
         holds: whose personal part is in memory: the worker, the run, the state of the file that it agrees with, and
             the moments to which the server had gone back by then.
-        head: names of the parameters of an own model's prediction head.
+        head: names of the parameters of the prediction head.
     """
 
     module: nn.Module
     shared: FlatPart
-    personal: FlatPart
+    personal: Flat
     holds: tuple["Worker", str, FileState, tuple[int, ...]] | None = None
     head: tuple[str, ...] = ()
 
@@ -124,7 +131,7 @@ class Worker:
         start = time.perf_counter()
         network, own = self.prepare(order)
         with self._private():
-            loss = train(network.module, network.shared, network.personal, self.train_data, own)
+            loss = trainer(order)(network.module, network.shared, network.personal, self.train_data, own)
         return self.conclude(order, network, loss, time.perf_counter() - start)
 
     def prepare(self, order: TrainOrder) -> tuple[_Network, TrainOrder]:
@@ -137,7 +144,8 @@ class Worker:
         """
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
-        _codec(order)  # refused before any work is done
+        _codec(order)  # refused before any work is done, as is a method
+        trainer(order)
         network = self._load(order)
         network.holds = None  # until what it learns is on the disk
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
@@ -158,7 +166,8 @@ class Worker:
         trained = network.shared.values.cpu()
         reply, encoded = None, None
         if order.reply != "nothing" and order.weights is not None:
-            layout, sent, codec = network.shared.layout, order.weights.values, _codec(order)
+            layout, codec = network.shared.layout, _codec(order)
+            sent = order.weights.part(layout)
             if codec is None:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
@@ -190,10 +199,51 @@ class Worker:
             if order.distil_temperature is not None:
                 module = distil(module, self._own(), self.train_data, order, self.settings.client_id)
                 settle_norms(module, self.train_data)
-            elif order.refine_epochs and network.head:
-                module = refine_head(module, network.head, self.train_data, order, self.settings.client_id)
+            elif order.refine_epochs:
+                module = refine(module, network.head, self.train_data, order, self.settings.client_id)
             val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def try_many(self, order: TryOrder) -> EvaluateResult:
+        """Score many models on validation and test examples: each for itself, or the mean of their logits.
+
+        Raises:
+            WireError: the order does not bring weights of as many numbers as the network has.
+        """
+        layout = self._network(order).shared.layout
+        sent = order.weights
+        count = 0 if sent is None else sent.layout.numel // layout.numel
+        if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
+            found = sent and sent.layout.shapes
+            raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
+
+        def models() -> Iterator[nn.Module]:
+            for row in sent.values.view(count, layout.numel):
+                network = self._load(replace(order, weights=Weights(layout, row)))
+                settle_norms(network.module, self.train_data)
+                yield network.module
+
+        val, test = (many.score(models(), data, order.together) for data in (self.val_data, self.test_data))
+        return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def moments(self, order: MomentsOrder) -> MomentsResult:
+        """Return mean and covariance of what the head of the ordered network sees of the training examples."""
+        found = many.moments(many.features(self._load(order).module, self.train_data.inputs)).cpu()
+        return MomentsResult(Weights(Layout((("moments", tuple(found.shape)),)), found))
+
+    def errors(self, order: ErrorsOrder) -> ErrorsResult:
+        """Return how often each of the ordered classifiers is wrong about the validation examples.
+
+        Raises:
+            WireError: the classifiers are not for as many features as there are.
+        """
+        seen = many.features(self._load(order).module, self.val_data.inputs).cpu()
+        sent = order.classifiers
+        if sent is None or len(sent.layout.shapes) != 1 or sent.layout.shapes[0][1][1:] != (seen.shape[1] + 1,):
+            found = sent and sent.layout.shapes
+            raise WireError(f"order: expected classifiers of {seen.shape[1]} features, found {found}")
+        classifiers = sent.values.view(*sent.layout.shapes[0][1])
+        return ErrorsResult(many.domain_errors(seen, classifiers, order.sign))
 
     def _load(self, order: Order) -> _Network:
         """Put the order's weights and this run's personal part into the network."""
@@ -203,16 +253,22 @@ class Worker:
         if network.shared.layout.numel:
             if order.weights is None:
                 raise WireError("order: expected weights, found none")
-            order.weights.check(network.shared.layout, torch.float32)
-            network.shared.load(order.weights.values)
+            expected = network.shared.layout
+            if order.private == "body" and len(order.weights.layout.shapes) > len(expected.shapes):
+                expected = Layout.of(network.module)
+            order.weights.check(expected, torch.float32)
+            network.shared.load(order.weights.part(network.shared.layout))
         if network.personal.layout.numel:
             # The file is the truth: another process may have served this client since (--engine ray).
             wanted = self._held(order)
             if network.holds != wanted:
                 network.holds = None
-                if not self.state.load_personal(order.run_id, network.personal, _moment(order)):
+                if self.state.load_personal(order.run_id, network.personal, _moment(order)):
+                    network.holds = wanted
+                else:
                     self._initialise(order, network)
-                network.holds = wanted
+        if order.private == "copy" and isinstance(order, EvaluateOrder):
+            network.shared.load(network.personal.values)
         return network
 
     def _held(self, order: Order) -> tuple["Worker", str, FileState, tuple[int, ...]]:
@@ -247,13 +303,17 @@ class Worker:
             raise HyperbloomError("the client's own model fails; the client's log says how") from None
 
     def _initialise(self, order: Order, network: _Network) -> None:
-        """Give the personal part the architecture's own initial values, from a seed of this client's."""
+        """Give the personal part what the server sent for it or, most often, values from a seed of this client's."""
+        wanted = network.personal.layout
+        if order.weights is not None and set(wanted.shapes) <= set(order.weights.layout.shapes):
+            network.personal.load(order.weights.part(wanted))
+            return
         own = self.own is not None and (order.model == OWN or order.private == "all")
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
             fresh = dict((build_own(self._own()) if own else build(spec)).named_parameters())
-        network.personal.load(network.personal.layout.flatten(fresh))
+        network.personal.load(wanted.flatten(fresh))
 
 
 def _moment(order: Order) -> Moment:
@@ -272,9 +332,13 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> _Network:
     """Return this process's network of an architecture: every order brings its weights, so clients can share it."""
     module = build(spec).to(device)
     full = full_layout(spec)
-    shared = {"none": full, "head": body_layout(spec), "all": Layout(())}[private]
+    shared = {"head": body_layout(spec), "body": head_layout(spec), "all": Layout(())}.get(private, full)
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
-    return _Network(module, FlatPart(module, shared), FlatPart(module, personal))
+    head = tuple(name for name, _ in head_layout(spec).shapes)
+    if private == "copy":
+        part = FlatPart(module, full)
+        return _Network(module, part, Flat(full, part.values.clone()), head=head)
+    return _Network(module, FlatPart(module, shared), FlatPart(module, personal), head=head)
 
 
 @lru_cache(LOADED_NETWORKS)

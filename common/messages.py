@@ -18,6 +18,15 @@ With an encoder (ODPFL-HN) also
       | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
       | <--------------------- FitResult ------- |
 
+and for novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
+
+      | -- TryOrder (evaluate.many) ---------->  |   many models
+      | <---------------- EvaluateResult ------- |
+      | -- MomentsOrder (evaluate.moments) --->  |   a network
+      | <----------------- MomentsResult ------- |   mean and covariance of its features
+      | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
+      | <------------------ ErrorsResult ------- |   how often each is wrong
+
 With a newcomer, whom no training has seen (`flower-server serve`, `flower-client join`), nothing but
 
       | -- Offer (query.offer) -------------->   |   the encoder
@@ -49,6 +58,7 @@ __all__ = [
     "ASKS",
     "LARGEST_NORM",
     "PRIVATE",
+    "REFINED",
     "REPLIES",
     "BackpropOrder",
     "BackpropResult",
@@ -56,25 +66,35 @@ __all__ = [
     "DescribeOrder",
     "DescribeResult",
     "Description",
+    "ErrorsOrder",
+    "ErrorsResult",
     "EvaluateOrder",
     "EvaluateResult",
     "FitOrder",
     "FitResult",
     "Greeting",
     "Introduction",
+    "MomentsOrder",
+    "MomentsResult",
     "Notice",
     "Offer",
     "SplitScore",
     "TrainOrder",
     "TrainResult",
+    "TryOrder",
     "Weights",
 ]
 
 ASKS = ("own", "types", "graph")
 """What a strategy asks clients about their own models: nothing but to use them, their layer types, their graphs."""
 
-PRIVATE = ("none", "head", "all")
-"""What of the target network stays on the client: nothing, the personal classifier, or everything."""
+PRIVATE = ("none", "head", "body", "all", "copy")
+"""What of the target network stays on the client: nothing, the personal classifier, all else, or everything. With
+'copy' all weights travel, and beside them the client has a model of the same shapes that never does; orders to train
+need a method that says how."""
+
+REFINED = ("head", "all")
+"""What is trained on the client's own examples before an evaluation, and forgotten after it."""
 
 REPLIES = ("delta", "weights", "nothing")
 """What a client sends back from training: trained - sent, trained, or only its metrics."""
@@ -93,6 +113,10 @@ class Weights:
 
     layout: Layout
     values: Tensor
+
+    def part(self, wanted: Layout) -> Tensor:
+        """Return the values of the parameters of `wanted`, which all are among these."""
+        return self.values if wanted == self.layout else wanted.flatten(self.layout.views(self.values))
 
     def check(self, expected: Layout, dtype: torch.dtype) -> None:
         """Compare names, shapes, dtype and finiteness with what was expected.
@@ -267,7 +291,11 @@ class Notice(Packable):
 
 @dataclass(frozen=True)
 class TrainOrder(Packable):
-    """Train: load the weights, take `steps` steps of SGD, send back what `reply` says."""
+    """Train: load the weights, take `steps` steps of SGD, send back what `reply` says.
+
+    `weights` are what is not private. With 'body' they may be the whole network: then what is private starts from that,
+    if the client has none yet. What it sends back is without the private part in either case.
+    """
 
     type: ClassVar[str] = "train"
     run_id: str
@@ -287,6 +315,7 @@ class TrainOrder(Packable):
     compression: str | None = None  # name of the codec for the change that is sent back; None: as `reply` says
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
+    method: str | None = None  # of common/methods.py, as JSON; None: plain SGD
     resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
     rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
@@ -315,9 +344,10 @@ class EvaluateOrder(Packable):
     weights: Weights | None
     norms: str | None = None
     hypernetwork: str | None = None
-    refine_epochs: int | None = None  # passes over the training examples before the evaluation, for the head alone
+    refine_epochs: int | None = None  # passes of plain SGD over the training examples before the evaluation
     refine_rate: float | None = None  # learning rate of these
-    refine_batch: int | None = None
+    refine_batch: int | None = None  # where the client has fewer examples: all of them
+    refine_part: str | None = None  # what they train, one of REFINED; None: the head
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
     resume_points: tuple[int, ...] | None = None  # as in the order to train
     rewound: tuple[int, ...] | None = None
@@ -423,6 +453,44 @@ class FitResult(TrainResult):
     version: str = ""
     distance: float = 0.0  # mean of the squared differences
     gamma: Weights | None = None
+
+
+@dataclass(frozen=True)
+class TryOrder(EvaluateOrder):
+    """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
+
+    type: ClassVar[str] = "evaluate.many"
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class MomentsOrder(EvaluateOrder):
+    """Describe the training examples, without their labels, by what the head of the network sees of them."""
+
+    type: ClassVar[str] = "evaluate.moments"
+
+
+@dataclass(frozen=True)
+class MomentsResult(Packable):
+    """Mean of the features, above their covariance: one tensor `moments` `(1 + F, F)`."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class ErrorsOrder(EvaluateOrder):
+    """Say how often each of linear classifiers `(M, F + 1)` takes a validation example for somebody else's."""
+
+    type: ClassVar[str] = "evaluate.errors"
+    sign: int = 0  # of the values that classifiers should have here, 1 or -1
+    classifiers: Weights | None = None
+
+
+@dataclass(frozen=True)
+class ErrorsResult(Packable):
+    """For each classifier the share of examples that it takes for somebody else's."""
+
+    errors: tuple[float, ...]
 
 
 @dataclass(frozen=True)

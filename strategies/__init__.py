@@ -3,27 +3,47 @@
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.fedavg_ft import FedAvgFT
+from hyperbloom.strategies.fedma import FedMA
+from hyperbloom.strategies.fedper import FedPer
+from hyperbloom.strategies.fedprox import FedProx
+from hyperbloom.strategies.fedrep import FedRep
 from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hafl_distillation import HAFLDistillation
+from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
+from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
+from hyperbloom.strategies.pfedme import PFedMe
+from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 from hyperbloom.strategies.roster import Roster
 
 __all__ = ["STRATEGIES", "make_strategy"]
 
 STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedma": FedMA,
+    "fedper": FedPer,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
     "ghn": GHN,
     "ghn-server": GHNServer,
     "hafl-distillation": HAFLDistillation,
+    "lg-fedavg": LGFedAvg,
     "local": Local,
     "odpfl": ODPFL,
+    "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
+    "pfedme": PFedMe,
+    "pfl-ensemble": PFLEnsemble,
+    "pfl-nearest": PFLNearest,
+    "pfl-sampled": PFLSampled,
 }
 
 

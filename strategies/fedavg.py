@@ -29,9 +29,14 @@ class FedAvg(PersonalisedStrategy):
     weights: Tensor
 
     def check_config(self) -> None:
-        """There is one architecture to average."""
-        if len(self.config.sizes) != 1:
-            raise ConfigError(f"sizes: fedavg averages one architecture, found {', '.join(self.config.sizes)}")
+        """There is one architecture to average, and the local method has the steps that it needs."""
+        name, sizes, method = self.config.strategy, self.config.sizes, self.method()
+        if len(sizes) != 1:
+            raise ConfigError(f"sizes: {name} averages one architecture, found {', '.join(sizes)}")
+        if method and self.config.local.steps < method.fewest_steps:
+            raise ConfigError(
+                f"local.steps: {name} needs at least {method.fewest_steps}, found {self.config.local.steps}"
+            )
 
     def build(self) -> None:
         """Initialise the global model from the run's seed."""
@@ -47,12 +52,18 @@ class FedAvg(PersonalisedStrategy):
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Average by number of training examples."""
-        if not updates:
-            return
-        flower = FlowerFedAvg(weighted_by_key="examples")
-        arrays, _ = flower.aggregate_train(0, [_as_flower_expects(update) for update in updates])
+        if updates:
+            self.weights = self.average(updates)
+
+    def average(self, updates: Sequence[ClientUpdate]) -> Tensor:
+        """Return the mean of what came back, `(P,)`, weighted by number of training examples."""
+        arrays, _ = self.flower().aggregate_train(0, [_as_flower_expects(update) for update in updates])
         assert arrays is not None
-        self.weights = torch.from_numpy(arrays["weights"].numpy())
+        return torch.from_numpy(arrays["weights"].numpy())
+
+    def flower(self) -> FlowerFedAvg:
+        """Return Flower's class for this strategy."""
+        return FlowerFedAvg(weighted_by_key="examples")
 
     def state(self) -> dict[str, Tensor]:
         """The global model, by parameter."""

@@ -35,7 +35,8 @@ from hyperbloom.common.messages import (
     TrainResult,
     Weights,
 )
-from hyperbloom.common.models import ModelSpec, body_layout, full_layout
+from hyperbloom.common.methods import Method
+from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
 from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy"]
@@ -197,6 +198,14 @@ class PersonalisedStrategy(Strategy):
         """Return how what travels to and from a client lies in a flat vector."""
         return self.layouts[client.about.size]
 
+    def sent_layout_for(self, client: Client) -> Layout:
+        """Return how what travels to a client lies in a flat vector, where that is more than what travels back."""
+        return self.layout_for(client)
+
+    def method(self) -> Method | None:
+        """Return how clients train in this round; None: by plain SGD."""
+        return None
+
     @abstractmethod
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Learn from a round's replies, which come in order of rows."""
@@ -311,7 +320,7 @@ class PersonalisedStrategy(Strategy):
 
     def _adopt(self, about: Introduction) -> None:
         """Build the target networks for the shape of the first client's data."""
-        of = {"none": full_layout, "head": body_layout, "all": full_layout}[self.private]
+        of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
@@ -349,10 +358,12 @@ class PersonalisedStrategy(Strategy):
 
     def training(self, server_round: int) -> dict[str, Any]:
         """Return the fields of an order to train that are the same for all clients."""
+        method = self.method()
         return {
             **self._common(server_round),
             "reply": self.reply,
             "compression": self.codec.name if self.codec else None,
+            "method": method.to_json() if method else None,
             **self.config.local.order(server_round, self.config.rounds),
         }
 
@@ -433,16 +444,20 @@ class PersonalisedStrategy(Strategy):
         """Send every live client the weights that are its own now."""
         return self.evaluation_orders(server_round, self.roster.live)
 
-    def evaluation_orders(
+    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+        """Send some clients the weights that are their own now."""
+        return self.score_orders(server_round, self.weights_for, clients)
+
+    def score_orders(
         self,
         server_round: int,
+        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None],
         clients: Sequence[Client],
-        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
     ) -> list[Message]:
-        """Send some clients the weights that are their own now, or those that `weights_for` returns."""
+        """Send some clients the weights that `weights_for` returns, to be scored."""
         return self._address(
             clients,
-            (weights_for or self.weights_for)(clients) if clients else [],
+            weights_for(clients) if clients else [],
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
             server_round,
         )
@@ -512,7 +527,7 @@ class PersonalisedStrategy(Strategy):
         """Write one message per client, with its row of weights."""
 
         def content(index: int) -> TrainOrder | EvaluateOrder:
-            return order(None if rows is None else Weights(self.layout_for(clients[index]), rows[index]))
+            return order(None if rows is None else Weights(self.sent_layout_for(clients[index]), rows[index]))
 
         return self.post(server_round, ((client, content(index)) for index, client in enumerate(clients)))
 
@@ -523,11 +538,11 @@ class PersonalisedStrategy(Strategy):
         for client, content in contents:
             assert client.node_id is not None, "only live clients get orders"
             messages.append(Message(content.pack(), client.node_id, content.type, group_id=str(server_round)))
-            weights = content.weights
-            sent = None if weights is None else weights.values
-            keep = self.keeps_sent and content.type == TrainOrder.type
-            layout, dtype = (None, None) if weights is None else (weights.layout, weights.values.dtype)
-            self._unsent.append((messages[-1], _Order(client, dtype, sent if keep else None, layout)))
+            weights = content.weights if isinstance(content, TrainOrder) else None
+            layout = None if weights is None else self.layout_for(client)
+            sent = None if weights is None or layout is None else weights.part(layout)
+            dtype = None if sent is None else sent.dtype
+            self._unsent.append((messages[-1], _Order(client, dtype, sent if self.keeps_sent else None, layout)))
         return messages
 
     def _ordered(self, reply: Message) -> _Order | None:

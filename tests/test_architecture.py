@@ -24,8 +24,21 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
 PURE_FOLDERS = ("strategies/hypernetworks/", "common/encoders/", "common/graphs/", "common/models/")
-_PURE = ("training", "vectorised", "feedback", "state", "settings", "worker", "graphs", "distillation", "encoding")
-PURE_TORCH = {f"client/{name}.py" for name in (*_PURE, "privacy")}
+_PURE = (
+    "training",
+    "vectorised",
+    "feedback",
+    "state",
+    "settings",
+    "worker",
+    "graphs",
+    "distillation",
+    "encoding",
+    "many",
+    "methods",
+    "privacy",
+)
+PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {

@@ -33,6 +33,7 @@ __all__ = [
     "build_from_factory",
     "build_own",
     "full_layout",
+    "head_layout",
 ]
 
 HEAD = "head."
@@ -122,6 +123,11 @@ def full_layout(spec: ModelSpec) -> Layout:
 def body_layout(spec: ModelSpec) -> Layout:
     """Return the layout of all parameters but the head's."""
     return Layout.of(_meta(spec), without=HEAD)
+
+
+def head_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of the head's parameters."""
+    return Layout(tuple(item for item in full_layout(spec).shapes if item[0].startswith(HEAD)))
 
 
 def _meta(spec: ModelSpec) -> nn.Module:

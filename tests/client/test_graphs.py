@@ -291,6 +291,36 @@ def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
     assert scores.test_loss != pytest.approx(worker.evaluate(evaluate_order()).test_loss, rel=1e-2)
 
 
+@pytest.mark.parametrize("generated", [True, False])
+def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(worker: Worker, generated: bool) -> None:
+    weights = hypernetwork()(GRAPH).detach()
+    changes = {} if generated else {"hypernetwork": None, "weights": Weights(GRAPH.layout, weights)}
+    order = evaluate_order(refine_epochs=2, refine_rate=0.3, refine_batch=16, refine_part="all", **changes)
+    scores = worker.evaluate(order)
+    target, data = build_own(SPEC), worker.train_data
+    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(weights)})
+    settle_norms(target, data)
+    target.eval()
+    optimizer = torch.optim.SGD(target.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(derive(5, "ward-7", 2, "refine"))
+    for _ in range(2):
+        for rows in torch.randperm(len(data), generator=generator).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
+            optimizer.step()
+    stale = F.cross_entropy(target(worker.test_data.inputs), worker.test_data.labels).item()
+    settle_norms(target, data)
+    target.eval()
+    loss = F.cross_entropy(target(worker.test_data.inputs), worker.test_data.labels).item()
+    assert scores.test_loss == pytest.approx(loss, rel=1e-4)
+    assert scores.test_loss != pytest.approx(stale, rel=1e-3)
+
+
+def test_a_refinement_of_all_weights_that_diverges_costs_nothing(worker: Worker) -> None:
+    order = evaluate_order(refine_epochs=5, refine_rate=1e38, refine_batch=8, refine_part="all")
+    assert worker.evaluate(order) == worker.evaluate(evaluate_order())
+
+
 def test_a_refinement_that_diverges_costs_nothing(worker: Worker) -> None:
     order = evaluate_order(refine_epochs=5, refine_rate=1e38, refine_batch=8)
     assert worker.evaluate(order) == worker.evaluate(evaluate_order())

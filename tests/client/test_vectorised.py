@@ -20,7 +20,8 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
-from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout
+from hyperbloom.common.methods import FedProx, FedRep, Method, PFedMe
+from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout, head_layout
 
 from .conftest import SHARE
 from .test_worker import evaluate_order, train_order
@@ -33,7 +34,7 @@ LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batc
 def split(spec: ModelSpec, private: str) -> tuple[Layout, Layout]:
     """Return the layouts of the shared and the personal part."""
     full = full_layout(spec)
-    shared = {"none": full, "head": body_layout(spec), "all": Layout(())}[private]
+    shared = {"none": full, "head": body_layout(spec), "body": head_layout(spec), "all": Layout(())}[private]
     return shared, Layout(tuple(item for item in full.shapes if item not in shared.shapes))
 
 
@@ -201,7 +202,8 @@ def personal_files(clients: Sequence[Worker]) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("private", "reply"), [("none", "delta"), ("none", "weights"), ("head", "delta"), ("all", "nothing")]
+    ("private", "reply"),
+    [("none", "delta"), ("none", "weights"), ("head", "delta"), ("body", "weights"), ("all", "nothing")],
 )
 def test_clients_of_every_size_and_with_few_examples(
     workers: Workers, groups: list[int], private: str, reply: str
@@ -252,6 +254,34 @@ def test_orders_that_differ_train_apart(workers: Workers, groups: list[int]) -> 
     for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert_close(got, want)
     assert groups == []
+
+
+@pytest.mark.parametrize(
+    ("private", "method"),
+    [
+        ("none", FedProx(mu=0.5)),
+        ("head", FedRep(head_share=0.5)),
+        ("copy", PFedMe(lamda=3.0, inner_steps=2, inner_rate=0.1)),
+    ],
+)
+def test_orders_with_a_method_train_one_by_one(
+    workers: Workers, groups: list[int], private: str, method: Method
+) -> None:
+    ones, others = workers("one", "MM"), workers("other", "MM")
+    orders = [replace(each, private=private, method=method.to_json()) for each in orders_for(ones, _travels(private))]
+    for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
+        assert isinstance(got, TrainResult)
+        assert got.weights is not None and want.weights is not None
+        assert torch.equal(got.weights.values, want.weights.values)
+    if private != "none":
+        for one, other in zip(personal_files(others), personal_files(ones), strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in other)
+    assert groups == []
+
+
+def _travels(private: str) -> str:
+    """Return what is private of the weights that an order with a copy brings: nothing."""
+    return "none" if private == "copy" else private
 
 
 def test_every_model_trains_at_once_or_has_batch_normalisation() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom import __version__
-from hyperbloom.client import training
+from hyperbloom.client import methods, training
 from hyperbloom.client import worker as worker_module
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.state import Moment
@@ -21,7 +21,8 @@ from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, TrainOrder, Weights
-from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout
+from hyperbloom.common.methods import METHODS, PFedMe
+from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout, head_layout
 from hyperbloom.common.seeds import derive
 
 from .conftest import SHARE
@@ -117,9 +118,25 @@ def test_a_process_loads_the_data_of_the_same_settings_once() -> None:
         (train_order(num_classes=9), WireError, "order: 9 classes, but this client's data have 10"),
         (evaluate_order(num_classes=11), WireError, "order: 11 classes, but this client's data have 10"),
         (
-            train_order("body"),
+            train_order("neck"),
             WireError,
-            "order: expected private to be one of ('none', 'head', 'all'), found 'body'",
+            "order: expected private to be one of ('none', 'head', 'body', 'all', 'copy'), found 'neck'",
+        ),
+        (train_order("copy"), WireError, "order: expected a method that trains the client's copy, found none"),
+        (
+            train_order(method='{"kind": "magic"}'),
+            WireError,
+            f"order: expected a method of kind {', '.join(METHODS)}, found 'magic'",
+        ),
+        (
+            train_order("body", weights=initial(BODY)),
+            WireError,
+            "tensor head.weight: expected with shape (10, 100), but it is missing",
+        ),
+        (
+            evaluate_order(refine_epochs=1, refine_rate=0.1, refine_batch=8, refine_part="body"),
+            WireError,
+            "order: expected refine_part to be one of ('head', 'all'), found 'body'",
         ),
         (
             train_order(reply="gradient"),
@@ -287,6 +304,65 @@ def test_training_is_local_sgd_on_this_clients_data(make_worker: MakeWorker) -> 
     result = make_worker("client-0").train(train_order(reply="weights"))
     assert result.loss == pytest.approx(sum(losses) / 4, rel=1e-5)
     assert torch.allclose(values_of(result.weights), FULL.flatten(dict(module.named_parameters())), atol=1e-5)
+
+
+# ---------------------------------------------------------------------- a private body, a private copy
+
+HEADS = head_layout(SPEC)
+COPY = PFedMe(lamda=3.0, inner_steps=2, inner_rate=0.1).to_json()
+
+
+def test_a_body_starts_from_what_is_sent_with_the_first_order_and_then_is_its_own(make_worker: MakeWorker) -> None:
+    """Against a client without anything private: the same training, of which the head alone goes back."""
+    whole = initial(seed=3)
+    expected = values_of(make_worker("client-0").train(train_order("none", "weights", weights=whole)).weights)
+    worker = make_worker("client-0")
+    result = worker.train(train_order("body", "weights", weights=whole))
+    assert result.weights is not None and result.weights.layout == HEADS
+    assert torch.equal(result.weights.values, Weights(FULL, expected).part(HEADS))
+    part = FlatPart(build(SPEC), BODY)
+    assert worker.state.load_personal("run-1", part)
+    assert torch.equal(part.values, Weights(FULL, expected).part(BODY))
+    kept = worker.evaluate(evaluate_order("body", weights=result.weights))
+    assert worker.evaluate(evaluate_order("body", weights=Weights(FULL, initial(seed=9).values))) != kept  # its head
+    again = Weights(FULL, FULL.flatten({**FULL.views(initial(seed=9).values), **HEADS.views(result.weights.values)}))
+    assert worker.evaluate(evaluate_order("body", weights=again)) == kept  # but not its body
+
+
+def test_without_a_body_from_anywhere_it_starts_from_a_seed_of_its_own(make_worker: MakeWorker) -> None:
+    heads = initial(HEADS)
+    one, other = (make_worker(name).evaluate(evaluate_order("body", weights=heads)) for name in ("a", "b"))
+    assert one != other
+    assert make_worker("a").evaluate(evaluate_order("body", weights=heads)) == one
+
+
+def test_a_delta_of_the_head_is_against_the_head_that_was_sent(make_worker: MakeWorker) -> None:
+    whole = initial(seed=3)
+    delta = make_worker("client-0").train(train_order("body", "delta", weights=whole))
+    worker = make_worker("client-0")
+    forget_personal(worker)
+    trained = worker.train(train_order("body", "weights", weights=whole))
+    assert torch.equal(values_of(delta.weights), values_of(trained.weights) - whole.part(HEADS))
+
+
+def test_a_copy_is_what_is_evaluated_once_there_is_one(make_worker: MakeWorker) -> None:
+    worker = make_worker("client-0")
+    first, second = initial(seed=1), initial(seed=2)
+    before = [worker.evaluate(evaluate_order("copy", weights=weights)) for weights in (first, second, first)]
+    assert before == [make_worker("client-1").evaluate(evaluate_order(weights=w)) for w in (first, second, first)]
+    result = worker.train(train_order("copy", "weights", weights=first, method=COPY))
+    assert result.weights is not None and result.weights.layout == FULL
+    after = [make_worker("client-0").evaluate(evaluate_order("copy", weights=weights)) for weights in (first, second)]
+    assert after[0] == after[1] != before[0]
+    assert worker.evaluate(evaluate_order(weights=result.weights)) != after[0]
+
+
+def test_the_copy_trains_from_what_was_sent_and_not_from_what_was_kept(make_worker: MakeWorker) -> None:
+    order = train_order("copy", "weights", weights=initial(seed=1), method=COPY)
+    worker = make_worker("client-0")
+    first = values_of(worker.train(order).weights)
+    assert torch.equal(values_of(worker.train(order).weights), first)
+    assert torch.equal(values_of(make_worker("client-0").train(order).weights), first)
 
 
 # ---------------------------------------------------------------------- batches
@@ -484,7 +560,7 @@ def test_a_training_that_is_broken_off_leaves_the_personal_part_as_it_was(
         training.train(*arguments)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(worker_module, "train", broken_off)
+    monkeypatch.setattr(methods, "train", broken_off)
     with pytest.raises(torch.OutOfMemoryError):
         worker.train(train_order("head", round=2))
     assert worker.evaluate(evaluate_order("head")) == healthy

@@ -90,3 +90,19 @@ def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> N
     assert server.wait() == 4
     assert "1 of 2 clients joined within 20 s (only)" in server.output
     assert client.wait() == 0
+
+
+def test_the_baselines_over_grpc_equal_the_inline_engine(site: Site, tmp_path: Path) -> None:
+    names = ["fedper", "lg-fedavg", "per-fedavg", "pfedme", "fedma"]
+    args = ["--strategy", "fedrep", *SHORT, "--clients", "2", "--baselines", ",".join(names)]
+    server = site.server(*args, "--local-clients", "2", "--run-dir", str(tmp_path / "grpc"))
+    assert server.wait() == 0, server.output
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert main(["--engine", "inline", *args, "--run-dir", str(tmp_path / "inline")]) == 0
+    torch.set_num_threads(threads)
+    assert (tmp_path / "grpc/summary.json").read_text() == (tmp_path / "inline/summary.json").read_text()
+    for path in ("hypernetwork.safetensors", *(f"baselines/{name}/hypernetwork.safetensors" for name in names)):
+        grpc, inline = load_file(tmp_path / "grpc" / path), load_file(tmp_path / "inline" / path)
+        assert grpc.keys() == inline.keys()
+        assert all(torch.equal(grpc[tensor], inline[tensor]) for tensor in grpc)

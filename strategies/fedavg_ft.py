@@ -1,0 +1,49 @@
+"""FedAvg with fine-tuning: the global model, trained on for a while by each client before it is used there.
+
+Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage: Federated Evaluation of On-device Personalization, 2019,
+https://arxiv.org/abs/1910.10252.
+
+    rounds:      as FedAvg
+    evaluation:  a client takes `epochs` passes of plain SGD over its own examples, and forgets them afterwards
+
+`local.steps` are all spent in the rounds as in FedAvg; fine-tuning comes on top of them, on clients that no cohort took
+too. It has neither momentum nor weight decay nor clipping, hence the default of its rate. A fine-tuned model whose loss
+on the client's training examples is worse than the global model's is not used.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from hyperbloom.common.config import Rate, Section
+from hyperbloom.strategies.fedavg import FedAvg
+
+__all__ = ["FedAvgFT", "FedAvgFTOptions"]
+
+
+class FedAvgFTOptions(Section):
+    """Options of FedAvg with fine-tuning."""
+
+    epochs: Annotated[int, Field(gt=0, le=100)] = Field(
+        5, description="passes over a client's examples before each evaluation"
+    )
+    rate: Rate | None = Field(
+        None, description="learning rate of these; default: local.learning_rate / (1 - local.momentum)"
+    )
+
+
+class FedAvgFT(FedAvg):
+    """FedAvg, then local fine-tuning before each evaluation."""
+
+    options_type: ClassVar[type[Section]] = FedAvgFTOptions
+    options: FedAvgFTOptions
+
+    def refinement(self) -> dict[str, Any]:
+        """Fine-tune all weights."""
+        local = self.config.local
+        return {
+            "refine_epochs": self.options.epochs,
+            "refine_rate": self.options.rate or local.learning_rate / (1 - local.momentum),
+            "refine_batch": local.batch_size,
+            "refine_part": "all",
+        }

@@ -1,0 +1,170 @@
+"""FedMA: neurons are matched before they are averaged, layer by layer.
+
+Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni: Federated Learning with Matched Averaging, ICLR 2020,
+https://arxiv.org/abs/2002.06440, algorithm 1, with communication as in its section 3.
+
+Hidden neurons, or channels, of two networks may stand in different orders. A permutation of one layer's outputs with
+the same of the next one's inputs leaves a network's function as it is; an average should be of neurons that do the
+same.
+
+    for each hidden layer l:   Pi_i = argmin over permutations of |Pi W_i,l - W_l|^2    (Hungarian algorithm)
+                               W_i,l <- Pi_i W_i,l,   W_i,l+1 <- W_i,l+1 Pi_i^T
+                               W_l = sum_i n_i W_i,l / sum_i n_i
+    round l of a cycle:        layers before l are frozen; each client trains the others of its own network, as matched
+    end of a cycle:            the next one starts from the average for everyone
+
+where a neuron's signature, a row of W_l, are its incoming weights and bias, and W_l is the average of those matched so
+far, beginning with the client that has most examples. Between the rounds of a cycle the server keeps each client's own
+network; a client that joins in the middle starts from the average of all layers, which is also what is evaluated.
+
+Departures: the width stays what it is, where the paper's Bayesian nonparametric matching may add neurons; and the last
+layer is averaged by number of examples, not of examples of each class, which clients do not tell.
+
+`local.steps` are all spent on the layers that are not frozen; a cycle takes as many rounds as there are layers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from hyperbloom.common import methods
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Layout
+from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.personalised import ClientUpdate
+from hyperbloom.strategies.roster import Client
+
+__all__ = ["MATCHABLE", "FedMA", "layers_of", "match"]
+
+MATCHABLE = ("mlp", "lenet", "omniglot")
+"""Networks that are a chain of convolutions and linear layers; in others a permutation has more to take along."""
+
+
+def layers_of(layout: Layout) -> list[str]:
+    """Return the names of the layers of a chain, in order."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name, _ in layout.shapes))
+
+
+def match(networks: Sequence[Tensor], examples: Sequence[int], layout: Layout, first: int = 0) -> list[Tensor]:
+    """Return the networks with their hidden neurons in an order common to all; each computes what it did.
+
+    Args:
+        networks: `(P,)` each.
+        examples: of each client, the weights of the average.
+        layout: of a chain of layers.
+        first: the first layer to match; those before stay as they are.
+    """
+    matched = [network.clone() for network in networks]
+    views = [layout.views(network) for network in matched]
+    leading, *others = sorted(range(len(networks)), key=lambda index: -examples[index])
+    for layer, following in list(pairwise(layers_of(layout)))[first:]:
+        average, total = _signatures(views[leading], layer), examples[leading]
+        for index in others:
+            order = _assign(average, _signatures(views[index], layer))
+            _permute(views[index], layer, following, order)
+            total += examples[index]
+            average = average.lerp(_signatures(views[index], layer), examples[index] / total)
+    return matched
+
+
+def _signatures(network: dict[str, Tensor], layer: str) -> Tensor:
+    """Return what describes each neuron of a layer, `(neurons, inputs + 1)`."""
+    return torch.cat([network[f"{layer}.weight"].flatten(1), network[f"{layer}.bias"][:, None]], dim=1).double()
+
+
+def _assign(average: Tensor, found: Tensor) -> Tensor:
+    """Return for each neuron of `average` which of those found stands for it, at the least sum of squared distances."""
+    from scipy.optimize import linear_sum_assignment
+
+    # Without the squares of either, which add the same to every assignment.
+    _, order = linear_sum_assignment((average @ found.T).numpy(), maximize=True)
+    return torch.from_numpy(order)
+
+
+def _permute(network: dict[str, Tensor], layer: str, following: str, order: Tensor) -> None:
+    """Put the neurons of a layer in this order, and the inputs of the one that follows."""
+    for name in (f"{layer}.weight", f"{layer}.bias"):
+        network[name].copy_(network[name][order])
+    weight = network[f"{following}.weight"]
+    # After flattening, a channel is as many inputs in a row as it has pixels.
+    inputs = weight.reshape(len(weight), len(order), -1)
+    weight.copy_(inputs[:, order].reshape(weight.shape))
+
+
+class FedMA(FedAvg):
+    """Neurons are matched before they are averaged, layers frozen in turn."""
+
+    def check_config(self) -> None:
+        """What is to be matched must be a chain."""
+        super().check_config()
+        if self.config.model not in ("auto", *MATCHABLE):
+            raise ConfigError(
+                f"model: fedma matches the neurons of {', '.join(MATCHABLE)} (or auto), found {self.config.model!r}; "
+                "skips and norms tie layers that it would permute apart"
+            )
+
+    def build(self) -> None:
+        """Initialise as FedAvg; no layer is frozen."""
+        super().build()
+        self._layers = layers_of(self._layout)
+        self._own: dict[int, Tensor] = {}  # each client's own network in this cycle, by row
+        self._frozen = 0  # layers
+
+    def method(self) -> methods.Method | None:
+        """SGD on the layers that are not frozen."""
+        if not self.layouts or not self._frozen:
+            return None
+        return methods.Frozen(names=self._names())
+
+    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+        """Frozen layers of the average, and a client's own others."""
+        done = self._length()
+        own = [self._own.get(client.row, self.weights) for client in clients]
+        return [torch.cat([self.weights[:done], weights[done:]]) for weights in own]
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Match and average; the first layer that was not frozen will be."""
+        if not updates:
+            return
+        networks = [update.returned for update in updates if update.returned is not None]
+        examples = [update.client.about.train_examples for update in updates]
+        matched = match(networks, examples, self._layout, self._frozen)
+        average = self.average([replace(each, returned=own) for each, own in zip(updates, matched, strict=True)])
+        average[: self._length()] = self.weights[: self._length()]
+        self.weights = average
+        self._frozen += 1
+        self._own |= {each.client.row: own for each, own in zip(updates, matched, strict=True)}
+        if self._frozen == len(self._layers):
+            self._own, self._frozen = {}, 0
+
+    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+        """Evaluate the average of all layers."""
+        own, self._own = self._own, {}
+        try:
+            return super().evaluation_orders(server_round, clients)
+        finally:
+            self._own = own
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """The average, and how far the cycle is: the layers that are frozen, and each client's own network."""
+        frozen = {"frozen": torch.tensor(self._frozen)}
+        return self.state() | frozen | {f"own.{row}": network for row, network in self._own.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on in the middle of a cycle."""
+        super().restore(tensors)
+        self._frozen = int(tensors["frozen"])
+        self._own = {int(name[4:]): network for name, network in tensors.items() if name.startswith("own.")}
+
+    def _names(self) -> tuple[str, ...]:
+        """Names of the frozen parameters, which come first."""
+        frozen = self._layers[: self._frozen]
+        return tuple(name for name, _ in self._layout.shapes if name.rpartition(".")[0] in frozen)
+
+    def _length(self) -> int:
+        """Number of frozen values."""
+        return sum(self._layout.sizes[: len(self._names())])

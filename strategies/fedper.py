@@ -1,0 +1,23 @@
+"""FedPer: a shared body and a personal head, trained together.
+
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019,
+https://arxiv.org/abs/1912.00818.
+
+    client:  K steps of SGD on f_i(body, head_i), both at once; the head stays
+    server:  body <- sum_i n_i body_i / sum_i n_i
+
+`local.steps` are all spent on both parts. The body starts each round with a fresh optimiser and is clipped; the head
+keeps its momentum on the client and is not, as personal heads everywhere here. One personal layer, the last.
+"""
+
+from typing import ClassVar
+
+from hyperbloom.strategies.fedavg import FedAvg
+
+__all__ = ["FedPer"]
+
+
+class FedPer(FedAvg):
+    """A shared body, averaged, and a personal head, trained together."""
+
+    private: ClassVar[str] = "head"

@@ -1,0 +1,43 @@
+"""FedProx: FedAvg whose clients are held near what they were sent.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020,
+https://arxiv.org/abs/1812.06127. The averaging is Flower's own class, which leaves the term to the clients.
+
+    client:  K steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
+    server:  w <- sum_i n_i w_i / sum_i n_i
+
+`local.steps` are all spent as in FedAvg: on a gradient of the loss, to which the term's is added before clipping.
+Without the term, `mu: 0`, it is FedAvg to the bit. The paper's variable amounts of local work are not part of it.
+"""
+
+from typing import ClassVar
+
+from flwr.serverapp.strategy import FedProx as FlowerFedProx
+from pydantic import Field
+
+from hyperbloom.common import methods
+from hyperbloom.common.config import Section, Share
+from hyperbloom.strategies.fedavg import FedAvg
+
+__all__ = ["FedProx", "FedProxOptions"]
+
+
+class FedProxOptions(Section):
+    """Options of FedProx."""
+
+    mu: Share = Field(0.1, description="strength of the proximal term; 0 is FedAvg")
+
+
+class FedProx(FedAvg):
+    """FedAvg with a proximal term in the local loss."""
+
+    options_type: ClassVar[type[Section]] = FedProxOptions
+    options: FedProxOptions
+
+    def method(self) -> methods.Method:
+        """SGD with the term."""
+        return methods.FedProx(mu=self.options.mu)
+
+    def flower(self) -> FlowerFedProx:
+        """Flower's class."""
+        return FlowerFedProx(weighted_by_key="examples", proximal_mu=self.options.mu)

@@ -1,0 +1,71 @@
+"""pFedMe: personal models tied to a global one by Moreau envelopes.
+
+Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020,
+https://arxiv.org/abs/2006.08848, algorithm 1.
+
+    F_i(w)    = min_theta f_i(theta) + lambda/2 |theta - w|^2,   attained at theta_i, the personal model
+    client:     for each batch  theta_i <- `inner_steps` gradient steps of rate `inner_rate` on the minimum's objective
+                                w_i     <- w_i - eta lambda (w_i - theta_i)
+    server:     w <- (1 - beta) w + beta sum_i n_i w_i / sum_i n_i
+
+`local.steps` counts the gradients of the inner steps: there are `local.steps / inner_steps` batches, each with one step
+of w. That step is the run's own SGD with eta = `local.learning_rate`, its momentum, weight decay and clipping (the
+paper has none of these): as lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg
+with as many steps as there are batches. Inner steps are plain, and theta starts each round from what was sent. The
+authors' values are lambda 15, eta 0.005, five inner steps of rate 0.1; with the few steps of a round here their lambda
+leaves theta too near to w.
+
+The personal model stays on the client and is what is evaluated; who never trained evaluates the global one.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from hyperbloom.common import methods
+from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.personalised import ClientUpdate
+
+__all__ = ["PFedMe", "PFedMeOptions"]
+
+
+class PFedMeOptions(Section):
+    """Options of pFedMe."""
+
+    lamda: Rate = Field(3.0, description="the paper's lambda: how closely a personal model is tied to the global one")
+    inner_steps: Positive = Field(5, description="gradient steps of the personal model on a batch")
+    inner_rate: Rate = Field(0.1, description="learning rate of these; less than 2 / lamda")
+    beta: Rate = Field(1.0, description="weight of the clients' average in the new global model")
+
+
+class PFedMe(FedAvg):
+    """A personal model on each client, tied to a global one by a Moreau envelope."""
+
+    options_type: ClassVar[type[Section]] = PFedMeOptions
+    options: PFedMeOptions
+    private: ClassVar[str] = "copy"
+
+    def check_config(self) -> None:
+        """Beyond 2 / lamda inner steps diverge, whatever the loss."""
+        super().check_config()
+        options = self.options
+        limit = 2 / options.lamda
+        if options.inner_rate >= limit:
+            raise ConfigError(
+                f"options.inner_rate: expected less than 2 / lamda = {limit:g}, found {options.inner_rate:g}"
+            )
+
+    def method(self) -> methods.Method:
+        """SGD on the envelope."""
+        options = self.options
+        return methods.PFedMe(lamda=options.lamda, inner_steps=options.inner_steps, inner_rate=options.inner_rate)
+
+    def update(self, updates: Sequence[ClientUpdate]) -> None:
+        """Average by number of training examples, and go a part `beta` of the way there."""
+        before = self.weights
+        super().update(updates)
+        if updates and self.options.beta != 1:
+            self.weights = before.lerp(self.weights, self.options.beta)

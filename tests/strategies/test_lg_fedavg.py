@@ -1,0 +1,119 @@
+"""LG-FedAvg: FedAvg first, to the bit; then personal bodies from there under an averaged head."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.roster import Roster
+from tests.strategies.conftest import RUN_ID, assert_same, digits_federation
+from tests.strategies.reference import local_loop, seed_of
+from tests.strategies.test_baselines import LOCAL, ROUNDING, config, data_of, flat, plain_net, plain_settings
+
+ALL = ["fc1.weight", "fc1.bias", "head.weight", "head.bias"]
+HEAD = ALL[2:]
+BODY_LENGTH = 64 * 50 + 50
+
+
+def vector(state: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+def test_it_begins_as_fedavg_to_the_bit(tmp_path: Path) -> None:
+    history, _ = digits_federation(config("lg-fedavg", cohort=2), tmp_path / "one").run()
+    expected, _ = digits_federation(config("fedavg", cohort=2), tmp_path / "other").run()
+    for number in (0, 1):  # two of four rounds
+        assert_same(history.states[number], expected.states[number])
+    assert history.rounds[1].evaluation == expected.rounds[1].evaluation
+    assert not torch.equal(history.states[2]["head.weight"], expected.states[2]["head.weight"])
+
+
+def test_bodies_part_from_fedavgs_and_heads_are_averaged(tmp_path: Path) -> None:
+    """Two rounds of each kind against loops with one optimiser for the head, fresh, and one for the body, lasting."""
+    federation = digits_federation(config("lg-fedavg", clients=3, cohort=2, rounds=5, eval_every=5,
+                                          options={"fedavg_rounds": 2}), tmp_path)  # fmt: skip
+    history, _ = federation.run()
+    data = data_of(federation, tmp_path)
+    start = vector(history.states[1])
+    head, settings = start[BODY_LENGTH:], plain_settings(LOCAL.clip)
+    nets = {}
+    lasting = {}
+    for name in data:
+        nets[name] = plain_net(0)
+        torch.nn.utils.vector_to_parameters(start.clone(), nets[name].parameters())
+        lasting[name] = settings.optimizer(nets[name].fc1)  # type: ignore[arg-type]
+    for number in (3, 4, 5):
+        cohort = history.cohorts[number - 1]
+        total = sum(len(data[name].train) for name in cohort)
+        mean = torch.zeros_like(head)
+        for name in cohort:
+            net, train = nets[name], data[name].train
+            torch.nn.utils.vector_to_parameters(head.clone(), net.head.parameters())  # type: ignore[union-attr]
+            fresh = settings.optimizer(net.head)  # type: ignore[arg-type]
+            local_loop(net, train.inputs, train.labels, settings, seed_of(0, name, number), fresh, lasting[name])
+            mean += flat(net)[BODY_LENGTH:] * len(train) / total
+        head = mean
+        found = vector(history.states[number - 1])
+        torch.testing.assert_close(found[BODY_LENGTH:], head, rtol=0, atol=ROUNDING)
+        assert torch.equal(found[:BODY_LENGTH], start[:BODY_LENGTH])
+    evaluation = history.rounds[-1].evaluation
+    assert evaluation is not None
+    trained = {name for cohort in history.cohorts[2:] for name in cohort}
+    for name, each in data.items():
+        torch.nn.utils.vector_to_parameters(head.clone(), nets[name].head.parameters())  # type: ignore[union-attr]
+        correct = int((nets[name](each.test.inputs).argmax(1) == each.test.labels).sum())
+        assert evaluation.scores[name].test_correct == correct
+        if name in trained:
+            stored = load_file(tmp_path / name / "personal" / f"{RUN_ID}.safetensors")["values"]
+            torch.testing.assert_close(stored, flat(nets[name])[:BODY_LENGTH], rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_only_heads_travel_once_a_client_has_its_body(compression: str, tmp_path: Path) -> None:
+    run = config("lg-fedavg", cohort=2, rounds=8, eval_every=4, compression=compression)
+    federation = digits_federation(run, tmp_path)
+    history, _ = federation.run()
+    messages = federation.grid.passed
+    orders = [dict(content["hyperbloom"]) for kind, content in messages if kind == "train"]  # type: ignore[call-overload]
+    seen: set[str] = set()
+    position = 0
+    for number, cohort in enumerate(history.cohorts, start=1):
+        sent, back = orders[position : position + 2], orders[position + 2 : position + 4]
+        position += 4
+        for name, order, reply in zip(cohort, sent, back, strict=True):
+            expected = HEAD if number > 4 and name in seen else ALL
+            assert [tensor for tensor, _ in json.loads(order["tensors"])] == expected
+            assert len(order["values"]) == (4 * 510 if expected == HEAD else 4 * (BODY_LENGTH + 510))
+            if compression == "none":
+                returned = ALL if number <= 4 else HEAD
+                assert [tensor for tensor, _ in json.loads(reply["tensors"])] == returned
+            else:
+                assert ("values" in reply, len(reply["encoded"]) < 4 * 510) == (False, number > 4)
+            if number > 4:
+                seen.add(name)
+    assert seen and any(len(order["values"]) == 4 * 510 for order in orders if "values" in order)
+
+
+def test_a_body_that_is_there_is_not_replaced(tmp_path: Path) -> None:
+    """As after a lost reply, or a restart of the server: it sends all weights again."""
+    federation = digits_federation(config("lg-fedavg", cohort=3, options={"fedavg_rounds": 1}), tmp_path / "one")
+    forgetful = digits_federation(config("lg-fedavg", cohort=3, options={"fedavg_rounds": 1}), tmp_path / "other")
+    federation.run()
+
+    def forget(number: int) -> None:
+        forgetful.strategy._have_body.clear()
+
+    forgetful.run(forget)
+    assert_same(federation.state(), forgetful.state())
+
+
+@pytest.mark.parametrize(("options", "message"), [({"fedavg_rounds": 4}, "expected less than rounds = 4, found 4")])
+def test_there_must_be_rounds_for_it(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_strategy(config("lg-fedavg", options=options), RUN_ID, Roster(0))
