@@ -13,6 +13,9 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.server.trained import read_trained
+from hyperbloom.strategies.fedma import FedMA
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
@@ -77,6 +80,7 @@ class Export:
             (weights,) = self.trained.strategy.weights_for([client]) or [torch.empty(0)]
             about = client.about
             spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
+            layout = self.trained.strategy.layout_for(client)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(
@@ -84,7 +88,7 @@ class Export:
                     "nobody sends; a model without them cannot be exported here"
                 )
             with torch.no_grad():
-                for name, value in self.trained.strategy.layout_for(client).views(weights).items():
+                for name, value in layout.views(weights).items():
                     module.get_parameter(name).copy_(value)
             scaling, remark = self.trained.scaling
             yield Personal(client, spec, module, scaling, self._card(client, remark))
@@ -109,12 +113,15 @@ class Export:
 
 def _check(strategy: PersonalisedStrategy, run: Path) -> None:
     name = strategy.config.strategy
-    if name == "odpfl":
+    if isinstance(strategy, ODPFL):
         raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")
-    if strategy.private == "head":
-        raise ConfigError(f"{name}: each client keeps its last layer to itself, so no whole model is here")
-    if strategy.private == "all" or strategy.own_models != "no":
-        raise ConfigError(
-            f"{name}: the models are the clients' own and were never here; on the client's machine run: "
-            "flower-client export"
-        )
+    if isinstance(strategy, Local):
+        raise ConfigError(f"{name}: each client has its own model; on its machine run: flower-client export")
+    if strategy.own_models != "no":
+        raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them")
+    if strategy.private != "none":
+        raise ConfigError(f"{name}: each client keeps a part of its model to itself, so no whole model is here")
+    if isinstance(strategy, FedMA):
+        raise ConfigError(f"{name}: it matches neurons and changes their number, which no model folder can describe")
+    if strategy.refinement():
+        raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; that one is not here")

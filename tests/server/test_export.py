@@ -26,7 +26,7 @@ def train(folder: Path, strategy: str, *more: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["pfedhn", "fedavg"])
+@pytest.mark.parametrize("strategy", ["pfedhn", "fedavg", "fedprox"])
 def test_an_exported_model_has_the_accuracy_that_the_run_reports(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,8 +57,10 @@ def test_one_client_under_names_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "more", "error"),
     [
-        ("pfedhn-pc", [], "each client keeps its last layer to itself"),
+        ("pfedhn-pc", [], "each client keeps a part of its model to itself"),
+        ("fedavg-ft", [], "trains the model that it gets before it uses it"),
         ("local", [], "flower-client export"),
+        ("fedma", [], "matches neurons"),
         ("fedavg", ["--set", "model=hafl-1", "--set", "sizes=[S]"], "normalises by running statistics"),
     ],
 )
