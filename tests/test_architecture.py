@@ -33,6 +33,7 @@ _PURE = (
     "worker",
     "graphs",
     "distillation",
+    "methods",
     "encoding",
     "many",
     "methods",
