@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 import safetensors
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -96,7 +97,8 @@ class _Versioned:
             kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
             if any(version.round <= point < moment.round for point in moment.resume_points):
                 keep(version.path, kept)
-        write_tensors(self.path, tensors, {**metadata, "round": str(moment.round), "rewinds": str(rewinds)})
+        when = torch.tensor([moment.round, rewinds])  # as metadata they would lie in any order
+        write_tensors(self.path, {**tensors, "moment": when}, metadata)
         self._prune(moment)
 
     def _prune(self, moment: Moment) -> None:
@@ -117,8 +119,8 @@ class _Versioned:
     def _current(self) -> Iterator[_Version]:
         if self.path.exists():
             with safetensors.safe_open(self.path, framework="pt") as file:
-                metadata = file.metadata() or {}
-            yield _Version(self.path, int(metadata.get("round", 0)), int(metadata.get("rewinds", 0)))
+                when = file.get_tensor("moment").tolist() if "moment" in file.keys() else [0, 0]  # noqa: SIM118
+            yield _Version(self.path, *when)
 
     def _kept(self) -> Iterator[_Version]:
         for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():
@@ -242,8 +244,7 @@ class ClientState:
             if path is None:
                 return None
             with safetensors.safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if (metadata.get("run"), metadata.get("layout")) != (run_id, layout.digest):
+                if file.metadata() != {"run": run_id, "layout": layout.digest}:
                     return None
                 values: Tensor = file.get_tensor("values")
         except (SafetensorError, OSError, ValueError):

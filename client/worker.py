@@ -54,6 +54,8 @@ Order = TrainOrder | EvaluateOrder
 
 log = logging.getLogger("hyperbloom.client")
 
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+
 LOADED_NETWORKS = 32
 """Own models, each with its hypernetwork, that stay in the memory of one process."""
 
@@ -129,10 +131,11 @@ class Worker:
             WireError: the order does not fit this client.
         """
         start = time.perf_counter()
-        network, own = self.prepare(order)
-        with self._private():
-            loss = trainer(order)(network.module, network.shared, network.personal, self.train_data, own)
-        return self.conclude(order, network, loss, time.perf_counter() - start)
+        with _memory():
+            network, own = self.prepare(order)
+            with self._private():
+                loss = trainer(order)(network.module, network.shared, network.personal, self.train_data, own)
+            return self.conclude(order, network, loss, time.perf_counter() - start)
 
     def prepare(self, order: TrainOrder) -> tuple[_Network, TrainOrder]:
         """Return the network with everything in its place, and the order with a seed of this client and round.
@@ -192,6 +195,10 @@ class Worker:
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         """Score the ordered weights, with the private part, on validation and test examples."""
+        with _memory():
+            return self._evaluate(order)
+
+    def _evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         network = self._load(order)
         with self._private():
             module = network.module
@@ -295,6 +302,8 @@ class Worker:
         """Keep what Python says of a failing own model on this machine: it names modules and shapes."""
         try:
             yield
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:
             told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
             if self.own is None or told:
@@ -314,6 +323,20 @@ class Worker:
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))
             fresh = dict((build_own(self._own()) if own else build(spec)).named_parameters())
         network.personal.load(wanted.flatten(fresh))
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Say what to do where the memory was not enough, and give it back."""
+    try:
+        yield
+    except OUT_OF_MEMORY as error:
+        log.error("out of memory: %s", error)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise HyperbloomError(
+            "the client's memory is not enough; lower local.batch_size, or let it join with a smaller --size"
+        ) from None
 
 
 def _moment(order: Order) -> Moment:

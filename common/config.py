@@ -116,6 +116,10 @@ class RunConfig(Section):
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
     )
+    examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        100.0,
+        description="averages: times the cohort's median beyond which a client's examples, as it says, count no more",
+    )
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         10, description="rounds between checkpoints, from which --resume goes on after a crash; 0: none"
     )

@@ -60,6 +60,7 @@ __all__ = [
     "PRIVATE",
     "REFINED",
     "REPLIES",
+    "UNREADABLE",
     "BackpropOrder",
     "BackpropResult",
     "Delivery",
@@ -102,6 +103,15 @@ REPLIES = ("delta", "weights", "nothing")
 LARGEST_NORM = 1e6
 """Norm beyond which what a client returns is refused: sound ones are of order 1 to 1,000, and the squares of larger
 ones would overflow in the product with the Jacobian and reach everybody as NaN."""
+
+LARGEST_LOSS = 1e30
+"""Loss beyond which sums over clients might overflow."""
+
+LONGEST_LAYOUT = 2**22
+"""Characters of names and shapes as JSON; ResNet-152 has some 30,000."""
+
+UNREADABLE = 1001
+"""Error code, beside Flower's own, of a reply that is too large to be looked at, no message, or in another's name."""
 
 _KEY = "hyperbloom"
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -232,6 +242,8 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
     tensors = _typed(left["tensors"], str, f"{owner}.tensors")
+    if len(tensors) > LONGEST_LAYOUT:
+        raise WireError(f"{owner}.tensors: expected at most {LONGEST_LAYOUT} characters, found {len(tensors)}")
     dtype = _DTYPES.get(_typed(left["dtype"], str, f"{owner}.dtype"))
     raw = _typed(left["values"], bytes, f"{owner}.values")
     if dtype is None:
@@ -329,6 +341,11 @@ class TrainResult(Packable):
     weights: Weights | None
     encoded: bytes | None = None  # instead of weights: the change, trained - sent, in the codec of the order
 
+    def check(self) -> None:
+        """Refuse an impossible loss with a WireError."""
+        if not 0 <= self.loss <= LARGEST_LOSS:
+            raise WireError(f"loss: expected 0 to {LARGEST_LOSS:.0e}, found {self.loss}")
+
 
 @dataclass(frozen=True)
 class EvaluateOrder(Packable):
@@ -384,11 +401,13 @@ class EvaluateResult(Packable):
         return SplitScore(*parts)
 
     def check(self) -> None:
-        """Refuse impossible counts with a WireError."""
+        """Refuse impossible counts and losses with a WireError."""
         for split in ("val", "test"):
             score = self.score(split)
             if not 0 <= score.correct <= score.total or score.total == 0:
                 raise WireError(f"{split}: expected 0 <= correct <= total and examples, found {score}")
+            if not 0 <= score.loss <= LARGEST_LOSS:
+                raise WireError(f"{split}: expected a loss of 0 to {LARGEST_LOSS:.0e}, found {score.loss}")
 
 
 @dataclass(frozen=True)

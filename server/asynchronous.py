@@ -19,7 +19,7 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.messages import EvaluateResult
 from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation
 from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
-from hyperbloom.server.rounds import FRUITLESS_ROUNDS, Save, better, due, give_up
+from hyperbloom.server.rounds import FRUITLESS_ROUNDS, Save, better, due, give_up, tell
 from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
 
 __all__ = ["run_asynchronously"]
@@ -89,7 +89,7 @@ class _Loop:
         ):  # the checkpoint was written before it was asked for
             self._ask_for_evaluation(first - 1, self.done.elapsed)
         for number in range(first, self.config.rounds + 1):
-            start = time.perf_counter()
+            start, self.strategy.roster.round = time.perf_counter(), number
             while self._applied < number * self.config.cohort:
                 self._turn()
             seconds, elapsed = time.perf_counter() - start, time.perf_counter() - self.begin
@@ -173,7 +173,8 @@ class _Loop:
     def _take_in_score(self, pending: _Pending, reply: Message) -> None:
         """Keep a client's scores, or why there are none; what training brings is in another round."""
         pending.open.discard(reply.metadata.reply_to_message_id)
-        training, self.strategy.round = self.strategy.round, Round(refused=pending.refused)
+        training = self.strategy.round
+        self.strategy.round = Round(refused=pending.refused, lied=training.lied, quarantined=training.quarantined)
         if score := self.strategy.accept_score(reply):
             pending.scores[score[0]] = score[1]
         self.strategy.round = training
@@ -195,7 +196,7 @@ class _Loop:
     def _ask_for_evaluation(self, number: int, elapsed: float) -> None:
         """Send everyone their weights to score, behind whatever work they have; training goes on meanwhile."""
         state = {name: tensor.detach().clone() for name, tensor in self.strategy.state().items()}
-        orders = self.strategy.evaluation_orders(number, self.strategy.roster.live)
+        orders = self.strategy.evaluation_orders(number, self.strategy.roster.trusted)
         self.federation.send(orders)
         ids = {order.metadata.message_id for order in orders}
         self._pending = _Pending(number, elapsed, state, ids, time.perf_counter())
@@ -218,5 +219,4 @@ class _Loop:
         self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0)
 
     def _report(self, number: int, outcome: Round, seconds: float, elapsed: float, late: int) -> None:
-        for listener in self.listeners:
-            listener.round_done(RoundReport(number, self.config.rounds, outcome, seconds, elapsed, late))
+        tell(self.listeners, RoundReport(number, self.config.rounds, outcome, seconds, elapsed, late))

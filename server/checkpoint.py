@@ -5,7 +5,8 @@ RUN/checkpoints/000007.safetensors           all that the strategy has to rememb
 RUN/checkpoints/000007-selected.safetensors  hypernetwork.safetensors of then: a link, which costs no space
 RUN/checkpoints/resumes.json                 to which checkpoints the run has gone back
 
-Two are kept. One that cannot be read, or is not what was written, is left for the one before it. No pickle is loaded.
+Two are kept; of a run that is over the last, which says so. One that cannot be read, or is not what was written, is
+left for the one before it. No pickle is loaded.
 """
 
 import dataclasses
@@ -68,7 +69,8 @@ def write_checkpoint(
         "files": {path.name: _digest(path.read_bytes()) for path in (tensors, chosen) if path.exists()},
     }
     write_json(place / f"{number:06d}.json", {"format": FORMAT, "digest": _digest_of(body), "body": body})
-    for path in _all(folder)[:-KEPT]:
+    over = checkpoint.phase > len(config.baselines)  # then nobody goes back
+    for path in _all(folder)[: -1 if over else -KEPT]:
         _delete(path)
 
 

@@ -159,7 +159,7 @@ class Federation:
     def _admit(self, node: int, about: Introduction) -> None:
         assert self._strategy is not None
         self._strategy.check_newcomer(about)
-        known = len(self.roster)
+        known, before = len(self.roster), self.roster.examples_of(about.client_id)
         client, moved_from = self.roster.admit(node, about)
         if moved_from is not None:
             self._notify([moved_from], "refused", f"{client.client_id} has joined again from another process")
@@ -167,6 +167,8 @@ class Federation:
             self._strategy.joined(client)
         came = "joined" if client.row >= known else "is back"
         what = f"{about.train_examples} training examples, size {about.size}"
+        if before not in (None, about.train_examples):
+            what += f"; {before} before"
         self._on_event(f"{client.client_id} {came} ({what}); {self.roster.live_count} clients are here")
 
     # ------------------------------------------------------------------ orders and replies

@@ -10,7 +10,7 @@ from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundRe
 from hyperbloom.strategies.personalised import Evaluation, Leg, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
-__all__ = ["FRUITLESS_ROUNDS", "Save", "better", "due", "give_up", "run_rounds"]
+__all__ = ["FRUITLESS_ROUNDS", "Save", "better", "due", "give_up", "run_rounds", "tell"]
 
 FRUITLESS_ROUNDS = 10
 
@@ -56,8 +56,7 @@ def run_rounds(
         seconds = time.perf_counter() - start
         report = RoundReport(number, config.rounds, strategy.round, seconds, elapsed, federation.late - late)
         late = federation.late
-        for listener in listeners:
-            listener.round_done(report)
+        tell(listeners, report)
         if fruitless == FRUITLESS_ROUNDS:
             give_up(strategy, f"in {fruitless} rounds, giving up after round {number}")
         if due(config, number):
@@ -78,7 +77,7 @@ def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunCo
 def _evaluate(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> None:
     """Evaluate all who are there and idle, slice by slice."""
     roster = strategy.roster
-    for client in roster.live:
+    for client in roster.trusted:
         if client.node_id in roster.busy:
             strategy.round.refused[client.client_id] = "not evaluated: it still works on an earlier round"
     for clients in _slices(strategy, roster.idle):
@@ -106,6 +105,17 @@ def _slices(strategy: PersonalisedStrategy, clients: Sequence[Client]) -> Iterat
     at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * strategy.largest())))
     for start in range(0, len(clients), at_once):
         yield clients[start : start + at_once]
+
+
+def tell(listeners: Sequence[Listener], report: RoundReport) -> None:
+    """Tell everyone of a round."""
+    for listener in listeners:
+        for name, until in report.outcome.quarantined.items():
+            listener.event(
+                f"{name} is in quarantine until after round {until}: another reply was refused for its content "
+                f"({report.outcome.refused.get(name)})"
+            )
+        listener.round_done(report)
 
 
 def due(config: RunConfig, number: int) -> bool:

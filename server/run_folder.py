@@ -161,6 +161,10 @@ class RunFolder(Listener):
             line["loss"] = sum(losses) / len(losses)
         if report.late:
             line["late"] = report.late
+        if outcome.lied:
+            line["lied"] = len(outcome.lied)
+        if outcome.quarantined:
+            line["quarantined"] = outcome.quarantined
         if outcome.staleness:
             line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}
         if outcome.evaluation:
@@ -211,7 +215,12 @@ def _client_lines(report: RoundReport) -> list[dict[str, Any]]:
     if outcome.evaluation:
         for name, result in outcome.evaluation.scores.items():
             lines.append({**common, "client": name, **vars(result)})
-    return lines + [{**common, "client": name, "refused": why} for name, why in outcome.refused.items()]
+    for name, why in outcome.refused.items():
+        blame: dict[str, Any] = {"lied": True} if name in outcome.lied else {}
+        if name in outcome.quarantined:
+            blame["quarantined_until"] = outcome.quarantined[name]
+        lines.append({**common, "client": name, "refused": why, **blame})
+    return lines
 
 
 def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import cast
 
 import httpx
-from flwr.app import Error, Message, Metadata
+from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -57,12 +58,19 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.common.messages import UNREADABLE
 
 START_DEADLINE_S = 60.0
 PATIENCE_S = 30.0  # with a SuperLink that does not answer
 # A reply is announced before its objects are uploaded. Stock Flower then backs off for a second and waits two hours;
 # we look again at once, and give a client half a minute to finish what it announced.
 UPLOAD_DEADLINE_S = 30.0
+
+MOST_OBJECTS = 64
+"""Objects of a reply: ours have three."""
+
+SMALLEST_LIMIT = 16 * 2**20
+"""Bytes that a reply may have, and twice those of the largest order beside."""
 
 _CHILD = """
 import sys
@@ -114,25 +122,47 @@ class Tls:
 class LiveGrid(HttpGrid):
     """Flower's grid, pulling replies as soon as they are whole."""
 
+    _largest = 0  # bytes of an order
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages; the largest decides how large a reply may be."""
+        outgoing = list(messages)
+        self._largest = max([self._largest, *map(_size, outgoing)])
+        return super().push_messages(outgoing)
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to `message_ids` that have arrived.
 
         A reply whose content does not come within `UPLOAD_DEADLINE_S` becomes an error message that names it, as in
-        Flower's own grid.
+        Flower's own grid; so does one that is too large, no message, or not what was announced (`UNREADABLE`).
         """
         request = PullAppMessagesRequest(message_ids=message_ids)
         response = self._runtime_client.PullMessages(request)
         trees = zip(response.messages_list, response.message_object_trees, strict=True)
-        return [
-            self._pull(proto.metadata.message_id, proto.metadata.reply_to_message_id, tree) for proto, tree in trees
-        ]
+        return [self._pull(proto.metadata, tree) for proto, tree in trees]
 
-    def _pull(self, message_id: str, reply_to: str, tree: ObjectTree) -> Message:
-        run_id = self.run.run_id
-        pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, run_id)
+    def _pull(self, announced: ProtoMetadata, tree: ObjectTree) -> Message:
+        run_id, message_id, reply_to = self.run.run_id, announced.message_id, announced.reply_to_message_id
+        objects = [node.object_id for node in iterate_object_tree(tree)]
+        limit, sizes = SMALLEST_LIMIT + 2 * self._largest, [0]
+        fetch = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, run_id)
+
+        def pull(object_id: str) -> bytes:
+            content = fetch(object_id) if sum(sizes) <= limit else b""
+            sizes.append(len(content))
+            if sum(sizes) > limit:
+                raise ObjectPullError(object_id, "the reply is too large")
+            return content
+
+        def refused(reason: str) -> Message:
+            self._confirm(message_id)
+            return _unavailable(run_id, reply_to, reason, UNREADABLE)
+
+        if len(objects) > MOST_OBJECTS:
+            return refused(f"expected a reply of at most {MOST_OBJECTS} objects, found {len(objects)}")
         try:
             contents = pull_objects(
-                [node.object_id for node in iterate_object_tree(tree)],
+                objects,
                 pull,
                 initial_backoff=0.004,
                 backoff_cap=0.25,
@@ -140,15 +170,39 @@ class LiveGrid(HttpGrid):
                 max_tries_per_object=None,
             )
         except ObjectPullError as error:
+            if sum(sizes) > limit:
+                return refused(f"expected a reply of at most {limit} bytes, found {sum(sizes)} and more")
             return _unavailable(run_id, reply_to, f"the reply was announced but never uploaded: {error}")
-        confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
-        self._runtime_client.ConfirmMessageReceived(confirm)
-        message = cast(Message, inflate_object_from_contents(message_id, contents))
+        try:
+            message = cast(Message, inflate_object_from_contents(message_id, contents))
+            said = message.metadata
+            same = (said.src_node_id, said.reply_to_message_id) == (announced.src_node_id, reply_to)
+            same &= message.has_error() or isinstance(message.content, RecordDict)
+        except Exception as error:  # whatever Flower's parsers make of bytes that anybody may have written
+            return refused(f"the reply is no message ({type(error).__name__})")
+        if not same:
+            # The SuperLink has looked at what was announced only, and by this a reply is matched to its order.
+            return refused("the reply is another message than was announced")
+        self._confirm(message_id)
         message.metadata.__dict__["_message_id"] = message_id
         return message
 
+    def _confirm(self, message_id: str) -> None:
+        """Let the SuperLink forget a reply."""
+        run_id = self.run.run_id
+        confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
+        self._runtime_client.ConfirmMessageReceived(confirm)
 
-def _unavailable(run_id: int, reply_to: str, reason: str) -> Message:
+
+def _size(message: Message) -> int:
+    """Return the bytes that a message's records hold."""
+    if not message.has_content():
+        return 0
+    values = (value for record in message.content.values() for value in record.values())
+    return sum(len(value) for value in values if isinstance(value, bytes))
+
+
+def _unavailable(run_id: int, reply_to: str, reason: str, code: int = ErrorCode.MESSAGE_UNAVAILABLE) -> Message:
     metadata = Metadata(
         run_id=run_id,
         message_id="",
@@ -160,7 +214,7 @@ def _unavailable(run_id: int, reply_to: str, reason: str) -> Message:
         ttl=0,
         message_type=SYSTEM_MESSAGE_TYPE,
     )
-    return make_message(metadata=metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
+    return make_message(metadata=metadata, error=Error(code, reason))
 
 
 def free_port() -> int:

@@ -57,7 +57,8 @@ class FedAvg(PersonalisedStrategy):
 
     def average(self, updates: Sequence[ClientUpdate]) -> Tensor:
         """Return the mean of what came back, `(P,)`, weighted by number of training examples."""
-        arrays, _ = self.flower().aggregate_train(0, [_as_flower_expects(update) for update in updates])
+        counted = zip(updates, self.counts(updates), strict=True)
+        arrays, _ = self.flower().aggregate_train(0, [_as_flower_expects(*each) for each in counted])
         assert arrays is not None
         return torch.from_numpy(arrays["weights"].numpy())
 
@@ -78,9 +79,9 @@ class FedAvg(PersonalisedStrategy):
         return self.layouts[self.config.sizes[0]]
 
 
-def _as_flower_expects(update: ClientUpdate) -> Message:
+def _as_flower_expects(update: ClientUpdate, examples: int) -> Message:
     """Return the reply in the records that Flower's class averages."""
     assert update.returned is not None and update.client.node_id is not None
     arrays = ArrayRecord({"weights": Array(update.returned.numpy())})
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": update.client.about.train_examples})})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": examples})})
     return Message(content, update.client.node_id, "train")

@@ -131,7 +131,7 @@ class FedMA(FedAvg):
         if not updates:
             return
         networks = [update.returned for update in updates if update.returned is not None]
-        examples = [update.client.about.train_examples for update in updates]
+        examples = self.counts(updates)
         matched = match(networks, examples, self._layout, self._frozen)
         average = self.average([replace(each, returned=own) for each, own in zip(updates, matched, strict=True)])
         average[: self._length()] = self.weights[: self._length()]

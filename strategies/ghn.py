@@ -220,7 +220,9 @@ class GHN(_GraphStrategy):
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """Average each part over those who trained it, by number of training examples."""
-        replies = [(float(update.client.about.train_examples), _trained(update)) for update in updates]
+        replies = [
+            (float(count), _trained(update)) for update, count in zip(updates, self.counts(updates), strict=True)
+        ]
         for part, values in average_parts(replies).items():
             self.hypernetwork.load_part(part, values)
 
@@ -274,9 +276,9 @@ class GHNServer(_GraphStrategy):
         sums: dict[str, Tensor] = {}
         graphs: dict[str, Graph] = {}
         examples: dict[str, float] = {}
-        for update in updates:
+        for update, count in zip(updates, self.counts(updates), strict=True):
             assert update.returned is not None
-            graph, weight = disclosed_graph(update.client.about), float(update.client.about.train_examples)
+            graph, weight = disclosed_graph(update.client.about), float(count)
             change = update.returned * weight
             sums[graph.digest] = sums[graph.digest] + change if graph.digest in sums else change
             examples[graph.digest] = examples.get(graph.digest, 0.0) + weight

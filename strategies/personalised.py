@@ -26,6 +26,7 @@ from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, Wire
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     LARGEST_NORM,
+    UNREADABLE,
     EvaluateOrder,
     EvaluateResult,
     Greeting,
@@ -43,6 +44,8 @@ __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrate
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
+
+LONGEST_NAME = 200
 
 ResultT = TypeVar("ResultT", bound=Packable)
 
@@ -114,13 +117,21 @@ class Evaluation:
 class Round:
     """What the last round brought, for the log: results by client name, and why others were left out.
 
-    `staleness` has, in asynchronous mode, an entry per reply: the replies applied since its order was written.
+    `lied` names those of the refused whose reply's content was at fault; `quarantined` has, of those that are asked
+    nothing from now on, the last round for which this holds. `staleness` has, in asynchronous mode, an entry per reply:
+    the replies applied since its order was written.
     """
 
     results: dict[str, TrainResult] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     refused: dict[str, str] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
+    lied: list[str] = field(default_factory=list)
+    quarantined: dict[str, int] = field(default_factory=dict)
+
+
+class _Failed(WireError):
+    """There is no reply to judge: the client could not, or the network."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +319,10 @@ class PersonalisedStrategy(Strategy):
             raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}")
         if about.size not in config.sizes:
             raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
+        if not 0 < len(about.client_id) <= LONGEST_NAME:
+            raise RefusedError(f"expected a name of 1 to {LONGEST_NAME} characters, found {len(about.client_id)}")
+        if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
+            raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
         if min(about.train_examples, about.val_examples, about.test_examples) < 1:
             raise RefusedError("expected examples for training, validation and test, found an empty set")
         if spec is None:
@@ -342,7 +357,7 @@ class PersonalisedStrategy(Strategy):
 
     def begin_round(self, server_round: int) -> list[Client]:
         """Draw the cohort."""
-        self.round = Round()
+        self.round, self.roster.round = Round(), server_round
         cohort = self.roster.draw(server_round, self.config.cohort, self.candidates())
         self._asked = len(cohort)
         return cohort
@@ -391,12 +406,14 @@ class PersonalisedStrategy(Strategy):
             return None
         try:
             result = self._unpack(reply, order, self.trained)
+            if isinstance(result, TrainResult):
+                result.check()
             returned = self._returned(result, order)
             # The log keeps a round's results until the next; a large cohort's weights would fill the memory.
             result = replace(result, weights=None, encoded=None)
             return ClientUpdate(order.client, result, order.sent, returned, order.layout)
         except WireError as error:
-            self.round.refused[order.client.client_id] = str(error)
+            self._refuse(order.client.client_id, error)
             return None
 
     def collect(
@@ -424,7 +441,7 @@ class PersonalisedStrategy(Strategy):
                 check(order.client, result)
                 accepted.append((order.client, result))
             except WireError as error:
-                self.round.refused[order.client.client_id] = str(error)
+                self._refuse(order.client.client_id, error)
         self._close()
         accepted.sort(key=lambda pair: pair[0].row)
         return accepted if not quorum or self._enough([client for client, _ in accepted]) else []
@@ -442,7 +459,7 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send every live client the weights that are its own now."""
-        return self.evaluation_orders(server_round, self.roster.live)
+        return self.evaluation_orders(server_round, self.roster.trusted)
 
     def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Send some clients the weights that are their own now."""
@@ -489,10 +506,32 @@ class PersonalisedStrategy(Strategy):
         try:
             result = self._unpack(reply, order, EvaluateResult)
             result.check()
+            about = order.client.about
+            if result.val_total > about.val_examples or result.test_total > about.test_examples:
+                raise WireError("expected at most the validation and test examples that it said it has, found more")
             return order.client.client_id, result
         except WireError as error:
-            self.round.refused[order.client.client_id] = str(error)
+            self._refuse(order.client.client_id, error)
             return None
+
+    def _refuse(self, name: str, error: WireError) -> None:
+        """Note why a reply is not used, and whether its client is to blame."""
+        self.round.refused[name] = str(error)
+        if isinstance(error, _Failed):
+            return
+        self.round.lied.append(name)
+        until = self.roster.conduct.lied(name, self.roster.round)
+        if until is not None:
+            self.round.quarantined[name] = until
+
+    def counts(self, updates: Sequence[ClientUpdate]) -> list[int]:
+        """Return by how many examples each reply counts in an average: nobody can check what clients say.
+
+        No more than `examples_cap` times the median of the cohort.
+        """
+        said = [update.client.about.train_examples for update in updates]
+        most = int(self.config.examples_cap * statistics.median(said)) if said else 0
+        return [min(each, most) for each in said]
 
     def forget(self, message_id: str) -> str | None:
         """Expect no answer to an order any more; return the name of the client that it went to."""
@@ -565,9 +604,11 @@ class PersonalisedStrategy(Strategy):
         Errors of the infrastructure come from the SuperLink's node, so the sender is checked for results only.
         """
         if reply.has_error():
-            raise WireError(reply.error.reason or f"error {reply.error.code}")
+            reason = reply.error.reason or f"error {reply.error.code}"
+            raise WireError(reason) if reply.error.code == UNREADABLE else _Failed(reason)
         if reply.metadata.src_node_id != order.client.node_id:
-            raise WireError("the reply came from another node than the order went to")
+            # Whoever it was, it was not the one that would be blamed.
+            raise _Failed("the reply came from another node than the order went to")
         return kind.unpack(reply.content)
 
     def _close(self) -> None:
@@ -598,3 +639,7 @@ class PersonalisedStrategy(Strategy):
             assert sent is not None, "who averages weights keeps what was sent"
             delta = sent + delta
         return Weights(layout, delta)
+
+
+def _are_shares(values: Sequence[float], classes: int) -> bool:
+    return len(values) == classes and min(values) >= 0 and abs(sum(values) - 1) < 1e-3

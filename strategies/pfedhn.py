@@ -33,6 +33,7 @@ from hyperbloom.strategies.hypernetworks import (
     MLPHypernetwork,
 )
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
+from hyperbloom.strategies.hypernetworks.robust import harden
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
@@ -68,6 +69,12 @@ class PFedHNOptions(Section):
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
     spectral_norm: bool = Field(False, description="normalise every layer of the hypernetwork (table 4)")
+    clip_deltas: Rate | Literal["median"] | None = Field(
+        None, description="robust: norm to which each client's change is clipped, or median: the cohort's"
+    )
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0, description="robust: share of a cohort that is cut off at each end of every coordinate (docs/failures.md)"
+    )
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
 
 
@@ -89,6 +96,8 @@ class PFedHN(PersonalisedStrategy):
             raise ConfigError(
                 "options.freeze: expected descriptor: learned, found class-shares; nothing would be learned"
             )
+        if self.config.asynchronous and (self.options.trim or self.options.clip_deltas == "median"):
+            raise ConfigError("options.trim, clip_deltas: a cohort is needed to compare with; asynchronous has none")
         self.keeps_sent = self.options.update == "target"
         if self.options.hypernetwork != "mlp" and self.options.spectral_norm:
             raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {self.options.hypernetwork}")
@@ -136,6 +145,9 @@ class PFedHN(PersonalisedStrategy):
         fixed = self.options.descriptor == "class-shares"
         self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 
+    def make_room(self, client: Client) -> None:
+        """Make what a client needs of the hypernetwork beside its embedding; nothing here."""
+
     def trainable(self) -> list[Client]:
         """All idle clients; with a frozen hypernetwork only those that it never saw."""
         return [client for client in self.roster.idle if client.row >= self._known_rows]
@@ -154,11 +166,12 @@ class PFedHN(PersonalisedStrategy):
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
         """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
-        self.learner.update([self._reply(update) for update in updates], self.options.update)
+        replies = harden([self._reply(update) for update in updates], self.options.clip_deltas, self.options.trim)
+        self.learner.update(replies, self.options.update)
 
     def apply(self, update: ClientUpdate, staleness: int) -> None:
         """One step for one reply, corrected by those that were applied while its client trained."""
-        reply = self._reply(update)
+        (reply,) = harden([self._reply(update)], self.options.clip_deltas, 0.0)
         overlap = min(staleness, len(self._applied))
         self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
         self._applied.append(reply)
@@ -184,6 +197,8 @@ class PFedHN(PersonalisedStrategy):
         self._initial_dim = tensors["embeddings"].shape[1]
         self._known_rows = int(tensors["known_rows"])
         self.build()
+        for client in self.roster:
+            self.make_room(client)
         self.learner.load(tensors)
 
     def check_initial(self, tensors: Mapping[str, Tensor]) -> None:

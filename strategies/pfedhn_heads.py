@@ -73,6 +73,10 @@ class PFedHNHeads(PFedHN):
     def joined(self, client: Client) -> None:
         """Give the client its embedding row, and its architecture a head if it is the first to bring it."""
         super().joined(client)
+        self.make_room(client)
+
+    def make_room(self, client: Client) -> None:
+        """Give the client's architecture a head if it is the first to bring it."""
         graph = disclosed_graph(client.about)
         if graph.digest not in self.layouts:
             self.layouts[graph.digest] = graph.layout

@@ -15,6 +15,7 @@ import torch
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.messages import Introduction
 from hyperbloom.common.seeds import derive
+from hyperbloom.strategies.conduct import Conduct
 
 __all__ = ["Client", "Roster"]
 
@@ -41,6 +42,8 @@ class Roster:
         """Start empty."""
         self.seed = seed
         self.busy: set[int] = set()  # nodes that still work on an order
+        self.round = 0  # the one that runs now, by which quarantine ends
+        self.conduct = Conduct()
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}  # of the clients that are on a node now, by node
 
@@ -68,9 +71,14 @@ class Roster:
         return len(self._names.keys() - self.busy)
 
     @property
+    def trusted(self) -> list[Client]:
+        """Clients that are on a node now and not in quarantine, by row."""
+        return [client for client in self.live if not self.conduct.in_quarantine(client.client_id, self.round)]
+
+    @property
     def idle(self) -> list[Client]:
-        """Clients that are on a node now and have no order left to answer, by row."""
-        return [client for client in self.live if client.node_id not in self.busy]
+        """Those of the trusted clients that have no order left to answer, by row."""
+        return [client for client in self.trusted if client.node_id not in self.busy]
 
     def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
         """Put a client on a node.
@@ -116,6 +124,11 @@ class Roster:
             self._clients[client.client_id] = replace(client, node_id=None)
         return client
 
+    def examples_of(self, name: str) -> int | None:
+        """Return how many training examples a client said that it has; None if it is unknown."""
+        client = self._clients.get(name)
+        return client.about.train_examples if client else None
+
     def on_node(self, node_id: int) -> Client | None:
         """Return the client that lives on a node."""
         name = self._names.get(node_id)
@@ -147,6 +160,7 @@ class Roster:
         """Return the roster as it is stored in a run folder: names, rows, hashes of secrets, and what clients said."""
         return {
             "seed": self.seed,
+            "conduct": self.conduct.to_json(),
             "clients": [
                 {
                     "client_id": client.client_id,
@@ -164,6 +178,7 @@ class Roster:
     def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
         """Read what `to_json` returned; every client is away."""
         roster = cls(int(stored["seed"]))
+        roster.conduct = Conduct.from_json(stored.get("conduct", {}))
         for entry in stored["clients"]:
             about: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in entry["about"].items()

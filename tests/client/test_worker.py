@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -561,7 +562,7 @@ def test_a_training_that_is_broken_off_leaves_the_personal_part_as_it_was(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(methods, "train", broken_off)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(HyperbloomError, match="memory is not enough"):
         worker.train(train_order("head", round=2))
     assert worker.evaluate(evaluate_order("head")) == healthy
 
@@ -584,3 +585,54 @@ def test_a_training_that_diverges_leaves_nothing_bad_for_the_next_reply(make_wor
     result = worker.train(train_order(round=3, compression="int8"))
     assert result.encoded is not None
     assert float(Codec("int8", "int8").decode(result.encoded, FULL).norm()) < 100
+
+
+# ---------------------------------------------------------------------- what a machine can be short of
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_out_of_memory_is_told_and_the_client_lives_on(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    worker = make_worker()
+    twin = Worker(dataclasses.replace(worker.settings, state_dir=worker.state.folder.with_name("twin")))
+    expected = twin.train(train_order("head"))
+
+    def starved(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(methods, "train", starved)
+        patch.setattr(worker_module, "evaluate", starved)
+        with pytest.raises(HyperbloomError, match=r"memory is not enough; lower local\.batch_size"):
+            worker.train(train_order("head"))
+        with pytest.raises(HyperbloomError, match="memory is not enough"):
+            worker.evaluate(evaluate_order("head"))
+    result = worker.train(train_order("head"))
+    assert result.loss == expected.loss and result.weights is not None and expected.weights is not None
+    assert torch.equal(result.weights.values, expected.weights.values)
+
+
+def test_a_full_disk_is_told_and_nothing_is_half_written(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker()
+    twin = Worker(dataclasses.replace(worker.settings, state_dir=worker.state.folder.with_name("twin")))
+    for each in (worker, twin):
+        each.train(train_order("head", round=1))
+    folder = worker.state.folder / "personal"
+    (before,) = folder.iterdir()
+    content = before.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(HyperbloomError) as caught:
+            worker.train(train_order("head", round=2))
+    assert str(caught.value) == "the client cannot write its state: No space left on device"
+    assert list(folder.iterdir()) == [before] and before.read_bytes() == content
+    # What was learned and not kept has not happened: the next round goes on from the disk.
+    results = [each.train(train_order("head", round=3)) for each in (worker, twin)]
+    assert results[0].loss == results[1].loss

@@ -350,6 +350,7 @@ RESULT = TrainResult(0.0, 0.0, Weights(TWO, VALUES))
     ("changes", "message"),
     [
         ({"tensors": None}, "TrainResult.tensors: expected str, found NoneType"),
+        ({"tensors": "[" * 5_000_000}, "TrainResult.tensors: expected at most 4194304 characters, found 5000000"),
         ({"dtype": None}, "TrainResult.dtype: expected str, found NoneType"),
         ({"values": "text"}, "TrainResult.values: expected bytes, found str"),
         ({"values": None}, "TrainResult: unknown field 'dtype'"),

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from hyperbloom.server.cli import main
 from tests.processes.conftest import Process, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -101,3 +103,26 @@ def _link(path: Path) -> str:
         return str(path.readlink())
     except OSError:
         return ""
+
+
+def test_a_killed_server_goes_on_with_the_clients_that_waited(site: Site, until: Until, tmp_path: Path) -> None:
+    run = site.folder / "run"
+    args = ["--strategy", "pfedhn-pc", "--clients", "2", "--cohort", "1", "--rounds", "12", "--eval-every", "4"]
+    args += ["--set", "checkpoint_every=3", "--set", "local.steps=40"]
+    first = site.server(*args, "--run-dir", str(run))
+    clients = [site.client(f"client-{index}", "--partition", f"{index}/2") for index in range(2)]
+    until(lambda: rounds(run) >= 7, "seven rounds")
+    first.kill()
+    done = rounds(run)
+    second = site.start("hyperbloom.server", "server", "--resume", str(run))
+    assert second.wait(150) == 0, second.output
+    assert f"going on after round {min(done, 11) // 3 * 3}" in second.output, "a checkpoint every three rounds"
+    assert [client.wait() for client in clients] == [0, 0], clients[0].output
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert main(["--engine", "inline", *args, "--run-dir", str(tmp_path / "whole")]) == 0
+    torch.set_num_threads(threads)
+    for name in ("summary.json", "hypernetwork-last.safetensors"):
+        assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert rounds(run) == rounds(tmp_path / "whole") == 12

@@ -114,6 +114,8 @@ def test_the_run_folder_holds_what_is_promised_and_nothing_else(run: Done) -> No
         "roster.json",
         "summary.json",
         "server.log",
+        "checkpoints/lock",
+        "checkpoints/000004.json",  # that the run is complete
         "baselines/local/metrics.jsonl",
         "baselines/local/clients.jsonl",
         "baselines/fedavg/metrics.jsonl",
@@ -564,7 +566,10 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr(engine, "inline_grid", interrupted)
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
-    assert capsys.readouterr().err == "flower-server: stopped; the run folder holds what was done\n"
+    assert (
+        capsys.readouterr().err
+        == "flower-server: stopped; the run folder holds what was done; --resume goes on with it\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -702,10 +707,10 @@ def test_help_shows_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> N
     assert caught.value.code == 0
     text = capsys.readouterr().out
     examples = [line.split() for line in text.splitlines() if line.startswith("    flower-server --")]
-    assert len(examples) == 4
+    assert len(examples) == 5
     parsed = [build_parser().parse_args(words[1:]) for words in examples]
-    assert [args.local_clients for args in parsed] == [6, 0, 0, 0]
-    assert [args.engine for args in parsed] == ["grpc", "grpc", "grpc", "inline"]
+    assert [args.local_clients for args in parsed] == [6, 0, 0, 0, 0]
+    assert [args.engine for args in parsed] == ["grpc", "grpc", "grpc", "inline", "grpc"]
     assert parsed[2].set == ["local.steps=20"]
     assert "exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed" in text
 

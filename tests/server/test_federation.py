@@ -342,7 +342,7 @@ def test_a_client_that_shows_its_secret_moves_and_the_old_process_is_told(party:
     assert party.where() == {"a": 3, "b": 4}
     assert grid.notices() == [(2, Notice("refused", "a has joined again from another process"))]
     assert next(iter(party.roster)).about.train_examples == 70
-    assert "a is back (70 training examples, size M); 1 clients are here" in party.events
+    assert "a is back (70 training examples, size M; 60 before); 1 clients are here" in party.events
     assert party.joined == ["a", "b"]
 
 

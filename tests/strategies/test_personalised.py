@@ -527,6 +527,9 @@ def test_everyone_is_evaluated_however_few_fit_into_memory_at_once(
     [
         (EvaluateResult(11, 10, 0.5, 9, 10, 0.25), "val: expected 0 <= correct <= total"),
         (EvaluateResult(1, 10, 0.5, -1, 10, 0.25), "test: expected 0 <= correct <= total"),
+        (EvaluateResult(1, 10, 0.5, 90, 101, 0.25), "expected at most the validation and test examples that it said"),
+        (EvaluateResult(1, 10, -0.5, 9, 10, 0.25), "val: expected a loss of 0 to"),
+        (EvaluateResult(1, 10, 0.5, 9, 10, 1e300), "test: expected a loss of 0 to"),
         (EvaluateResult(0, 0, 0.5, 9, 10, 0.25), "val: expected 0 <= correct <= total and examples"),
         (EvaluateResult(1, 10, math.nan, 9, 10, 0.25), "EvaluateResult.val_loss: expected a finite number"),
     ],
@@ -579,7 +582,7 @@ def test_a_first_client_that_no_network_fits_is_refused_and_decides_nothing() ->
 
 def test_unknown_strategies_and_options_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"strategy: expected one of fedavg, .*local, .*pfedhn, pfedhn-pc, .*found 'fed'"
+        ConfigError, match=r"strategy: expected one of fedavg, .*local, .*pfedhn, .*pfedhn-pc, .*found 'fed'"
     ):
         make_strategy(config(strategy="fed", options={}), "run", Roster(0))
     with pytest.raises(

@@ -1,0 +1,108 @@
+"""Replies as the SuperLink hands them over: whole, too large, of garbage, in another's name."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.task_identity import TaskIdentity
+
+from hyperbloom.common.messages import UNREADABLE
+from hyperbloom.server import superlink
+from hyperbloom.server.superlink import LiveGrid
+
+
+class Desk:
+    """Stands in for the SuperLink: holds one reply, in the objects that its client uploaded."""
+
+    def __init__(self, content: RecordDict) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        order = Message(RecordDict(), 7, "train")
+        order.metadata.__dict__["_message_id"] = "order-1"
+        TaskIdentity.node_id = 7  # the client's process
+        self.message = Message(content, reply_to=order)
+        TaskIdentity.node_id = 1
+        self.said = {"src_node_id": self.message.metadata.src_node_id, "reply_to_message_id": "order-1"}
+        self.tree = get_object_tree(self.message)
+        self.objects = {key: each.deflate() for key, each in get_all_nested_objects(self.message).items()}
+        self.confirmed: list[str] = []
+        self.pulled = 0
+
+    def PullMessages(self, request: Any) -> Any:
+        announced = ProtoMetadata(message_id=self.message.object_id, run_id=1, **self.said)
+        proto = ProtoMessage(metadata=announced)
+        return SimpleNamespace(messages_list=[proto], message_object_trees=[self.tree])
+
+    def PullObject(self, request: Any) -> Any:
+        self.pulled += 1
+        content = self.objects[request.object_id]
+        return SimpleNamespace(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.confirmed.append(request.message_object_id)
+
+
+def pulled(desk: Desk, monkeypatch: pytest.MonkeyPatch, largest_order: int = 0) -> Message:
+    grid = LiveGrid(token="token")
+    grid._largest = largest_order
+    monkeypatch.setattr(LiveGrid, "_runtime_client", desk, raising=False)
+    monkeypatch.setattr(LiveGrid, "run", SimpleNamespace(run_id=1))
+    (reply,) = grid.pull_messages(["order-1"])
+    return reply
+
+
+def content(size: int = 10, records: int = 1) -> RecordDict:
+    return RecordDict({f"hyperbloom{n}": ConfigRecord({"values": bytes([n]) * size}) for n in range(records)})
+
+
+def test_a_sound_reply_arrives_as_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(content())
+    reply = pulled(desk, monkeypatch)
+    assert reply.content == content()
+    assert reply.metadata.reply_to_message_id == "order-1"
+    assert desk.confirmed == [desk.message.object_id]
+
+
+def forge(desk: Desk) -> None:
+    desk.said["reply_to_message_id"] = "order-2"  # its own order; inside, it answers another client's
+
+
+def impersonate(desk: Desk) -> None:
+    desk.said["src_node_id"] = 8
+
+
+def garble(desk: Desk) -> None:
+    desk.objects = dict.fromkeys(desk.objects, b"\xff" * 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "spoil", "told"),
+    [
+        (content, forge, "another message than was announced"),
+        (content, impersonate, "another message than was announced"),
+        (content, garble, "no message"),
+        (lambda: content(2000), lambda desk: None, "expected a reply of at most 1000 bytes, found 20"),
+        (lambda: content(1, 70), lambda desk: None, "expected a reply of at most 64 objects, found 72"),
+    ],
+)
+def test_what_is_no_reply_to_the_order_is_refused_and_forgotten(
+    make: Callable[[], RecordDict], spoil: Callable[[Desk], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "SMALLEST_LIMIT", 1000)
+    desk = Desk(make())
+    spoil(desk)
+    reply = pulled(desk, monkeypatch)
+    assert reply.has_error()
+    assert reply.error.code == UNREADABLE and told in reply.error.reason
+    assert reply.metadata.reply_to_message_id == desk.said["reply_to_message_id"]
+    assert desk.confirmed == [desk.message.object_id], "the SuperLink need not keep it"
+    assert desk.pulled <= 3
+
+
+def test_a_reply_may_be_as_large_as_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "SMALLEST_LIMIT", 1000)
+    assert not pulled(Desk(content(2000)), monkeypatch, largest_order=1000).has_error()
