@@ -256,14 +256,14 @@ class ODPFL(PFedHN):
         unknown = [client for client in clients if not self._embedded(client) and not self._known(client)]
         yield self._describe(server_round, unknown, keep=False)
         served = [client for client in clients if self._embedded(client) or self._known(client)]
-        orders = partial(self.score_orders, server_round, self._served)
+        orders = partial(self.evaluation_orders, server_round, weights_for=self._served)
         if self._original is None:
             yield Leg(served, orders, partial(self.aggregate_evaluate, server_round))
             return
         yield Leg(served, orders, self._take_tuned)
         trained = [client for client in clients if self._trained_before(client)]
         unscored = [client for client in trained if client.row not in self._original_scores]
-        orders = partial(self.score_orders, server_round, self._originals)
+        orders = partial(self.evaluation_orders, server_round, weights_for=self._originals)
         yield Leg(unscored, orders, self._take_original)
         self.record({c.client_id: self._original_scores[c.row] for c in trained if c.row in self._original_scores})
 

@@ -461,20 +461,16 @@ class PersonalisedStrategy(Strategy):
         """Send every live client the weights that are its own now."""
         return self.evaluation_orders(server_round, self.roster.trusted)
 
-    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Send some clients the weights that are their own now."""
-        return self.score_orders(server_round, self.weights_for, clients)
-
-    def score_orders(
+    def evaluation_orders(
         self,
         server_round: int,
-        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None],
         clients: Sequence[Client],
+        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
     ) -> list[Message]:
-        """Send some clients the weights that `weights_for` returns, to be scored."""
+        """Send some clients the weights that are their own now, or those that `weights_for` returns."""
         return self._address(
             clients,
-            weights_for(clients) if clients else [],
+            (weights_for or self.weights_for)(clients) if clients else [],
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
             server_round,
         )
