@@ -18,6 +18,8 @@ from hyperbloom.common.messages import (
     Greeting,
     MomentsOrder,
     Notice,
+    ReferenceOrder,
+    RepresentOrder,
     TrainOrder,
     TryOrder,
 )
@@ -31,13 +33,29 @@ app = ClientApp()
 def greet(message: Message, context: Context) -> Message:
     """Tell the server who this client is."""
     greeting = Greeting.unpack(message.content)
-    return Message(_worker(context).introduce(greeting.asks, greeting.norms).pack(), reply_to=message)
+    return Message(
+        _worker(context).introduce(greeting.asks, greeting.norms, greeting.reference).pack(), reply_to=message
+    )
 
 
 @app.query("notice")
 def notice(message: Message, context: Context) -> Message:
     """Take note that the server refuses this client, or that the run is over; the live client acts on it."""
     return Message(Notice.unpack(message.content).pack(), reply_to=message)
+
+
+@app.query("reference")
+def reference(message: Message, context: Context) -> Message:
+    """Keep the inputs on which networks are compared."""
+    order = ReferenceOrder.unpack(message.content)
+    return Message(_worker(context).keep_reference(order).pack(), reply_to=message)
+
+
+@app.query("represent")
+def represent(message: Message, context: Context) -> Message:
+    """Tell what this client's network makes of them."""
+    order = RepresentOrder.unpack(message.content)
+    return Message(_worker(context).represent(order).pack(), reply_to=message)
 
 
 @app.train()

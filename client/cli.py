@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperbloom import __version__
+from hyperbloom.client.connection import add_security, check_security, make_link
 from hyperbloom.common.commands import list_commands, run_command
 from hyperbloom.common.errors import ConfigError, HyperbloomError
 
@@ -20,16 +21,18 @@ _COMMANDS = "hyperbloom.client.commands"
 
 _EPILOG = """\
 examples:
-  join with the third sixth of the digits (what flower-server prints):
-    flower-client --server 10.0.0.5:9092 --insecure --client-id client-2 --data digits --partition 2/6
-  join with data of your own: an .npz, a folder of images by class, or a function that returns train, val, test
-    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data scans.npz
-    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data ./scans
-    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data mypackage.data:load
+  on the server's own machine, the third sixth of the digits (what flower-server --insecure prints):
+    flower-client --server 127.0.0.1:9092 --insecure --client-id client-2 --data digits --partition 2/6
+  join over a network, with the server's ca.pem and a key of this client's own (flower-client keygen --out ward-7.pem),
+  which the server knows; with data of your own: an .npz, a folder of images by class, or a function that returns
+  train, val, test
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data scans.npz
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data ./scans
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data our.data:load
   join with a model of your own, where the run's strategy lets clients choose (ghn, ghn-server, local)
-    flower-client --server 10.0.0.5:9092 --insecure --client-id ward-7 --data ./scans --model mypackage.nets:make
+    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --model our.nets:make
   look at the graph that is read from it
-    flower-client --data ./scans --model mypackage.nets:make --show-graph
+    flower-client --data ./scans --model our.nets:make --show-graph
 
 What leaves this machine: the client's name and secret, the sizes of its data sets, the shape of its inputs, weights or
 their change, and counts of right answers. Examples, labels and a personal classifier never do. The personal
@@ -50,11 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
     parser.add_argument("--server", metavar="HOST:PORT", help="the server's Fleet address")
     parser.add_argument("--client-id", metavar="NAME", help="this client's name, the same at each start")
-    security = parser.add_mutually_exclusive_group()
-    security.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
-    security.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="CA of the server's certificate (default: the system's)"
-    )
+    add_security(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--data", default="digits", metavar="WHAT", help="name, .npz, folder or package.module:function")
     data.add_argument("--root", type=Path, metavar="DIR", help="folder with the files of a named data set")
@@ -102,7 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     args = _parse(arguments)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-    os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "ERROR")
+    # What goes wrong with the connection is said by our own log, in one line.
+    os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "CRITICAL")
+    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if args.verbose else "NONE")
     log_to_stderr(args.client_id, args.verbose)
     try:
         _run(args)
@@ -140,15 +141,15 @@ def _run(args: argparse.Namespace) -> None:
     import torch
 
     from hyperbloom.client.app import app
-    from hyperbloom.client.runtime import Link, exit_with_parent, run_client
+    from hyperbloom.client.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.worker import worker_for
     from hyperbloom.common.data import DataSpec
 
     if args.threads is not None and args.threads < 1:
         raise ConfigError(f"--threads: expected at least 1, found {args.threads}")
-    if args.root_certificates and not args.root_certificates.is_file():
-        raise ConfigError(f"--root-certificates: expected a file, found none at {args.root_certificates}")
+    if not args.show_graph:
+        check_security(args)
     if args.threads:
         torch.set_num_threads(args.threads)
     partition, partitions = parse_partition(args.partition)
@@ -177,7 +178,7 @@ def _run(args: argparse.Namespace) -> None:
         model=args.model,
         disclose=args.disclose,
     )
-    link = Link(args.server, args.insecure, args.root_certificates)
+    link = make_link(args)
     config = settings.to_node_config()
     # The same route as the app takes, so that what is loaded here, before the server hears of us, is what it uses.
     worker = worker_for(ClientSettings.from_node_config(config))

@@ -26,7 +26,7 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import ASKS, REFINED, EvaluateOrder, TrainOrder
+from hyperbloom.common.messages import ASKS, REFINED, EvaluateOrder, RepresentOrder, TrainOrder
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.seeds import derive
 
@@ -91,7 +91,7 @@ class OwnNetwork:
     types: tuple[LayerType, ...] = ()
 
     @classmethod
-    def ordered(cls, spec: ModelSpec, order: TrainOrder | EvaluateOrder) -> "OwnNetwork":
+    def ordered(cls, spec: ModelSpec, order: TrainOrder | EvaluateOrder | RepresentOrder) -> "OwnNetwork":
         """Read an order for the client's own model.
 
         Raises:

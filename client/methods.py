@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.training import Flat, FlatPart, backward, draw_batches, train
+from hyperbloom.common.alignment import check_factor, distance
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.messages import TrainOrder
-from hyperbloom.common.methods import FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Aligned, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.models import last_layer, represent
 
 __all__ = ["LOCAL_METHODS", "Train", "trainer"]
 
@@ -161,6 +163,56 @@ def frozen(
     return (total / order.steps).item()
 
 
+def aligned(
+    module: nn.Module, shared: FlatPart, personal: Flat, data: Examples, order: TrainOrder, settings: Aligned
+) -> float:
+    """SGD on the loss plus `eta (1 - CKA)`, each step on all of the round's reference inputs (FedHeNN).
+
+    The representations are to resemble what the order's target says or, without one, those of the weights as they were
+    sent. A private copy is what was trained.
+    """
+    parts = [part for part in (shared, personal) if part.layout.numel and not (part is personal and _beside(order))]
+    apart = _distance(module, data, order, settings) if settings.eta else None
+    total = _zero(data)
+    module.train()
+    for batch in draw_batches(len(data), order.batch_size, order.steps, order.seed).to(data.labels.device):
+        total += backward(module, parts, data, batch)
+        if apart is not None:
+            penalty = settings.eta * apart()
+            penalty.backward()
+            total += penalty.detach()
+        if shared.layout.numel:
+            shared.clip(order.clip)
+        for part in parts:
+            part.step(order)
+    if _beside(order):
+        personal.load(shared.values)
+    return (total / order.steps).item()
+
+
+def _beside(order: TrainOrder) -> bool:
+    return order.private == "copy"
+
+
+def _distance(module: nn.Module, data: Examples, order: TrainOrder, settings: Aligned) -> Callable[[], Tensor]:
+    """Return what computes how far the module's representations are from the target.
+
+    Raises:
+        WireError: there are no inputs, or the target does not fit them.
+    """
+    if order.reference is None:
+        raise WireError("order: expected reference inputs, found none")
+    inputs = order.reference.values.view(order.reference.layout.shapes[0][1]).to(data.inputs)
+    last = last_layer(module, tuple(inputs.shape[1:]))
+    if order.target is not None:
+        target = check_factor(order.target, len(inputs)).to(inputs)
+    else:
+        with torch.no_grad():
+            target = represent(module, last, inputs).clone()
+    factored = order.target is not None
+    return lambda: distance(settings.kernel, settings.bandwidth, represent(module, last, inputs), target, factored)
+
+
 def _zero(data: Examples) -> Tensor:
     return torch.zeros((), device=data.labels.device)
 
@@ -179,6 +231,7 @@ def _only(module: nn.Module, names: set[str]) -> Iterator[None]:
 
 
 LOCAL_METHODS: dict[str, Callable[[nn.Module, FlatPart, Flat, Examples, TrainOrder, Any], float]] = {
+    "aligned": aligned,
     "fedprox": fedprox,
     "fedrep": fedrep,
     "frozen": frozen,

@@ -8,6 +8,8 @@ that turn a message into objects and back.
 
 import logging
 import random
+import socket
+import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.clientapp import ClientApp
@@ -46,15 +49,33 @@ log = logging.getLogger("hyperbloom.client")
 
 RECONNECT_DELAY_S = 10
 TRANSFER_DEADLINE_S = 120.0
+PROBE_S = 5.0
+
+# What an error says, and what it means; the first that fits.
+_REASONS = {
+    "certificate has expired": "its certificate has expired; whoever runs it can make a new one "
+    "(flower-server certs renew)",
+    "certificate is not yet valid": "its certificate does not hold yet; is this machine's clock right?",
+    "Hostname Verification Check failed": "its certificate does not name this address; whoever runs it can add it "
+    "(flower-server certs renew --host NAME_OR_IP)",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
+    "this server from whoever runs it",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
+    "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
+}
 
 
 @dataclass(frozen=True)
 class Link:
-    """How to reach the server: `HOST:PORT` of its Fleet API, and the CA that signed its certificate (or none)."""
+    """How to reach the server: `HOST:PORT` of its Fleet API, the CA of its certificate, and this client's own key.
+
+    Without `root_certificates` the system's CAs count; without a key Flower makes one for each session.
+    """
 
     address: str
     insecure: bool = False
     root_certificates: Path | None = None
+    key: ec.EllipticCurvePrivateKey | None = None
 
 
 class Pacer:
@@ -117,7 +138,7 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
         stay: wait for the next run instead of returning when one is over.
 
     Raises:
-        RefusedError: the server does not admit this client.
+        RefusedError: the server does not admit this client, or not with this key.
         ConnectionFailed: the connection can never work (certificates, a port that speaks something else).
     """
     threading.excepthook = _quiet_heartbeat
@@ -138,6 +159,8 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
 def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
     """Hold one session with the SuperLink; returns when it is lost."""
     certificates = link.root_certificates.read_bytes() if link.root_certificates else None
+    keys = (link.key, link.key.public_key()) if link.key else None
+    retries = _retries(link)
     outcome: Exception | None = None
     channels: list[grpc.Channel] = []
 
@@ -149,8 +172,9 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
         connection = grpc_request_response(
             link.address,
             link.insecure,
-            _retries(link),
+            retries,
             root_certificates=certificates,
+            authentication_keys=keys,
             adapter_cls=cast(type[FleetStub], stub),
         )
         with connection as primitives:
@@ -160,14 +184,12 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
                 session.run()
             except (grpc.RpcError, OSError) as error:
                 log.debug("session lost: %s", error)
+                outcome = _refusal(error)
             except (_Finished, HyperbloomError) as error:
                 outcome = error  # Flower's context manager would log and swallow it
     except SystemExit:
         # Flower ends the process when a session cannot be opened for a reason that waiting does not mend.
-        raise ConnectionFailed(
-            f"cannot open a session with {link.address}: is it the server's Fleet port, and do TLS and certificates "
-            "match on both sides (--insecure or --root-certificates)?"
-        ) from None
+        raise _explanation(link, retries.gave_up_on) from None
     except RuntimeError as error:
         # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
         # and an open channel keeps the process from ending.
@@ -266,12 +288,22 @@ def _failure(reason: str) -> Error:
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
 
-def _retries(link: Link) -> RetryInvoker:
+class _Retries(RetryInvoker):
+    """Flower's retries, which remember the error that waiting does not mend."""
+
+    gave_up_on: Exception | None = None
+
+
+def _retries(link: Link) -> _Retries:
     """Retry while the server is away, for ever; give up at once on everything that waiting does not mend."""
 
     def hopeless(error: Exception) -> bool:
-        code = cast(grpc.RpcError, error).code()
-        return code != grpc.StatusCode.UNAVAILABLE or "handshake" in str(error).lower()
+        unavailable = cast(grpc.RpcError, error).code() == grpc.StatusCode.UNAVAILABLE
+        # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
+        wrong = "handshake" in str(error).lower() or (link.insecure and _speaks_tls(link.address))
+        if wrong or not unavailable:
+            retries.gave_up_on = error
+        return wrong or not unavailable
 
     def away(state: RetryState) -> None:
         if state.tries == 1:
@@ -281,7 +313,7 @@ def _retries(link: Link) -> RetryInvoker:
         if state.tries > 1:
             log.info("%s answers again after %.0f s", link.address, state.elapsed_time)
 
-    return RetryInvoker(
+    retries = _Retries(
         lambda: exponential(base_delay=0.2, max_delay=RECONNECT_DELAY_S),
         grpc.RpcError,
         max_tries=None,
@@ -289,6 +321,50 @@ def _retries(link: Link) -> RetryInvoker:
         on_backoff=away,
         on_success=back,
         should_giveup=hopeless,
+    )
+    return retries
+
+
+def _speaks_tls(address: str) -> bool:
+    """Return whether a TLS handshake works at `HOST:PORT`; nobody's certificate is looked at, and nothing is sent."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])  # without which gRPC refuses, and says so in the server's log
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S) as plain:
+            context.wrap_socket(plain).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _refusal(error: Exception) -> RefusedError | None:
+    """Return the refusal that an error is: a key that the server does not take, or takes no more."""
+    if not isinstance(error, grpc.RpcError) or error.code() != grpc.StatusCode.PERMISSION_DENIED:
+        return None
+    return RefusedError(
+        f"the server refused this client: {error.details()}. Ask whoever runs the server to add this client's public "
+        "key (flower-server clients add NAME --public-key FILE)"
+    )
+
+
+def _explanation(link: Link, error: Exception | None) -> HyperbloomError:
+    """Return why no session can be opened, and what to do."""
+    if error is not None and (refusal := _refusal(error)):
+        return refusal
+    text = str(error)
+    for sign, reason in _REASONS.items():
+        if sign in text:
+            return ConnectionFailed(f"cannot open a session with {link.address}: {reason}")
+    if link.insecure and _speaks_tls(link.address):
+        return ConnectionFailed(
+            f"cannot open a session with {link.address}: it speaks TLS; use --root-certificates and --key instead of "
+            "--insecure"
+        )
+    return ConnectionFailed(
+        f"cannot open a session with {link.address}: is it the server's Fleet port, and do TLS and certificates "
+        "match on both sides (--insecure, or --root-certificates and --key)?"
     )
 
 

@@ -1,6 +1,5 @@
 """What a client knows of itself: its name, its data, its device. Decided on the client, never by the server."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from hyperbloom.client.state import default_state_dir
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.names import check_name
 
 __all__ = ["ClientSettings", "Disclosure", "pick_device"]
 
@@ -18,7 +18,6 @@ Disclosure = Literal["types", "all-types", "graph"]
 """What a client tells of its own model at most: its layer types, not even those, or the whole graph."""
 
 Scalar = str | int | float | bool
-_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,7 @@ class ClientSettings:
         """Check the name, which becomes a folder's, and what may be told."""
         if self.disclose not in get_args(Disclosure):
             raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
-        if not _CLIENT_ID.fullmatch(self.client_id):
-            raise ConfigError(
-                "--client-id: expected 1 to 64 letters, digits, dots, hyphens and underscores, starting with a letter "
-                f"or digit; found {self.client_id!r}"
-            )
+        check_name(self.client_id, "--client-id")
 
     @property
     def folder(self) -> Path:

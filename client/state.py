@@ -6,6 +6,7 @@
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
     STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
     STATE/earlier/                       earlier versions of the two, to which a server that crashes may go back
+    STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last ones only
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
 """
@@ -28,6 +29,7 @@ from torch import Tensor
 from hyperbloom.client.training import Flat
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import Weights
 from hyperbloom.common.storage import keep, write_json, write_tensors
 
 __all__ = ["NO_MOMENT", "ClientState", "FileState", "Moment", "default_state_dir"]
@@ -286,6 +288,34 @@ class ClientState:
     @property
     def _encoder_path(self) -> Path:
         return self.folder / "encoder.safetensors"
+
+    def load_reference(self, digest: str) -> Weights | None:
+        """Return the reference set with this digest; None if it is not here, or cannot be read: it is sent again."""
+        try:
+            with safetensors.safe_open(self._reference_path, framework="pt") as file:
+                if file.metadata() != {"digest": digest}:
+                    return None
+                inputs: Tensor = file.get_tensor("inputs")
+        except (SafetensorError, OSError):
+            return None
+        return Weights(Layout((("inputs", tuple(inputs.shape)),)), inputs.reshape(-1))
+
+    def save_reference(self, digest: str, inputs: Tensor) -> None:
+        """Write a reference set `(n, *shape)`, over another one; HyperbloomError if the disk does not take it."""
+        with _disk():
+            write_tensors(self._reference_path, {"inputs": inputs}, {"digest": digest})
+
+    def has_reference(self, digest: str) -> bool:
+        """Tell whether the reference set with this digest is here, without reading it."""
+        try:
+            with safetensors.safe_open(self._reference_path, framework="pt") as file:
+                return bool(file.metadata() == {"digest": digest})
+        except (SafetensorError, OSError):
+            return False
+
+    @property
+    def _reference_path(self) -> Path:
+        return self.folder / "reference.safetensors"
 
     def _personal(self, run_id: str) -> _Versioned:
         return _Versioned(self._personal_path(run_id), self._earlier, run_id)

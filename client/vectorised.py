@@ -97,7 +97,7 @@ def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
     """Return for each task what `worker.train(order)` returns or raises.
 
     Clients of one architecture and with equal orders train at once; who is alone in this, is ordered to train by a
-    method, has a model of its own or one with batch normalisation, trains as always.
+    method, has a model of its own or one with batch normalisation or an LSTM, trains as always.
     """
     results: Results = {}
     for chunk in _chunks(tasks):
@@ -118,7 +118,7 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
         turn = turns[worker.settings] = turns.get(worker.settings, 0) + 1
         spec = ModelSpec(order.model, worker.settings.size, worker.input_shape, worker.num_classes)
         # A model of its own may be written by a hypernetwork, which has no axis for clients; nor have methods.
-        alone = index if worker.own is not None or order.method is not None or _keeps_statistics(spec) else None
+        alone = index if worker.own is not None or order.method is not None or _has_no_axis(spec) else None
         about = (alone, worker.settings.size, worker.input_shape, worker.num_classes, worker.device)
         groups.setdefault((turn, (about, replace(order, weights=None))), []).append(index)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0]):
@@ -131,11 +131,14 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
 
 
 @cache
-def _keeps_statistics(spec: ModelSpec) -> bool:
-    """Tell whether a network normalises by batch: each client's is its own, and its statistics are written in place."""
+def _has_no_axis(spec: ModelSpec) -> bool:
+    """Tell whether a network normalises by batch, or is recurrent.
+
+    Each client's batch is its own, and its statistics are written in place; torch has no vectorised LSTM.
+    """
     with torch.device("meta"):
         module = attempt(build, spec)
-    return isinstance(module, nn.Module) and any(isinstance(part, _BatchNorm) for part in module.modules())
+    return isinstance(module, nn.Module) and any(isinstance(part, _BatchNorm | nn.RNNBase) for part in module.modules())
 
 
 def _train_chunk(tasks: Mapping[int, Task]) -> Results:

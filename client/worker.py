@@ -13,6 +13,7 @@ from torch import nn
 
 from hyperbloom import __version__
 from hyperbloom.client import encoding, many
+from hyperbloom.client.alignment import answer_representations, keep_reference, reference_rows, with_reference
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine
@@ -40,6 +41,10 @@ from hyperbloom.common.messages import (
     Introduction,
     MomentsOrder,
     MomentsResult,
+    ReferenceOrder,
+    ReferenceResult,
+    RepresentOrder,
+    RepresentResult,
     TrainOrder,
     TrainResult,
     TryOrder,
@@ -50,7 +55,7 @@ from hyperbloom.common.seeds import derive
 
 __all__ = ["Worker", "worker_for"]
 
-Order = TrainOrder | EvaluateOrder
+Order = TrainOrder | EvaluateOrder | RepresentOrder
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -98,9 +103,21 @@ class Worker:
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec(settings.model, settings.size, self.input_shape, self.num_classes)
-            own_graph(self.own)  # what cannot be represented is told now
+            self._try_own(self.own)
 
-    def introduce(self, asks: str | None = None, norms: str | None = None) -> Introduction:
+    def _try_own(self, own: ModelSpec) -> None:
+        """Tell now what is wrong with the own model: an error if it cannot run, a warning if it has no graph."""
+        with torch.random.fork_rng(devices=[]):
+            build_own(own)
+        try:
+            own_graph(own)
+        except ModelError as error:
+            reason = str(error).partition("; supported: ")[0]
+            log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", reason)
+
+    def introduce(
+        self, asks: str | None = None, norms: str | None = None, reference: str | None = None
+    ) -> Introduction:
         """Say who this client is and what it can do, and of its own model what the server asks and the user allows.
 
         Raises:
@@ -122,7 +139,23 @@ class Worker:
             class_shares=tuple(self.class_shares.double().tolist()) if disclosed else (),
             types=types,
             graph=graph,
+            has_reference=None if reference is None else self.state.has_reference(reference),
         )
+
+    def keep_reference(self, order: ReferenceOrder) -> ReferenceResult:
+        """Keep the inputs on which networks are compared; WireError if they do not fit this client."""
+        return keep_reference(self.state, order, self.input_shape)
+
+    def represent(self, order: RepresentOrder) -> RepresentResult:
+        """Say what this client's network makes of a round's reference inputs.
+
+        Raises:
+            WireError: the order does not fit this client.
+        """
+        inputs = reference_rows(self.state, order.reference, order.rows, order.draw, self.device)
+        network = self._load(order)
+        with self._private():
+            return answer_representations(network.module, inputs)
 
     def train(self, order: TrainOrder) -> TrainResult:
         """Train as ordered; what is private is on the disk before the result leaves.
@@ -152,7 +185,8 @@ class Worker:
         network = self._load(order)
         network.holds = None  # until what it learns is on the disk
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
-        return network, replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
+        own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
+        return network, with_reference(self.state, own, self.device)
 
     def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
         """Keep what is private of the trained network, and return what the order asks for.

@@ -26,7 +26,9 @@ __all__ = [
     "check",
     "dump_run_config",
     "load_run_config",
+    "make_run_config",
     "parse_assignment",
+    "read_yaml",
 ]
 
 Positive = Annotated[int, Field(gt=0)]
@@ -144,16 +146,25 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
     Raises:
         ConfigError: the file cannot be read, or a key is unknown, of the wrong type, out of range or impossible.
     """
-    values = _read_yaml(path) if path else {}
+    return make_run_config(read_yaml(path) if path else {}, overrides, str(path) if path else "the command line")
+
+
+def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
+    """Return the run that a file's values describe; `where` names the file in errors, the rest as `load_run_config`.
+
+    Raises:
+        ConfigError: a key is unknown, of the wrong type, out of range or impossible.
+    """
+    result: dict[str, Any] = copy.deepcopy(dict(values))
     for key, value in copy.deepcopy(dict(overrides)).items():
         *parents, name = _full_key(key).split(".")
-        target = values
+        target = result
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"{parent}: expected a section with keys of its own, found {target!r}")
         target[name] = value
-    config = check(RunConfig, values, str(path) if path else "the command line")
+    config = check(RunConfig, result, where)
     _check_combinations(config)
     return config
 
@@ -230,7 +241,12 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"sizes: expected one or more of S, M, L without repetition, found {list(config.sizes)}")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML file's keys and values; of a key that stands twice nothing is lost silently.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no mapping.
+    """
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:

@@ -5,6 +5,10 @@
       | <------------------- Introduction ------ |   who it is, how much data it has, what it can run
       | -- TrainOrder (train) ---------------->  |
       | <------------------- TrainResult ------- |
+      | -- ReferenceOrder (query.reference) ->   |   FedHeNN: inputs that everybody may see, once
+      | <----------------- ReferenceResult ----- |
+      | -- RepresentOrder (query.represent) -->  |   FedHeNN: what does your network make of them?
+      | <----------------- RepresentResult ----- |
       | -- EvaluateOrder (evaluate) ---------->  |
       | <------------------- EvaluateResult ---- |
       | -- Notice (query.notice) ------------->  |   refused, or the run is over
@@ -79,11 +83,16 @@ __all__ = [
     "MomentsResult",
     "Notice",
     "Offer",
+    "ReferenceOrder",
+    "ReferenceResult",
+    "RepresentOrder",
+    "RepresentResult",
     "SplitScore",
     "TrainOrder",
     "TrainResult",
     "TryOrder",
     "Weights",
+    "weigh",
 ]
 
 ASKS = ("own", "types", "graph")
@@ -195,6 +204,21 @@ def _prefix(name: str) -> str:
     return "" if name == "weights" else f"{name}."
 
 
+def weigh(content: RecordDict) -> int:
+    """Return the bytes of what a message carries: texts and bytes as they are, eight for a number.
+
+    Flower's framing comes on top, some 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
+    """
+    values = (value for record in content.config_records.values() for value in record.values())
+    return sum(_weight(value) for value in values)
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_weight(item) for item in value)
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
 def _pack_weights(weights: Weights) -> dict[str, Any]:
     values = weights.values.detach().cpu().contiguous()
     dtype = str(values.dtype).removeprefix("torch.")
@@ -270,6 +294,7 @@ class Greeting(Packable):
     version: str
     asks: str | None = None  # what the strategy must know of clients' own models, one of ASKS; None: it chooses itself
     norms: str | None = None  # how the graph of an own model treats the affine parameters of its norms
+    reference: str | None = None  # digest of the reference set that clients will need: is it here already?
 
 
 @dataclass(frozen=True)
@@ -290,6 +315,7 @@ class Introduction(Packable):
         None  # layer types of its own model, in no telling order, or ("all",); () tells that there is one
     )
     graph: str | None = None  # the whole graph of its own model; if asked, and if the client chose to disclose it
+    has_reference: bool | None = None  # whether the reference set of the greeting is here; None if none was named
 
 
 @dataclass(frozen=True)
@@ -328,6 +354,8 @@ class TrainOrder(Packable):
     norms: str | None = None  # with the client's own model: as in the greeting
     hypernetwork: str | None = None  # settings of the graph hypernetwork whose parameters `weights` are, as JSON
     method: str | None = None  # of common/methods.py, as JSON; None: plain SGD
+    target: Weights | None = None  # FedHeNN: factor of the kernel matrix that the representations are to resemble
+    reference: Weights | None = None  # FedHeNN: the round's inputs; does not travel, the client adds what it keeps
     resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
     rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
 
@@ -368,6 +396,50 @@ class EvaluateOrder(Packable):
     distil_temperature: float | None = None  # they train the own model instead, with the weights' model as teacher
     resume_points: tuple[int, ...] | None = None  # as in the order to train
     rewound: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ReferenceOrder(Packable):
+    """Keep the reference set, whose digest is `reference`; `weights` are its inputs `(n, *shape)`."""
+
+    type: ClassVar[str] = "query.reference"
+    reference: str
+    weights: Weights | None
+
+
+@dataclass(frozen=True)
+class ReferenceResult(Packable):
+    """The reference set is on the client's disk."""
+
+    reference: str
+
+
+@dataclass(frozen=True)
+class RepresentOrder(Packable):
+    """Send what the network makes of this round's rows of the reference set, as it is before the training."""
+
+    type: ClassVar[str] = "query.represent"
+    run_id: str
+    round: int
+    model: str
+    num_classes: int
+    private: str
+    seed: int
+    weights: Weights | None
+    reference: str  # digest of the set
+    rows: int  # how many of its inputs
+    draw: int  # seed that says which
+    norms: str | None = None
+    hypernetwork: str | None = None
+    resume_points: tuple[int, ...] | None = None  # as in the order to train
+    rewound: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RepresentResult(Packable):
+    """A factor of the representations' kernel matrix: see common/alignment.py."""
+
+    factor: Weights | None
 
 
 @dataclass(frozen=True)

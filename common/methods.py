@@ -8,10 +8,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import WireError
 
-__all__ = ["METHODS", "FedProx", "FedRep", "Frozen", "Method", "PFedMe", "PerFedAvg", "Variant"]
+__all__ = ["METHODS", "Aligned", "FedProx", "FedRep", "Frozen", "Method", "PFedMe", "PerFedAvg", "Variant"]
 
 Variant = Literal["first-order", "hessian-free"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -112,5 +113,18 @@ class Frozen(Method):
     names: tuple[str, ...]
 
 
-_ALL: tuple[type[Method], ...] = (FedProx, FedRep, PerFedAvg, PFedMe, Frozen)
+class Aligned(Method):
+    """SGD on the loss plus `eta (1 - CKA)` of representations with a target, or with those of the weights sent."""
+
+    private: ClassVar[tuple[str, ...]] = ("none", "copy", "all")
+    kind: Literal["aligned"] = "aligned"
+    eta: Share
+    kernel: Kernel
+    bandwidth: Rate
+    reference: str  # digest of the set of inputs
+    rows: Positive  # how many of them are in this round
+    draw: int  # seed that says which
+
+
+_ALL: tuple[type[Method], ...] = (FedProx, FedRep, PerFedAvg, PFedMe, Frozen, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

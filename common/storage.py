@@ -5,10 +5,10 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["keep", "write_bytes", "write_json", "write_tensors"]
 
@@ -44,7 +44,9 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), mode)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
     """Write tensors in the safetensors format, atomically."""
+    import safetensors.torch  # late, because it imports torch, for which commands that write a key should not wait
+
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, safetensors.torch.save(contiguous, dict(metadata)))

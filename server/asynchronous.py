@@ -17,7 +17,7 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.messages import EvaluateResult
-from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation
+from hyperbloom.server.federation import FASTEST_POLL_S, SLOWEST_POLL_S, Federation, Traffic
 from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
 from hyperbloom.server.rounds import FRUITLESS_ROUNDS, Save, better, due, give_up, tell
 from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
@@ -96,7 +96,7 @@ class _Loop:
             late, before = self.federation.late, late
             # What comes while an evaluation is waited for belongs to the next round.
             outcome, self.strategy.round = self.strategy.round, Round()
-            self._report(number, outcome, seconds, elapsed, late - before)
+            self._report(number, outcome, seconds, elapsed, late - before, self.federation.take_traffic())
             if due(self.config, number):
                 self._finish_evaluation()
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
@@ -216,7 +216,8 @@ class _Loop:
             for listener in self.listeners:
                 listener.selected(selection, done.state, self.strategy.roster)
         outcome = Round(evaluation=evaluation, refused=done.refused)
-        self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0)
+        self._report(done.number, outcome, time.perf_counter() - done.asked, done.elapsed, 0, Traffic())
 
-    def _report(self, number: int, outcome: Round, seconds: float, elapsed: float, late: int) -> None:
-        tell(self.listeners, RoundReport(number, self.config.rounds, outcome, seconds, elapsed, late))
+    def _report(self, number: int, outcome: Round, seconds: float, elapsed: float, late: int, traffic: Traffic) -> None:
+        of, down, up = self.config.rounds, traffic.down, traffic.up
+        tell(self.listeners, RoundReport(number, of, outcome, seconds, elapsed, late, down, up))

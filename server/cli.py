@@ -19,6 +19,7 @@ from hyperbloom import __version__
 from hyperbloom.common.commands import list_commands, run_command
 from hyperbloom.common.config import RunConfig, load_run_config, parse_assignment
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError
+from hyperbloom.common.plain import check_insecure, is_loopback
 from hyperbloom.common.signals import terminate_as_interrupt
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
     from hyperbloom.server.listener import Checkpoint
     from hyperbloom.server.superlink import LiveGrid
+    from hyperbloom.server.view import TerminalView
 
-__all__ = ["fleet_for_newcomers", "main"]
+__all__ = ["add_machines", "fleet_for_newcomers", "log_to", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -35,8 +37,10 @@ _EPILOG = """\
 examples:
   everything on this machine: a server and six client processes, on scikit-learn's digits
     flower-server --strategy pfedhn --insecure --local-clients 6
-  a federation: the server prints the line to run on the other machines, and waits for them
-    flower-server --strategy pfedhn --insecure --host 0.0.0.0 --clients 4 --data cifar10
+  a federation: certificates, each client's key, and the server, which prints the line to run on the other machines
+    flower-server certs init --host gpu-box
+    flower-server clients add ward-7 --public-key ward-7.pub
+    flower-server --strategy pfedhn --host 0.0.0.0 --clients 4 --data cifar10
   a run described by a file, one value changed, with two baselines for comparison
     flower-server --config run.yaml --set local.steps=20 --baselines local,fedavg
   no network at all: virtual clients in this process
@@ -103,17 +107,34 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="with --engine inline: train the clients of a cohort at once (default: on a CUDA device)",
     )
+    machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
+    add_machines(parser, machines)
+    return parser
+
+
+def add_machines(parser: argparse.ArgumentParser, machines: "argparse._ArgumentGroup | None" = None) -> None:
+    """Add the flags that say where a server listens, and who may speak to it: those of `_fleet`."""
+    machines = machines or parser.add_argument_group("machines")
     machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
     machines.add_argument(
         "--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)"
     )
-    machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
-    machines.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
-    tls = parser.add_argument_group("TLS (instead of --insecure)")
-    tls.add_argument("--tls-certificate", type=Path, metavar="FILE", help="the server's certificate, PEM")
+    machines.add_argument(
+        "--insecure",
+        action="count",
+        default=0,
+        help="plain text, and clients without keys: on loopback; given twice, on any address",
+    )
+    tls = parser.add_argument_group("TLS and clients' keys (instead of --insecure)")
+    tls.add_argument(
+        "--certs",
+        type=Path,
+        metavar="DIR",
+        help="folder of `certs init` and `clients add` (default: $HYPERBLOOM_CERTS, else certs)",
+    )
+    tls.add_argument("--tls-certificate", type=Path, metavar="FILE", help="another certificate of the server, PEM")
     tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="the CA that signed it, PEM; clients need it too")
-    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -150,8 +171,9 @@ def _flag(key: str) -> str:
     return "--" + key.removesuffix("_s").replace("_", "-")
 
 
-_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", "insecure", "tls_certificate", "tls_key", "tls_ca")
-_SECURITY = ("insecure", "tls_certificate", "tls_key", "tls_ca")
+_FILES = ("certs", "tls_certificate", "tls_key", "tls_ca")
+_SECURITY = ("insecure", *_FILES)
+_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", *_SECURITY)
 
 
 def _machines(args: argparse.Namespace) -> dict[str, Any]:
@@ -181,7 +203,7 @@ def _as_it_began(args: argparse.Namespace, arguments: list[str] | None) -> argpa
         raise ConfigError("--resume: --vectorise would change the run (in the last bits); leave it out")
     if set(given) & set(_SECURITY):
         began = {name: value for name, value in began.items() if name not in _SECURITY}
-    paths = {name: Path(value) for name, value in began.items() if name.startswith("tls_") and value}
+    paths = {name: Path(value) for name, value in began.items() if name in _FILES and value}
     parser.set_defaults(**(began | paths))
     return parser.parse_args(arguments)
 
@@ -202,29 +224,45 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Security:
-    """TLS files, or none of them for plain text."""
+    """TLS files and the registry of clients, or none of them for plain text."""
 
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+    clients: Path | None = None
 
-    @property
-    def client_flags(self) -> list[str]:
-        return ["--root-certificates", str(self.ca)] if self.ca else ["--insecure"]
+    def client_flags(self, address: str) -> list[str]:
+        """Return the flags, but for its key, of a client on this machine that connects to `HOST:PORT`."""
+        if self.ca:
+            return ["--root-certificates", str(self.ca)]
+        return ["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)
 
 
 def _security(args: argparse.Namespace) -> _Security:
     files = {"--tls-certificate": args.tls_certificate, "--tls-key": args.tls_key, "--tls-ca": args.tls_ca}
     given = [flag for flag, path in files.items() if path]
-    if args.insecure and given:
-        raise ConfigError(f"--insecure: expected alone or not at all, found with {given[0]}")
-    if not args.insecure and len(given) < len(files):
+    if args.insecure and (given or args.certs):
+        raise ConfigError(f"--insecure: expected alone or not at all, found with {(given or ['--certs'])[0]}")
+    if args.insecure:
+        check_insecure("--host", args.host, args.insecure)
+        return _Security()
+    if given and len(given) < len(files):
         missing = ", ".join(flag for flag in files if flag not in given)
-        raise ConfigError(f"expected TLS files or --insecure (plain text, for trials); missing: {missing}")
-    for flag, path in files.items():
-        if path and not path.is_file():
-            raise ConfigError(f"{flag}: expected a file, found none at {path}")
-    return _Security(*files.values())
+        raise ConfigError(f"expected all three TLS files or none; missing: {missing}")
+    from hyperbloom.server.certificates import Certificates, check_files, default_folder
+
+    folder = Certificates(args.certs or default_folder())
+    args.certs = folder.folder  # for --resume, which may be called elsewhere
+    if not given:
+        if not folder.server.is_file():
+            raise ConfigError(
+                f"no certificates in {folder.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
+                "or speak plain text on this machine with --insecure"
+            )
+        files = {"server.pem": folder.server, "server.key": folder.server_key, "ca.pem": folder.ca}
+    certificate, key, ca = files.values()
+    check_files(certificate, key, ca, list(files))
+    return _Security(certificate, key, ca, folder.clients)
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
@@ -267,8 +305,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
                     args.port = free_port()
                 recorder = RunFolder(folder, config, run_id, _machines(args))
-            stack.enter_context(_log_to(folder / "server.log"))
-            grid, watch = stack.enter_context(_grid(args, config, security, folder, console))
+            stack.enter_context(log_to(folder / "server.log"))
+            grid, watch = stack.enter_context(_grid(args, config, security, folder, view))
             session = Session(config, grid, run_id, [recorder, view], watch, resume)
             results = session.run()
     finally:
@@ -286,7 +324,7 @@ def _where(config: RunConfig, checkpoint: "Checkpoint") -> str:
 
 @contextmanager
 def _grid(
-    args: argparse.Namespace, config: RunConfig, security: _Security, folder: Path, console: Console
+    args: argparse.Namespace, config: RunConfig, security: _Security, folder: Path, view: "TerminalView"
 ) -> "Iterator[tuple[Grid, Callable[[], None]]]":
     """Yield the grid of the chosen engine, and what to call while waiting: it raises if a local client failed."""
     from hyperbloom.server.run_folder import adopt_identities
@@ -305,38 +343,50 @@ def _grid(
         with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
             yield simulated
         return
-    from hyperbloom.server.local_clients import local_clients, printed_line
+    from hyperbloom.server.local_clients import local_clients, make_keys, printed_line
 
-    with _fleet(args, security, folder, console) as grid:
+    keys = make_keys(args.local_clients, folder / "clients") if args.local_clients and security.ca else None
+    console = view.console
+    with _fleet(args, security, folder, console, view.event, keys) as grid:
         address = _address(args.host, args.port)
         local_address = f"127.0.0.1:{args.port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
         if args.local_clients < config.clients:
             _say(console, "run this on each machine, NAME its own and I from 0:")
-            _say(console, f"  {printed_line(address, security.client_flags, config)}")
-        with local_clients(
-            args.local_clients, local_address, security.client_flags, config, folder / "clients"
-        ) as watch:
+            flags = [*security.client_flags(address), *(["--key", "NAME.pem"] if security.ca else [])]
+            _say(console, f"  {printed_line(address, flags, config)}")
+        flags = security.client_flags(local_address)
+        with local_clients(args.local_clients, local_address, flags, config, folder / "clients") as watch:
             yield grid, watch
 
 
 @contextmanager
-def _fleet(args: argparse.Namespace, security: _Security, folder: Path, console: Console) -> "Iterator[LiveGrid]":
-    """Run a SuperLink at `--host` and `--port`, and yield its grid."""
+def _fleet(
+    args: argparse.Namespace,
+    security: _Security,
+    folder: Path,
+    console: Console,
+    tell: Callable[[str], None],
+    keys: Path | None = None,
+) -> "Iterator[LiveGrid]":
+    """Run a SuperLink at `--host` and `--port` for the registered clients and those of `keys`, and yield its grid."""
     from hyperbloom.server.superlink import Tls, superlink
 
-    if args.insecure and args.host not in ("127.0.0.1", "localhost", "::1"):
+    if args.insecure and not is_loopback(args.host):
         _say(console, "--insecure: everyone on the network can read and forge what is sent", "yellow")
-    tls = (
-        Tls(security.certificate, security.key, security.ca)
-        if security.ca and security.certificate and security.key
-        else None
-    )
-    with superlink(f"{args.host}:{args.port}", folder, __version__, tls) as grid:
+    tls = None
+    if security.certificate and security.key and security.ca and security.clients:
+        if not keys and not security.clients.exists():
+            _say(console, "no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
+        registries = (security.clients, keys) if keys else (security.clients,)
+        tls = Tls(security.certificate, security.key, security.ca, registries)
+    with superlink(f"{args.host}:{args.port}", folder, __version__, tls, tell) as grid:
         yield grid
 
 
 @contextmanager
-def fleet_for_newcomers(args: argparse.Namespace, folder: Path, console: Console) -> "Iterator[LiveGrid]":
+def fleet_for_newcomers(
+    args: argparse.Namespace, folder: Path, console: Console, tell: Callable[[str], None]
+) -> "Iterator[LiveGrid]":
     """Check the flags of a server, run its SuperLink with the log in `folder`, and say how newcomers come to it."""
     security = _security(args)
     from hyperbloom.server.superlink import free_port
@@ -345,10 +395,11 @@ def fleet_for_newcomers(args: argparse.Namespace, folder: Path, console: Console
         _check_port(args.host, args.port)
     args.port = args.port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    with _log_to(folder / "server.log"), _fleet(args, security, folder, console) as grid:
-        flags = " ".join(security.client_flags)
+    with log_to(folder / "server.log"), _fleet(args, security, folder, console, tell) as grid:
+        address = _address(args.host, args.port)
+        flags = " ".join([*security.client_flags(address), *(["--key", "NAME.pem"] if security.ca else [])])
         _say(console, "ready; a newcomer runs:")
-        _say(console, f"  flower-client join --server {_address(args.host, args.port)} {flags} --data WHAT --out model")
+        _say(console, f"  flower-client join --server {address} {flags} --data WHAT --out model")
         yield grid
 
 
@@ -375,7 +426,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 @contextmanager
-def _log_to(path: Path) -> Iterator[None]:
+def log_to(path: Path) -> Iterator[None]:
     """Write our log, and Flower's, into the run folder."""
     handler = logging.FileHandler(path)
     handler.setLevel(logging.INFO)

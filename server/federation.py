@@ -1,22 +1,24 @@
 """The clients as the server sees them: greeted, admitted or refused, given orders, waited for, lost.
 
-Works over any Flower grid through its public methods: `get_node_ids`, `push_messages`, `pull_messages`.
+Works over any Flower grid through its public methods: `get_nodes`, `push_messages`, `pull_messages`. Where nodes have
+keys, the SuperLink calls a node by the name that its key is registered for, and a client must be of that name.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
-from hyperbloom.common.messages import Greeting, Introduction, Notice
+from hyperbloom.common.messages import EvaluateOrder, Greeting, Introduction, Notice, weigh
 from hyperbloom.common.signals import uninterrupted
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
-__all__ = ["Federation"]
+__all__ = ["Federation", "Traffic"]
 
 NETWORK_ERRORS = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is unavailable
 VISIT_EVERY_S = 0.5
@@ -24,6 +26,14 @@ GREETING_TTL_S = 120.0
 GOODBYE_S = 30.0  # a client in the middle of its training hears the goodbye after it
 NOTICE_TTL_S = 600.0
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
+
+
+@dataclass
+class Traffic:
+    """Bytes that training has sent to clients and received from them, as `weigh` counts them."""
+
+    down: int = 0
+    up: int = 0
 
 
 class Federation:
@@ -52,12 +62,14 @@ class Federation:
         self._greeting: Greeting | None = None
         self._begun = False
         self._met: set[int] = set()
+        self._owners: dict[int, str] = {}  # of the nodes that are here: whose key it is, "" where there are no keys
         self._greetings: dict[str, tuple[int, float]] = {}  # message id -> node, time sent
         self._open: dict[str, tuple[int, float]] = {}  # orders that wait for an answer: message id -> node, time sent
         self._given_up: dict[str, int] = {}  # orders whose answer would be late: message id -> node
         self.late = 0
         """Replies that came after their deadline; they are dropped."""
         self._visited = -VISIT_EVERY_S
+        self._traffic = Traffic()
 
     # ------------------------------------------------------------------ joining
 
@@ -117,7 +129,8 @@ class Federation:
         if now - self._visited < VISIT_EVERY_S:
             return
         self._visited = now
-        present = set(self.grid.get_node_ids())
+        self._owners = {node.node_id: node.name for node in self.grid.get_nodes()}
+        present = set(self._owners)
         for client in self.roster.live:
             if client.node_id not in present:
                 self.roster.leave(client.node_id or 0)
@@ -158,6 +171,9 @@ class Federation:
 
     def _admit(self, node: int, about: Introduction) -> None:
         assert self._strategy is not None
+        owner = self._owners[node]  # only who is here has been greeted
+        if owner and owner != about.client_id:
+            raise RefusedError(f"its key is that of {owner}, but it says that it is {about.client_id}")
         self._strategy.check_newcomer(about)
         known, before = len(self.roster), self.roster.examples_of(about.client_id)
         client, moved_from = self.roster.admit(node, about)
@@ -195,6 +211,7 @@ class Federation:
     def send(self, orders: list[Message]) -> None:
         """Send orders; a client is busy until it has answered or is gone."""
         if orders:
+            self._traffic.down += _weight_of_training(orders)
             ids, now = self._push(orders), time.monotonic()
             self._open |= {i: (order.metadata.dst_node_id, now) for i, order in zip(ids, orders, strict=True) if i}
             if not all(ids):  # a node has just gone: see which, or it is drawn again and again at once
@@ -206,6 +223,7 @@ class Federation:
         """Return the replies to open orders that have come; greet and welcome who is new, drop what is late."""
         arrived = self._pull({*self._open, *self._given_up})
         self._welcome([reply for reply in arrived if reply.metadata.reply_to_message_id in self._greetings])
+        self._traffic.up += _weight_of_training(arrived)
         replies = [reply for reply in arrived if self._open.pop(reply.metadata.reply_to_message_id, None)]
         for reply in arrived:
             node = self._given_up.pop(reply.metadata.reply_to_message_id, None)
@@ -229,6 +247,11 @@ class Federation:
         overdue = {i: node for i, (node, sent) in self._open.items() if now - sent >= timeout_s}
         self._given_up |= overdue
         self._open = {i: sent for i, sent in self._open.items() if i not in overdue}
+
+    def take_traffic(self) -> Traffic:
+        """Return what has gone to and fro since this was last asked, greetings and evaluations left out."""
+        taken, self._traffic = self._traffic, Traffic()
+        return taken
 
     def _note_busy(self) -> None:
         self.roster.busy = {node for node, _ in self._open.values()} | set(self._given_up.values())
@@ -258,3 +281,9 @@ class Federation:
         """Return what has arrived of these replies and of the answers to greetings."""
         wanted = message_ids | set(self._greetings)
         return list(self.grid.pull_messages(wanted)) if wanted else []
+
+
+def _weight_of_training(messages: Iterable[Message]) -> int:
+    apart = (EvaluateOrder.type, "query")
+    of_training = (m for m in messages if m.metadata.message_type.partition(".")[0] not in apart)
+    return sum(weigh(message.content) for message in of_training if message.has_content())

@@ -23,6 +23,8 @@ class RoundReport:
         seconds: what it took, evaluation included.
         elapsed: seconds from the strategy's first round to the end of this round's training.
         late: replies that came after their deadline since the last report.
+        bytes_down: sent to clients for training in this round, evaluation left out.
+        bytes_up: received from them.
     """
 
     number: int
@@ -31,6 +33,8 @@ class RoundReport:
     seconds: float
     elapsed: float
     late: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
 
 
 @dataclass(frozen=True)

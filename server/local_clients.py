@@ -11,11 +11,14 @@ from typing import Literal
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
+from hyperbloom.common.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.strategies import STRATEGIES
 
-__all__ = ["client_flags", "disclosure", "local_clients", "own_model", "printed_line"]
+__all__ = ["client_flags", "disclosure", "local_clients", "make_keys", "own_model", "printed_line"]
 
 LEAVE_TIMEOUT_S = 10
+KEY = "key.pem"
 
 
 def client_flags(config: RunConfig) -> list[str]:
@@ -51,13 +54,27 @@ def printed_line(address: str, security: list[str], config: RunConfig) -> str:
     return f"{shlex.join(words)} --client-id NAME --partition I/{config.clients}"
 
 
+def make_keys(count: int, folder: Path) -> Path:
+    """Make keys for the clients started here, in their folders, and return the registry of them.
+
+    A run that is resumed has them already.
+    """
+    registry = ClientRegistry(folder / "clients.json")
+    for index in range(len(registry.clients()), count):
+        key = make_key()
+        write_private_key(folder / f"client-{index}" / KEY, key)
+        registry.add(f"client-{index}", public_pem(key))
+    return registry.path
+
+
 @contextmanager
 def local_clients(
     count: int, address: str, security: list[str], config: RunConfig, folder: Path
 ) -> Iterator[Callable[[], None]]:
     """Run `count` clients as processes of their own, each with its log and its state under `folder`.
 
-    They share this machine's cores, and end with this process. Sizes on offer are dealt in turn.
+    They share this machine's cores, and end with this process. Sizes on offer are dealt in turn. One
+    with a key (`make_keys`) uses it.
 
     Yields:
         a function that raises a `CohortError` if one of them could not start.
@@ -69,7 +86,9 @@ def local_clients(
         for index in range(count):
             name = f"client-{index}"
             log = stack.enter_context((folder / f"{name}.log").open("ab"))
-            command = [sys.executable, "-m", "hyperbloom.client", "--server", address, *security]
+            command = [sys.executable, "-m", "hyperbloom.client", "--server", address]
+            key = folder / name / KEY
+            command += [*security, *(["--key", str(key)] if key.exists() else [])]
             command += ["--client-id", name, "--partition", f"{index}/{config.clients}", *client_flags(config)]
             command += ["--state-dir", str(folder / name), "--threads", str(threads), "--parent-pid", str(os.getpid())]
             command += ["--size", config.sizes[index % len(config.sizes)]]

@@ -43,9 +43,11 @@ def run_rounds(
     # What another run has learned is scored before anything is added to it, as round 0.
     for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
         start = time.perf_counter()
+        federation.take_traffic()  # what an evaluation has brought since
         federation.gather(strategy, 1, config.join_timeout_s)
         fruitless = 0 if number == 0 or _train(strategy, federation, config, number) else fruitless + 1
         elapsed = time.perf_counter() - begin
+        traffic = federation.take_traffic()
         if number % config.eval_every == 0 or number == config.rounds:
             _evaluate(strategy, federation, config, number)
             selection = better(best, number, strategy.round.evaluation)
@@ -54,7 +56,10 @@ def run_rounds(
                 for listener in listeners:
                     listener.selected(selection, strategy.state(), strategy.roster)
         seconds = time.perf_counter() - start
-        report = RoundReport(number, config.rounds, strategy.round, seconds, elapsed, federation.late - late)
+        left_out = federation.late - late
+        report = RoundReport(
+            number, config.rounds, strategy.round, seconds, elapsed, left_out, traffic.down, traffic.up
+        )
         late = federation.late
         tell(listeners, report)
         if fruitless == FRUITLESS_ROUNDS:

@@ -2,7 +2,7 @@
 
 RUN/config.yaml                    the resolved configuration; `--config` takes it back
 RUN/environment.json               versions, platform, seed, run id
-RUN/metrics.jsonl                  a line per round: loss, clients, seconds; accuracy where it was evaluated
+RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
 RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
 RUN/hypernetwork.safetensors       server state of the round that validation selected
 RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
@@ -157,6 +157,7 @@ class RunFolder(Listener):
         losses = [result.loss for result in outcome.results.values()]
         line: dict[str, Any] = {"round": number, "seconds": round(report.seconds, 4), "clients": len(losses)}
         line["elapsed"] = round(report.elapsed, 4)
+        line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
         if losses:
             line["loss"] = sum(losses) / len(losses)
         if report.late:

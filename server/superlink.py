@@ -1,4 +1,4 @@
-"""The SuperLink as a child process, and Flower's grid in ours. The only server module that uses Flower's internals.
+"""The SuperLink as a child process (`server/superlink_child.py`), and Flower's grid in ours.
 
 `flower-superlink --isolation process` starts nothing by itself: whoever asks for the run's task gets it. We ask, so
 the strategy is an ordinary object of this process: no app bundle to ship, no second process to watch, a live view at
@@ -12,18 +12,18 @@ clients.
 """
 
 import hashlib
-import io
 import os
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import httpx
 from flwr.app import Error, Message, Metadata, RecordDict
@@ -34,6 +34,7 @@ from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -59,6 +60,7 @@ from flwr.superlink.grid import HttpGrid
 
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.messages import UNREADABLE
+from hyperbloom.server.superlink_log import TRACE, relay
 
 START_DEADLINE_S = 60.0
 PATIENCE_S = 30.0  # with a SuperLink that does not answer
@@ -71,14 +73,6 @@ MOST_OBJECTS = 64
 
 SMALLEST_LIMIT = 16 * 2**20
 """Bytes that a reply may have, and twice those of the largest order beside."""
-
-_CHILD = """
-import sys
-from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.superlink.cli import flower_superlink
-start_parent_process_monitor(int(sys.argv.pop(1)))
-flower_superlink()
-"""
 
 # What a stock `flower-supernode` receives: two lines that point at the installed package.
 _BUNDLE = {
@@ -109,7 +103,7 @@ server = ServerApp()
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files: the server's certificate, its key, and the CA that signed it.
+    """PEM files: the server's certificate, its key, and the CA that signed it; and who may join.
 
     Flower uses them for its loopback port as well, so the certificate must also name 127.0.0.1.
     """
@@ -117,18 +111,30 @@ class Tls:
     certificate: Path
     key: Path
     ca: Path
+    registries: tuple[Path, ...] = ()  # files of `server/registry.py`, followed while the SuperLink runs
 
 
 class LiveGrid(HttpGrid):
     """Flower's grid, pulling replies as soon as they are whole."""
 
     _largest = 0  # bytes of an order
+    _activated: Mapping[int, str] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages; the largest decides how large a reply may be."""
         outgoing = list(messages)
         self._largest = max([self._largest, *map(_size, outgoing)])
         return super().push_messages(outgoing)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes that are here.
+
+        A node whose client came back, with its key, before Flower missed it, is left out once: it is another process
+        now, which knows nothing of what the first was asked.
+        """
+        before, nodes = self._activated, list(super().get_nodes())
+        self._activated = {node.node_id: node.last_activated_at for node in nodes}
+        return [node for node in nodes if before.get(node.node_id, node.last_activated_at) == node.last_activated_at]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to `message_ids` that have arrived.
@@ -225,14 +231,21 @@ def free_port() -> int:
 
 
 @contextmanager
-def superlink(fleet_address: str, folder: Path, version: str, tls: Tls | None = None) -> Iterator[LiveGrid]:
+def superlink(
+    fleet_address: str,
+    folder: Path,
+    version: str,
+    tls: Tls | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[LiveGrid]:
     """Run a SuperLink whose Fleet API listens at `fleet_address`, and yield the grid of a fresh run on it.
 
     Args:
         fleet_address: `HOST:PORT` that clients connect to.
         folder: where the SuperLink's log and Flower's own files go.
         version: version of the app that the run announces.
-        tls: certificates, or None for plain text.
+        tls: certificates and clients' keys, or None for plain text and clients without keys.
+        tell: gets a line, in another thread, when somebody is refused at the door.
 
     Raises:
         ConnectionFailed: the SuperLink did not come up; the message ends with the last line of its log.
@@ -241,9 +254,12 @@ def superlink(fleet_address: str, folder: Path, version: str, tls: Tls | None = 
     http_address = f"127.0.0.1:{free_port()}"
     log_path = folder / "superlink.log"
     with log_path.open("ab") as log:
-        child = _spawn(fleet_address, http_address, folder, tls, log)
+        child = _spawn(fleet_address, http_address, folder, tls)
+        reader = threading.Thread(target=relay, args=(child.stdout, log, tell), daemon=True)
+        reader.start()
         try:
-            _wait_until_up(child, http_address, fleet_address, tls, log_path)
+            if not _wait_until_up(child, http_address, tls):
+                _fail(child, reader, fleet_address, log_path)
             with _task(http_address, version, tls) as grid:
                 yield grid
         except httpx.HTTPError as error:
@@ -255,14 +271,23 @@ def superlink(fleet_address: str, folder: Path, version: str, tls: Tls | None = 
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+            reader.join(timeout=5)
 
 
-def _spawn(
-    fleet_address: str, http_address: str, folder: Path, tls: Tls | None, log: io.BufferedWriter
-) -> subprocess.Popen[bytes]:
+def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None) -> subprocess.Popen[bytes]:
     host, port = http_address.rsplit(":", 1)
-    command = [sys.executable, "-c", _CHILD, str(os.getpid()), "--isolation", "process"]
+    registries = "\n".join(str(path.absolute()) for path in tls.registries) if tls else ""
+    command = [
+        sys.executable,
+        "-m",
+        "hyperbloom.server.superlink_child",
+        str(os.getpid()),
+        registries,
+        "--isolation",
+        "process",
+    ]
     if tls:
+        command += ["--enable-supernode-auth"] if tls.registries else []
         command += ["--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key)]
         command += ["--ssl-ca-certfile", str(tls.ca)]
     else:
@@ -274,16 +299,15 @@ def _spawn(
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={"FLWR_LOG_LEVEL": "WARNING", **os.environ, **quiet},
+        env={"FLWR_LOG_LEVEL": "WARNING", **os.environ, **quiet, **(TRACE if tls else {})},
         start_new_session=True,
     )
 
 
-def _wait_until_up(
-    child: subprocess.Popen[bytes], http_address: str, fleet_address: str, tls: Tls | None, log_path: Path
-) -> None:
+def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, tls: Tls | None) -> bool:
+    """Return whether the SuperLink answers within `START_DEADLINE_S`."""
     deadline = time.monotonic() + START_DEADLINE_S
     verify = ssl.create_default_context(cafile=tls.ca) if tls else True
     url = f"{'https' if tls else 'http'}://{http_address}/health"
@@ -292,11 +316,18 @@ def _wait_until_up(
             break
         try:
             if httpx.get(url, timeout=2, verify=verify).is_success:
-                return
+                return True
         except httpx.TransportError:
             time.sleep(0.05)
+    return False
+
+
+def _fail(child: subprocess.Popen[bytes], reader: threading.Thread, fleet_address: str, log_path: Path) -> NoReturn:
+    code = child.poll()
+    child.kill()
+    reader.join(timeout=5)  # or the last line is not in the log yet
     last = (log_path.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
-    state = "is not up after 60 s" if child.poll() is None else f"ended with code {child.returncode}"
+    state = "is not up after 60 s" if code is None else f"ended with code {code}"
     raise ConnectionFailed(
         f"the SuperLink for {fleet_address} {state}; is the port taken? See {log_path}, which ends: {last.strip()}"
     )

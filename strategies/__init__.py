@@ -4,6 +4,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.fedavg_ft import FedAvgFT
+from hyperbloom.strategies.fedhenn import FedHeNN
 from hyperbloom.strategies.fedma import FedMA
 from hyperbloom.strategies.fedper import FedPer
 from hyperbloom.strategies.fedprox import FedProx
@@ -26,6 +27,7 @@ __all__ = ["STRATEGIES", "make_strategy"]
 STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
+    "fedhenn": FedHeNN,
     "fedma": FedMA,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -55,4 +57,4 @@ def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> Personalise
     """
     if config.strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {config.strategy!r}")
-    return STRATEGIES[config.strategy](config, run_id, roster)
+    return STRATEGIES[config.strategy].for_run(config)(config, run_id, roster)

@@ -23,7 +23,7 @@ layer is averaged by number of examples, not of examples of each class, which cl
 `local.steps` are all spent on the layers that are not frozen; a cycle takes as many rounds as there are layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -141,16 +141,13 @@ class FedMA(FedAvg):
         if self._frozen == len(self._layers):
             self._own, self._frozen = {}, 0
 
-    def evaluation_orders(
-        self,
-        server_round: int,
-        clients: Sequence[Client],
-        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
-    ) -> list[Message]:
+    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Evaluate the average of all layers."""
-        return super().evaluation_orders(
-            server_round, clients, weights_for or (lambda some: [self.weights] * len(some))
-        )
+        own, self._own = self._own, {}
+        try:
+            return super().evaluation_orders(server_round, clients)
+        finally:
+            self._own = own
 
     def checkpoint(self) -> dict[str, Tensor]:
         """The average, and how far the cycle is: the layers that are frozen, and each client's own network."""

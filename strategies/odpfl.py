@@ -87,7 +87,7 @@ class ODPFLOptions(PFedHNOptions):
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
     )
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
-    encoder_learning_rate: Rate = Field(1e-4, description="learning rate of the encoder on the server (end-to-end)")
+    encoder_learning_rate: Rate = Field(1e-5, description="learning rate of the encoder on the server (end-to-end)")
     fit_steps: Positive = Field(5, description="two-phase: steps in which a client fits the encoder to its embedding")
     fit_rate: Rate = Field(1e-2, description="two-phase: learning rate of these")
     tune: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="two-phase: share of the rounds in phase 2")
@@ -256,14 +256,14 @@ class ODPFL(PFedHN):
         unknown = [client for client in clients if not self._embedded(client) and not self._known(client)]
         yield self._describe(server_round, unknown, keep=False)
         served = [client for client in clients if self._embedded(client) or self._known(client)]
-        orders = partial(self.evaluation_orders, server_round, weights_for=self._served)
+        orders = partial(self.score_orders, server_round, self._served)
         if self._original is None:
             yield Leg(served, orders, partial(self.aggregate_evaluate, server_round))
             return
         yield Leg(served, orders, self._take_tuned)
         trained = [client for client in clients if self._trained_before(client)]
         unscored = [client for client in trained if client.row not in self._original_scores]
-        orders = partial(self.evaluation_orders, server_round, weights_for=self._originals)
+        orders = partial(self.score_orders, server_round, self._originals)
         yield Leg(unscored, orders, self._take_original)
         self.record({c.client_id: self._original_scores[c.row] for c in trained if c.row in self._original_scores})
 
@@ -368,7 +368,7 @@ class ODPFL(PFedHN):
                 weights=Weights(self.layout_for(client), weights),
                 encoder=self.options.encoder,
                 version=self.version,
-                gamma=self.encoder_weights,
+                gamma=Weights(self._layout, self.gamma.detach()),
                 descriptor=Weights(layout, table[client.row]),
                 fit_steps=self.options.fit_steps,
                 fit_rate=self.options.fit_rate,

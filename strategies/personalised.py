@@ -178,6 +178,11 @@ class PersonalisedStrategy(Strategy):
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     options: Section
 
+    @classmethod
+    def for_run(cls, config: RunConfig) -> "type[PersonalisedStrategy]":
+        """Return the class that does what a run asks for, where one name stands for several."""
+        return cls
+
     def __init__(self, config: RunConfig, run_id: str, roster: Roster) -> None:
         """Check the options; nothing is built before the first client says what its data look like."""
         self.config = config
@@ -461,16 +466,20 @@ class PersonalisedStrategy(Strategy):
         """Send every live client the weights that are its own now."""
         return self.evaluation_orders(server_round, self.roster.trusted)
 
-    def evaluation_orders(
+    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+        """Send some clients the weights that are their own now."""
+        return self.score_orders(server_round, self.weights_for, clients)
+
+    def score_orders(
         self,
         server_round: int,
+        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None],
         clients: Sequence[Client],
-        weights_for: Callable[[Sequence[Client]], Sequence[Tensor] | None] | None = None,
     ) -> list[Message]:
-        """Send some clients the weights that are their own now, or those that `weights_for` returns."""
+        """Send some clients the weights that `weights_for` returns, to be scored."""
         return self._address(
             clients,
-            (weights_for or self.weights_for)(clients) if clients else [],
+            weights_for(clients) if clients else [],
             lambda weights: EvaluateOrder(**self._common(server_round), **self.refinement(), weights=weights),
             server_round,
         )

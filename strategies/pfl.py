@@ -155,11 +155,7 @@ class PFLNearest(_PFL):
         self.distances = distances
         models = self.models()
         nearest = {one: models[min(each, key=each.__getitem__)] for one, each in distances.items()}
-        orders = partial(
-            self.evaluation_orders,
-            server_round,
-            weights_for=lambda some: [nearest[client.client_id] for client in some],
-        )
+        orders = partial(self.score_orders, server_round, lambda some: [nearest[client.client_id] for client in some])
         yield Leg(
             [client for client in ours if client.client_id in nearest],
             orders,

@@ -18,11 +18,12 @@ import hyperbloom
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "server", "strategies")
+PAPERS = sorted((ROOT / "server/papers").glob("*.yaml"))
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
-USE_INTERNALS = {"server/superlink.py", "server/inline.py", "client/runtime.py"}
+USE_INTERNALS = {"server/superlink.py", "server/superlink_child.py", "server/inline.py", "client/runtime.py"}
 PURE_FOLDERS = ("strategies/hypernetworks/", "common/encoders/", "common/graphs/", "common/models/")
 _PURE = (
     "training",
@@ -103,7 +104,7 @@ def test_the_algorithms_know_nothing_of_flower(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_flowers_internals_are_used_in_three_files(path: Path) -> None:
+def test_flowers_internals_are_used_in_four_files(path: Path) -> None:
     flower = [name for name in imports(path) if belongs(name, "flwr")]
     internal = [name for name in flower if not any(belongs(name, public) for public in PUBLIC_FLOWER)]
     assert bool(internal) == (relative(path) in USE_INTERNALS), internal
@@ -173,10 +174,11 @@ def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in SOURCES)]
+    held = [*SOURCES, *PAPERS]
+    expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in held)]
     found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
     assert sorted(found) == sorted(expected)
-    for path in SOURCES:
+    for path in held:
         assert wheel.read(f"hyperbloom/{relative(path)}") == path.read_bytes()
 
 
@@ -197,6 +199,11 @@ def test_the_package_list_is_what_lies_on_the_disk() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {f"hyperbloom.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}" for path in SOURCES}
     assert set(listed) == {"hyperbloom", *folders}
+
+
+def test_the_papers_tables_are_also_among_the_benchmarks() -> None:
+    assert (ROOT / "benchmarks/papers").readlink() == Path("../server/papers")
+    assert len(PAPERS) >= 15
 
 
 def test_the_links_for_static_tools_point_at_the_packages() -> None:

@@ -11,17 +11,15 @@ exit codes: 0 the model is there, 2 wrong settings or data, 3 refused, or beyond
 import argparse
 from pathlib import Path
 
-EXAMPLE = "join --server gpu-box:9092 --insecure --data scans.npz --eps 0.3 --delta 0.01 --out model"
+from hyperbloom.client.connection import add_security, check_security, make_link
+
+EXAMPLE = "join --server gpu-box:9092 --root-certificates ca.pem --key me.pem --data scans.npz --out model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `join`."""
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the server's Fleet address")
-    security = parser.add_mutually_exclusive_group()
-    security.add_argument("--insecure", action="store_true", help="speak plain text: for loopback and trials only")
-    security.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="CA of the server's certificate (default: the system's)"
-    )
+    add_security(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for the model")
     parser.add_argument("--data", required=True, metavar="WHAT", help="this machine's data, with labels or without")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder with the files of a named data set")
@@ -59,16 +57,15 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--eps and --delta: expected both or neither")
     if args.budget is not None and args.eps is None:
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
-    if args.root_certificates and not args.root_certificates.is_file():
-        raise ConfigError(f"--root-certificates: expected a file, found none at {args.root_certificates}")
+    check_security(args)
     if args.out.exists() and not (args.out.is_dir() and not any(args.out.iterdir())):
         raise ConfigError(f"--out: expected a new or empty folder, found {args.out}")
     partition, partitions = parse_partition(args.partition)
+    link = make_link(args)
 
     from hyperbloom.client.join import join
     from hyperbloom.client.newcomer import Newcomer, Promise, Sources
     from hyperbloom.client.privacy import Ledger
-    from hyperbloom.client.runtime import Link
     from hyperbloom.client.state import default_state_dir
     from hyperbloom.common.data import DataSpec
 
@@ -86,6 +83,6 @@ def run(args: argparse.Namespace) -> None:
     if promise and args.budget is not None:
         ledger.afford(promise.epsilon, args.budget)
     newcomer = Newcomer(Sources(spec), args.size, promise, args.budget, ledger, args.server)
-    join(Link(args.server, args.insecure, args.root_certificates), newcomer)
+    join(link, newcomer)
     files = newcomer.write(args.out)
     print(f"{args.out}: {', '.join(files)}")

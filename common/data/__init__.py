@@ -7,6 +7,7 @@ Read in this order: `examples` (what comes out), `spec` (what goes in), `load` (
 from hyperbloom.common.data.examples import ClientData, Examples
 from hyperbloom.common.data.load import DataSource, data_source, load_client_data
 from hyperbloom.common.data.partition import PARTITIONERS, Partitioner
+from hyperbloom.common.data.reference import read_reference
 from hyperbloom.common.data.registry import DATASETS, DatasetInfo
 from hyperbloom.common.data.spec import DataSpec
 
@@ -21,4 +22,5 @@ __all__ = [
     "Partitioner",
     "data_source",
     "load_client_data",
+    "read_reference",
 ]

@@ -192,18 +192,34 @@ def deal_groups(pool: Pool, spec: DataSpec) -> Deal:
     Raises:
         DataError: The data set is not grouped in this way, or has fewer groups than there are clients.
     """
-    if pool.group_kind != spec.split:
-        having = ", ".join(info.name for info in DATASETS.values() if info.groups == spec.split)
-        kinds = pool.group_kind or "none"
-        raise DataError(
-            f"split {spec.split!r}: expected a data set with such groups ({having}), found {pool.name} with {kinds}"
-        )
+    _check_groups(pool, spec)
     groups = len(pool.group_names)
     if spec.partitions > groups:
         raise DataError(f"partitions: expected at most {groups}, one {spec.split} each, found {spec.partitions}")
     owner_of = np.full(groups, NOBODY, dtype=np.int64)
     owner_of[generator(spec.seed, spec.split).permutation(groups)[: spec.partitions]] = np.arange(spec.partitions)
     return Deal({name: owner_of[part.groups] for name, part in pool.portions.items()})
+
+
+def deal_whole_groups(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal all groups, such as users, whole and at random, equally many to each client, give or take one.
+
+    Raises:
+        DataError: The data set is not grouped in this way.
+    """
+    _check_groups(pool, spec)
+    groups = np.arange(len(pool.group_names), dtype=np.int64)
+    owner_of = generator(spec.seed, spec.split).permutation(groups % spec.partitions)
+    return Deal({name: owner_of[part.groups] for name, part in pool.portions.items()})
+
+
+def _check_groups(pool: Pool, spec: DataSpec) -> None:
+    if pool.group_kind != spec.split:
+        having = ", ".join(info.name for info in DATASETS.values() if info.groups == spec.split)
+        kinds = pool.group_kind or "none"
+        raise DataError(
+            f"split {spec.split!r}: expected a data set with such groups ({having}), found {pool.name} with {kinds}"
+        )
 
 
 def _by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
@@ -232,6 +248,7 @@ PARTITIONERS: Mapping[str, Partitioner] = {
         Partitioner("iid", "examples at random, equally many for each client", deal_iid),
         Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_groups),
         Partitioner("coarse", "one coarse class for each client (cifar100)", deal_groups),
+        Partitioner("user", "whole users, equally many for each client (airline-tweets)", deal_whole_groups),
         Partitioner("concepts", "iid images, but labels that conflict between groups of clients", deal_concepts),
     )
 }

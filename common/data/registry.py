@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyperbloom.common.data.chest import read_chest
 from hyperbloom.common.data.cifar import CIFAR10, CIFAR100, read_cifar10, read_cifar100
 from hyperbloom.common.data.digits import SCALING, read_digits
 from hyperbloom.common.data.folder import read_folder
@@ -13,6 +14,7 @@ from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.omniglot import read_omniglot
 from hyperbloom.common.data.pool import Pool, Scaling
 from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
 
 __all__ = ["DATASETS", "SCALINGS", "DatasetInfo", "read_pool"]
@@ -51,6 +53,14 @@ _REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (
     (
         DatasetInfo("omniglot", (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"),
         read_omniglot,
+    ),
+    (
+        DatasetInfo("chest-xray-1000", (1, 128, 128), 2, "1,000 chest X-rays, with pneumonia or without"),
+        read_chest,
+    ),
+    (
+        DatasetInfo("airline-tweets", (LENGTH,), 3, "14,640 tweets by sentiment, for a model that reads words", "user"),
+        read_tweets,
     ),
 )
 DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info, _ in _REGISTERED}

@@ -15,7 +15,10 @@ from hyperbloom.common.models.factory import build_from_factory
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
+from hyperbloom.common.models.parts import last_layer, represent
 from hyperbloom.common.models.plain import PlainCNN
+from hyperbloom.common.models.pooled import LAYERS, PooledCNN
+from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ResidualCNN
 
 __all__ = [
@@ -27,13 +30,17 @@ __all__ = [
     "ModelSpec",
     "OmniglotCNN",
     "PlainCNN",
+    "PooledCNN",
     "ResidualCNN",
+    "TextLSTM",
     "body_layout",
     "build",
     "build_from_factory",
     "build_own",
     "full_layout",
     "head_layout",
+    "last_layer",
+    "represent",
 ]
 
 HEAD = "head."
@@ -67,6 +74,20 @@ MODELS: dict[str, ModelInfo] = {
             partial(PlainCNN, layers), {"S": 8, "M": 16, "L": 64}, f"{layers} layers of one type (HAFL-GHN)"
         )
         for layers in (4, 7, 10, 13)
+    },
+    **{
+        f"cnn-{number}": ModelInfo(
+            partial(PooledCNN, number),
+            {"S": 8, "M": 16, "L": 32},
+            f"convolutions: {convolutions}, linear layers: {linear} (FedHeNN)",
+        )
+        for number, (convolutions, linear) in enumerate(LAYERS, start=1)
+    },
+    **{
+        f"lstm-{layers}": ModelInfo(
+            partial(TextLSTM, layers), {"S": 32, "M": 64, "L": 128}, f"text: {layers}-layer LSTM, two linear (FedHeNN)"
+        )
+        for layers in (1, 2)
     },
 }
 

@@ -17,8 +17,10 @@ from hyperbloom.client.cli import build_parser, main
 from hyperbloom.client.runtime import Link
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.state import ClientState
+from hyperbloom.client.worker import worker_for
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
-from hyperbloom.common.errors import ConnectionFailed, RefusedError
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.keys import make_key, public_pem, read_private_key, write_private_key
 
 Joined = list[tuple[Link, ClientApp, dict[str, Any], bool]]
 
@@ -38,8 +40,9 @@ def start(tmp_path: Path, joined: Joined) -> Callable[..., int]:
     """Return the command with the flags that it cannot do without."""
 
     def run(*flags: str) -> int:
-        needed = ["--server", "host:9092", "--client-id", "ward-7", "--state-dir", str(tmp_path / "state")]
-        return main([*needed, *([] if "--root-certificates" in flags else ["--insecure"]), *flags])
+        needed = ["--server", "127.0.0.1:9092", "--client-id", "ward-7", "--state-dir", str(tmp_path / "state")]
+        said = {"--root-certificates", "--key", "--insecure"} & set(flags)
+        return main([*needed, *([] if said else ["--insecure"]), *flags])
 
     return run
 
@@ -50,7 +53,7 @@ def start(tmp_path: Path, joined: Joined) -> Callable[..., int]:
 def test_the_least_that_one_must_say(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
     assert start() == 0
     link, app, config, stay = joined[0]
-    assert link == Link("host:9092", insecure=True)
+    assert link == Link("127.0.0.1:9092", insecure=True)
     assert not stay
     assert isinstance(app, ClientApp)
     assert ClientSettings.from_node_config(config) == ClientSettings("ward-7", state_dir=tmp_path / "state")
@@ -79,10 +82,64 @@ def test_threads_are_set(start: Callable[..., int]) -> None:
         torch.set_num_threads(before)
 
 
-def test_certificates_go_to_the_link(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """Return the file of a client's key."""
+    write_private_key(tmp_path / "key.pem", make_key())
+    return tmp_path / "key.pem"
+
+
+def test_certificates_and_the_key_go_to_the_link(
+    start: Callable[..., int], joined: Joined, tmp_path: Path, key: Path
+) -> None:
     (tmp_path / "ca.pem").write_text("PEM")
-    assert start("--root-certificates", str(tmp_path / "ca.pem")) == 0
-    assert joined[0][0] == Link("host:9092", False, tmp_path / "ca.pem")
+    assert start("--root-certificates", str(tmp_path / "ca.pem"), "--key", str(key)) == 0
+    link = joined[0][0]
+    assert (link.address, link.insecure, link.root_certificates) == ("127.0.0.1:9092", False, tmp_path / "ca.pem")
+    assert link.key is not None
+    assert public_pem(link.key) == public_pem(read_private_key(key, "--key"))
+
+
+def test_the_systems_certificates_do_without_a_flag(start: Callable[..., int], joined: Joined, key: Path) -> None:
+    assert start("--key", str(key)) == 0
+    assert joined[0][0].root_certificates is None
+
+
+def test_without_a_key_there_is_plain_text_only(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, tmp_path: Path, key: Path
+) -> None:
+    (tmp_path / "ca.pem").write_text("PEM")
+    assert start("--root-certificates", str(tmp_path / "ca.pem")) == 2
+    assert capsys.readouterr().err == (
+        "flower-client: expected --key FILE, this client's private key (make it with `flower-client keygen --out FILE`"
+        "), or --insecure for plain text on this machine\n"
+    )
+    assert start("--insecure", "--key", str(key)) == 2
+    assert "--key: expected without --insecure" in capsys.readouterr().err
+    key.chmod(0o644)
+    assert start("--key", str(key)) == 2
+    assert f"everyone on this machine can use {key} (mode 0644)" in capsys.readouterr().err
+    assert joined == []
+
+
+@pytest.mark.parametrize("server", ["gpu-box:9092", "10.0.0.5:9092", "[2001:db8::1]:9092", "localhost.example:9092"])
+def test_plain_text_over_a_network_must_be_said_twice(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, server: str
+) -> None:
+    assert start("--insecure", "--server", server) == 2
+    assert capsys.readouterr().err == (
+        f"flower-client: --insecure: --server {server.rsplit(':', 1)[0]} is not loopback, and everyone on the network "
+        "could read and forge what is sent; use certificates (docs/security.md), or say --insecure --insecure\n"
+    )
+    assert joined == []
+    assert start("--insecure", "--insecure", "--server", server) == 0
+    assert joined[0][0] == Link(server, insecure=True)
+
+
+@pytest.mark.parametrize("server", ["localhost:1", "127.0.0.1:1", "127.8.8.8:1", "[::1]:1"])
+def test_plain_text_on_loopback_may_be_said_once(start: Callable[..., int], joined: Joined, server: str) -> None:
+    assert start("--insecure", "--server", server) == 0
+    assert joined[0][0] == Link(server, insecure=True)
 
 
 def test_a_client_that_runs_already_is_refused(
@@ -148,7 +205,6 @@ def test_the_graph_of_an_own_model_is_shown_and_nothing_is_joined(
         ("nope", "model: expected one of "),
         ("nets_refused:nope", "nets_refused:nope: expected a function 'nope' in 'nets_refused', found no such name"),
         ("nets_refused:broken", "found that it fails with KeyError: 'width'"),
-        ("nets_refused:odd", "body: cannot represent GRU; supported: "),
     ],
 )
 @pytest.mark.parametrize("show", [True, False])
@@ -168,6 +224,27 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line_before_anything_is_j
     told = capsys.readouterr().err
     assert told.startswith("flower-client: ") and text in told and told.count("\n") == 1
     assert joined == []
+
+
+def test_a_model_without_a_graph_joins_with_a_warning(
+    start: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    joined: Joined,
+) -> None:
+    (tmp_path / "nets_odd.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    assert start("--model", "nets_odd:odd", "--show-graph") == 2
+    assert "body: cannot represent GRU; supported: " in capsys.readouterr().err
+    assert joined == []
+    assert start("--model", "nets_odd:odd") == 0
+    told = capsys.readouterr().err
+    assert told.endswith("strategies that read the own model's graph (ghn) cannot use it: body: cannot represent GRU\n")
+    worker = worker_for(ClientSettings.from_node_config(joined[0][2]))
+    assert worker.introduce("own").types == ()
+    with pytest.raises(HyperbloomError, match="the client's own model fails; the client's log says how"):
+        worker.introduce("types", "generated")
 
 
 @pytest.mark.parametrize(
@@ -337,8 +414,8 @@ def test_help_shows_how_to_join_and_what_leaves_the_machine(capsys: pytest.Captu
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert "flower-client --server 10.0.0.5:9092 --insecure --client-id client-2 --data digits --partition 2/6" in text
-    assert "--data mypackage.data:load" in text
+    assert "flower-client --server 127.0.0.1:9092 --insecure --client-id client-2 --data digits --partition 2/6" in text
+    assert "--data our.data:load" in text
     assert "Examples, labels and a personal classifier never do." in text
     assert "exit codes: 0 the run is over or Ctrl-C, 2 wrong settings or data, 3 refused by the server" in text
     assert "--parent-pid" not in text
@@ -348,9 +425,11 @@ def test_the_examples_in_the_help_parse() -> None:
     lines = [line.split() for line in build_parser().epilog.splitlines() if "flower-client --" in line]  # type: ignore[union-attr]
     assert len(lines) == 6
     found = [build_parser().parse_args(words[1:]) for words in lines]
-    assert [args.data for args in found[:4]] == ["digits", "scans.npz", "./scans", "mypackage.data:load"]
-    assert {args.server for args in found[:5]} == {"10.0.0.5:9092"}
-    assert [args.model for args in found[3:]] == [None, "mypackage.nets:make", "mypackage.nets:make"]
+    assert [args.data for args in found[:4]] == ["digits", "scans.npz", "./scans", "our.data:load"]
+    assert [args.server for args in found[:5]] == ["127.0.0.1:9092", *["gpu:9092"] * 4]
+    assert [args.insecure for args in found[:5]] == [1, 0, 0, 0, 0]
+    assert {(args.root_certificates, args.key) for args in found[1:5]} == {(Path("ca.pem"), Path("ward-7.pem"))}
+    assert [args.model for args in found[3:]] == [None, "our.nets:make", "our.nets:make"]
     assert [args.show_graph for args in found[3:]] == [False, False, True]
 
 

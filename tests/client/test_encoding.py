@@ -153,10 +153,10 @@ def test_a_fit_is_gradient_descent_on_the_squared_distance() -> None:
 def test_a_fit_comes_close() -> None:
     wanted = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
     module = encoder()
-    change, before = fit(fitting(module, wanted, fit_steps=200), INPUTS)
+    change, before = fit(fitting(module, wanted, fit_steps=60), INPUTS)
     after = Weights(change.layout, weights(module).values + change.values)
     torch.nn.utils.vector_to_parameters(after.values, module.parameters())
-    assert float((module(INPUTS) - wanted).square().mean().detach()) < 0.01 * before
+    assert float((module(INPUTS) - wanted).square().mean().detach()) < 0.05 * before
 
 
 @pytest.mark.parametrize("change", [{"gamma": None}, {"descriptor": None}, {"fit_steps": 0}], ids=str)

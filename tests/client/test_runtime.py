@@ -4,10 +4,12 @@ import heapq
 import logging
 import random
 import signal
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +28,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from hyperbloom.client import runtime
 from hyperbloom.client.runtime import Link, Pacer, _Finished, _retries, _serve, _Session, run_client
 from hyperbloom.common.errors import ConnectionFailed, RefusedError, WireError
+from hyperbloom.common.keys import make_key
 from hyperbloom.common.messages import Greeting, Notice
+from hyperbloom.server.certificates import init
 
 RUN, NODE = 77, 5
 LINK = Link("127.0.0.1:1", insecure=True)
@@ -140,6 +144,10 @@ class Lost(grpc.RpcError):  # type: ignore[misc]
     def code(self) -> grpc.StatusCode:
         """Return the status code."""
         return self._code
+
+    def details(self) -> str:
+        """Return what the server said."""
+        return str(self)
 
 
 def failing(*errors: Exception) -> Callable[[], str]:
@@ -407,7 +415,13 @@ def test_polls_are_paced(slept: list[float]) -> None:
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+def keys() -> list[Any]:
+    """Return the key pairs that connections were opened with."""
+    return []
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, keys: list[Any]) -> Iterator[Callable[..., list[dict[str, Any]]]]:
     """Return a function that sets what each attempt to connect brings: a server, or an exception."""
 
     def prepare(*outcomes: Any) -> list[dict[str, Any]]:
@@ -415,12 +429,23 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dict
 
         @contextmanager
         def connection(
-            address: str, insecure: bool, retries: Any, root_certificates: bytes | None, adapter_cls: Any
+            address: str,
+            insecure: bool,
+            retries: Any,
+            root_certificates: bytes | None,
+            authentication_keys: Any,
+            adapter_cls: Any,
         ) -> Iterator[Any]:
             channels.append(MagicMock())
             adapter_cls(channels[-1])
             calls.append({"address": address, "insecure": insecure, "certificates": root_certificates})
+            keys.append(authentication_keys)
+
             outcome = left.popleft()
+            if isinstance(outcome, grpc.RpcError):  # as Flower's does: through the retries, to the exit
+                with pytest.raises(grpc.RpcError):
+                    retries.invoke(failing(outcome))
+                raise SystemExit(1)
             if isinstance(outcome, BaseException):
                 raise outcome
             try:
@@ -473,7 +498,7 @@ def test_flowers_exit_says_what_may_be_wrong(connect: Callable[..., Any]) -> Non
         run_client(LINK, NOTHING, {})
     assert str(caught.value) == (
         "cannot open a session with 127.0.0.1:1: is it the server's Fleet port, and do TLS and certificates match on "
-        "both sides (--insecure or --root-certificates)?"
+        "both sides (--insecure, or --root-certificates and --key)?"
     )
 
 
@@ -486,6 +511,115 @@ def test_a_refusal_comes_out_of_the_connection_that_swallows_errors(connect: Cal
 def test_an_error_of_flowers_own_ends_the_session_quietly(connect: Callable[..., Any], slept: list[float]) -> None:
     connect(RuntimeError("generator didn't stop after throw()"))
     _serve(LINK, NOTHING, {})
+
+
+HANDSHAKE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed ({})"
+VERIFY = "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: {}: OK"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (VERIFY.format("unable to get local issuer certificate"), "its certificate is not signed by the CA of --root-"),
+        (VERIFY.format("self signed certificate in chain"), "its certificate is not signed by the CA of --root-"),
+        (VERIFY.format("certificate has expired"), "its certificate has expired; whoever runs it can make a new one"),
+        (VERIFY.format("certificate is not yet valid"), "its certificate does not hold yet; is this machine's clock"),
+        ("Hostname Verification Check failed.", "its certificate does not name this address; whoever runs it can add"),
+        ("error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS; is it the Fleet"),
+        ("something else", "is it the server's Fleet port, and do TLS and certificates match on both sides"),
+    ],
+)
+def test_a_handshake_that_fails_says_why(connect: Callable[..., Any], error: str, reason: str) -> None:
+    connect(Lost(grpc.StatusCode.UNAVAILABLE, HANDSHAKE.format(error)))
+    with pytest.raises(ConnectionFailed) as caught:
+        run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert str(caught.value).startswith(f"cannot open a session with 127.0.0.1:1: {reason}")
+
+
+def test_a_clock_that_is_wrong_is_told(connect: Callable[..., Any]) -> None:
+    connect(Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp"))
+    with pytest.raises(ConnectionFailed, match="the clocks of this machine and of the server differ"):
+        run_client(Link("127.0.0.1:1"), NOTHING, {})
+
+
+REFUSED = Lost(grpc.StatusCode.PERMISSION_DENIED, "key SHA256:abc is unknown or revoked")
+
+
+def test_a_key_that_the_server_does_not_know_is_a_refusal(connect: Callable[..., Any]) -> None:
+    connect(REFUSED)
+    with pytest.raises(RefusedError) as caught:
+        run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert str(caught.value) == (
+        "the server refused this client: key SHA256:abc is unknown or revoked. Ask whoever runs the server to add this "
+        "client's public key (flower-server clients add NAME --public-key FILE)"
+    )
+
+
+class Broken(FakeServer):
+    """A server whose first poll brings an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def receive(self) -> NoReturn:
+        """Raise it."""
+        raise self.error
+
+
+def test_a_key_that_is_revoked_in_the_middle_ends_the_client(connect: Callable[..., Any], slept: list[float]) -> None:
+    calls = connect(Broken(REFUSED))
+    with pytest.raises(RefusedError, match="key SHA256:abc is unknown or revoked"):
+        run_client(Link("127.0.0.1:1"), NOTHING, {}, stay=True)
+    assert len(calls) == 1
+
+
+def test_a_node_that_a_new_superlink_does_not_know_connects_again(
+    connect: Callable[..., Any], slept: list[float]
+) -> None:
+    calls = connect(Broken(Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid node ID")), FakeServer(notice("finished")))
+    run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert len(calls) == 2
+
+
+def test_the_same_key_opens_every_session(connect: Callable[..., Any], keys: list[Any], slept: list[float]) -> None:
+    connect(FakeServer(), FakeServer(notice("finished")))
+    key = make_key()
+    run_client(Link("127.0.0.1:1", key=key), NOTHING, {})
+    assert keys == [(key, key.public_key())] * 2
+    connect(FakeServer(notice("finished")))
+    run_client(LINK, NOTHING, {})
+    assert keys[2:] == [None]  # Flower makes one
+
+
+@pytest.fixture
+def tls_port(tmp_path: Path) -> Iterator[int]:
+    """Return a port that speaks TLS."""
+    files = init(tmp_path, [], 30)
+    server = grpc.server(ThreadPoolExecutor(1))
+    pair = (files.server_key.read_bytes(), files.server.read_bytes())
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    yield port
+    server.stop(None)
+
+
+def test_plain_text_at_a_tls_port_is_told_at_once_and_a_server_that_is_away_is_not_that(
+    connect: Callable[..., Any], slept: list[float], tls_port: int
+) -> None:
+    connect(Lost(grpc.StatusCode.UNAVAILABLE, "Socket closed"))
+    with pytest.raises(ConnectionFailed) as caught:
+        run_client(Link(f"127.0.0.1:{tls_port}", insecure=True), NOTHING, {})
+    assert str(caught.value) == (
+        f"cannot open a session with 127.0.0.1:{tls_port}: it speaks TLS; use --root-certificates and --key instead of "
+        "--insecure"
+    )
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        retries = _retries(Link(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True))
+        assert retries.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "refused"))) == "answer, 0 errors left"
+    secure = _retries(Link(f"127.0.0.1:{tls_port}"))
+    assert secure.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "Socket closed"))) == "answer, 0 errors left"
 
 
 def test_certificates_are_read_and_handed_over(connect: Callable[..., Any], tmp_path: Path) -> None:

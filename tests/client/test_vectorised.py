@@ -26,8 +26,8 @@ from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full
 from .conftest import SHARE
 from .test_worker import evaluate_order, train_order
 
-SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)}
-NORMALISED = sorted(name for name in MODELS if name.startswith(("hafl-", "plain-")))
+SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)} | {f"cnn-{n}": (1, 9, 8) for n in range(1, 6)}
+ALONE = sorted(name for name in MODELS if name.startswith(("hafl-", "plain-", "lstm-")))
 LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
 
 
@@ -96,7 +96,7 @@ def test_at_once_is_one_by_one_to_the_last_digits_of_float64(name: str, private:
         torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", ["lenet", "mlp", "omniglot"])  # in others a ReLU may fall to either side of zero
 def test_at_once_is_one_by_one_in_float32(name: str) -> None:
     for one, together in three_rounds(name, "head", torch.float32):
         torch.testing.assert_close(together, one, rtol=1e-5, atol=1e-5)
@@ -284,8 +284,8 @@ def _travels(private: str) -> str:
     return "none" if private == "copy" else private
 
 
-def test_every_model_trains_at_once_or_has_batch_normalisation() -> None:
-    assert sorted([*SHAPES, *NORMALISED]) == sorted(MODELS)
+def test_every_model_trains_at_once_or_alone() -> None:
+    assert sorted([*SHAPES, *ALONE]) == sorted(MODELS)
 
 
 def test_own_models_and_those_with_batch_normalisation_train_one_by_one(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,21 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
-    yield site
+    with cleared(tmp_path) as site:
+        yield site
+
+
+@contextmanager
+def cleared(folder: Path) -> Iterator[Site]:
+    """Yield a site in `folder`, and end what it has started."""
+    site = Site(folder)
+    try:
+        yield site
+    finally:
+        _end(site)
+
+
+def _end(site: Site) -> None:
     for process in site.processes:
         if process.popen.poll() is None:
             # A server ends its SuperLink and its local clients when it is asked to; the rest is forced.

@@ -79,7 +79,7 @@ def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until
 
 
 def test_only_the_fleet_port_faces_clients(site: Site) -> None:
-    server = site.server("--host", "0.0.0.0", "--clients", "1", "--run-dir", str(site.folder / "run"))
+    server = site.server("--insecure", "--host", "0.0.0.0", "--clients", "1", "--run-dir", str(site.folder / "run"))
     server.wait_for("run this on each machine")
     assert "everyone on the network can read and forge" in server.output
     child = Path(f"/proc/{server.popen.pid}/task/{server.popen.pid}/children").read_text().split()[0]

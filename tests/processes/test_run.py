@@ -21,7 +21,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_a_run_over_grpc_equals_the_inline_engine(site: Site, tmp_path: Path) -> None:
-    args = ["--strategy", "pfedhn", *SHORT, "--baselines", "local,fedavg"]
+    args = ["--strategy", "pfedhn", *SHORT, "--baselines", "local,fedavg,odpfl"]
     server = site.server(*args, "--local-clients", "3", "--run-dir", str(tmp_path / "grpc"))
     assert server.wait() == 0, server.output
     assert "mean over clients" in server.output and "client-2" in server.output
@@ -30,7 +30,8 @@ def test_a_run_over_grpc_equals_the_inline_engine(site: Site, tmp_path: Path) ->
     torch.set_num_threads(1)
     assert main(["--engine", "inline", *args, "--run-dir", str(tmp_path / "inline")]) == 0
     torch.set_num_threads(threads)
-    for name in ("hypernetwork.safetensors", "baselines/fedavg/hypernetwork.safetensors"):
+    for name in ("", "baselines/fedavg/", "baselines/odpfl/"):
+        name += "hypernetwork.safetensors"
         grpc, inline = load_file(tmp_path / "grpc" / name), load_file(tmp_path / "inline" / name)
         assert grpc.keys() == inline.keys()
         for tensor in grpc:
@@ -80,6 +81,23 @@ def test_clients_with_different_architectures_learn_together(site: Site, tmp_pat
     told = (run / "roster.json").read_text()
     assert "conv2d 8,8 k3x3 w" in told
     assert ("body.0.weight" in told) == (strategy == "ghn-server")
+
+
+def test_networks_that_share_nothing_are_aligned_on_public_inputs(site: Site, tmp_path: Path) -> None:
+    run, public = tmp_path / "run", tmp_path / "public.npz"
+    np.savez(public, x=np.random.default_rng(0).random((50, 1, 8, 8), dtype=np.float32))
+    args = ["--strategy", "fedhenn", *SHORT, "--clients", "2", "--set", f"rad={public}", "--set", "rows=20"]
+    server = site.server(*args, "--set", "sizes=[S]", "--run-dir", str(run))
+    common = ["--data", "digits", "--size", "S"]
+    clients = [
+        site.client(f"c{n}", *common, "--partition", f"{n}/2", "--model", name)
+        for n, name in enumerate(("mlp", "lstm-1"))
+    ]
+    assert server.wait() == 0, server.output
+    assert [client.wait() for client in clients] == [0, 0]
+    assert [line["clients"] for line in lines(run / "metrics.jsonl")] == [2] * 4
+    for name in ("c0", "c1"):
+        assert load_file(tmp_path / "state" / name / "reference.safetensors")["inputs"].shape == (50, 1, 8, 8)
 
 
 def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> None:

@@ -117,6 +117,7 @@ class ScriptedGrid(Grid):
     """Nodes that answer what a test says, when it says so.
 
     Attributes:
+        owners: whose key a node has, where nodes have keys.
         nodes: for each node that is present, what it answers to a message; None is silence, for now.
         sent: every message that was pushed, with the time at which it was.
     """
@@ -127,6 +128,7 @@ class ScriptedGrid(Grid):
         self.sent: list[tuple[float, Message]] = []
         self._waiting: dict[str, Message] = {}
         self.unreachable: set[int] = set()
+        self.owners: dict[int, str] = {}
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def set_run(self, run: Run) -> None:
@@ -148,8 +150,8 @@ class ScriptedGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Nobody asks for this."""
-        raise NotImplementedError
+        """Return who is present, each under the name that its key is registered for."""
+        return [NodeInfo(node_id=node, name=self.owners.get(node, "")) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Take messages; an unreachable node's get no number, as Flower's grid has it."""

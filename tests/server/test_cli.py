@@ -23,11 +23,14 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
+from hyperbloom.common.keys import make_key, public_pem, read_private_key
 from hyperbloom.common.models import MODELS
 from hyperbloom.server import cli, engine, local_clients, superlink
+from hyperbloom.server.certificates import Certificates, init, renew
 from hyperbloom.server.cli import build_parser, main
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.session import Session
 from hyperbloom.strategies import STRATEGIES
@@ -150,7 +153,8 @@ def test_each_round_is_a_line_with_its_figures(run: Done, where: str) -> None:
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
     for line in lines:
         evaluated = line["round"] in (2, 4, 5)  # every second one, and the last
-        assert set(line) == {"round", "seconds", "elapsed", "clients", "loss"} | (METRICS if evaluated else set())
+        told = {"round", "seconds", "elapsed", "clients", "loss", "bytes_down", "bytes_up"}
+        assert set(line) == told | (METRICS if evaluated else set())
         assert line["clients"] == 1
         assert 0 < line["loss"] < 50
         assert not evaluated or 0 <= line["test_worst"] <= line["test_mean"] <= 100
@@ -446,26 +450,53 @@ def test_a_wrong_flag_is_told_in_one_line_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-NO_TLS = "expected TLS files or --insecure (plain text, for trials)"
 TLS = "--tls-certificate {file} --tls-key {file} --tls-ca {file}"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("", f"{NO_TLS}; missing: --tls-certificate, --tls-key, --tls-ca"),
-        ("--tls-ca {file}", f"{NO_TLS}; missing: --tls-certificate, --tls-key"),
+        ("--tls-ca {file}", "expected all three TLS files or none; missing: --tls-certificate, --tls-key"),
         ("--insecure --tls-key {file}", "--insecure: expected alone or not at all, found with --tls-key"),
         (f"--insecure {TLS}", "--insecure: expected alone or not at all, found with --tls-certificate"),
+        ("--insecure --certs {folder}", "--insecure: expected alone or not at all, found with --certs"),
         (f"{TLS} --tls-ca {{none}}", "--tls-ca: expected a file, found none at {none}"),
-        (f"{TLS} --tls-key {{folder}}", "--tls-key: expected a file, found none at {folder}"),
+        (f"{TLS} --tls-certificate {{folder}}", "--tls-certificate: expected a file, found none at {folder}"),
     ],
 )
 def test_tls_is_all_or_nothing(refused: Callable[..., str], tmp_path: Path, flags: str, message: str) -> None:
-    (tmp_path / "file.pem").write_text("PEM")
-    places = {"file": tmp_path / "file.pem", "none": tmp_path / "none.pem", "folder": tmp_path}
+    files = init(tmp_path / "certs", [], 30)
+    places = {"file": files.server, "none": tmp_path / "none.pem", "folder": tmp_path}
     assert refused(*flags.format(**places).split(), engine="grpc") == message.format(**places)
     assert not (tmp_path / "run").exists()
+
+
+def test_without_certificates_one_line_says_what_to_do(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    what = "make them with `flower-server certs init --host NAME_OR_IP`, or speak plain text on this machine with "
+    assert refused(engine="grpc") == f"no certificates in certs: {what}--insecure"
+    monkeypatch.setenv("HYPERBLOOM_CERTS", "elsewhere")
+    assert refused(engine="grpc") == f"no certificates in elsewhere: {what}--insecure"
+    assert refused("--certs", "there", engine="grpc") == f"no certificates in there: {what}--insecure"
+
+
+def test_an_expired_certificate_is_told_before_anything_starts(refused: Callable[..., str], tmp_path: Path) -> None:
+    files = init(tmp_path / "certs", [], 30)
+    renew(files.folder, [], -1)
+    message = refused("--certs", str(files.folder), engine="grpc")
+    assert message.startswith(f"{files.server} has expired on ")
+    assert message.endswith(f"; make a new one (flower-server certs renew --dir {files.folder})")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.5", "::", "gpu-box"])
+def test_plain_text_over_a_network_must_be_said_twice(refused: Callable[..., str], host: str) -> None:
+    assert refused("--insecure", "--host", host, engine="grpc") == (
+        f"--insecure: --host {host} is not loopback, and everyone on the network could read and forge what is sent; "
+        "use certificates (docs/security.md), or say --insecure --insecure"
+    )
 
 
 def test_the_inline_engine_needs_no_tls(run: Done) -> None:
@@ -635,7 +666,7 @@ def faked_network(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
     """Let the gRPC engine work on virtual clients, and keep what it would have started."""
 
     @contextmanager
-    def fake_superlink(address: str, folder: Path, version: str, tls: Any = None) -> Iterator[InlineGrid]:
+    def fake_superlink(address: str, folder: Path, version: str, tls: Any, tell: Any) -> Iterator[InlineGrid]:
         started.append((address, tls))
         yield inline_grid(load_run_config(None, {"clients": 3, "data.max_train": 60}), folder)
 
@@ -652,7 +683,7 @@ def test_the_line_for_other_machines_is_printed_with_a_warning(monkeypatch: pyte
     started: list[Any] = []
     faked_network(monkeypatch, started)
     monkeypatch.setattr(socket, "gethostname", lambda: "big-machine")
-    done = execute(tmp_path / "run", *GRPC, "--insecure", "--host", "0.0.0.0")
+    done = execute(tmp_path / "run", *GRPC, "--insecure", "--insecure", "--host", "0.0.0.0")
     assert done.code == 0
     port = started[0][0].removeprefix("0.0.0.0:")
     assert int(port) > 0
@@ -662,8 +693,8 @@ def test_the_line_for_other_machines_is_printed_with_a_warning(monkeypatch: pyte
     assert "--insecure: everyone on the network can read and forge what is sent" in lines
     place = lines.index("run this on each machine, NAME its own and I from 0:")
     assert lines[place + 1] == (
-        f"  flower-client --server big-machine:{port} --insecure --data digits --split shares --classes-per-client 2 "
-        "--data-seed 0 --client-id NAME --partition I/3"
+        f"  flower-client --server big-machine:{port} --insecure --insecure --data digits --split shares "
+        "--classes-per-client 2 --data-seed 0 --client-id NAME --partition I/3"
     )
 
 
@@ -679,23 +710,44 @@ def test_local_clients_need_no_line_and_loopback_no_warning(monkeypatch: pytest.
     assert "--insecure" not in done.output
 
 
-def test_certificates_reach_the_superlink_and_the_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     started: list[Any] = []
     faked_network(monkeypatch, started)
-    files = [tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")]
-    for file in files:
-        file.write_text("PEM")
-    flags = [
-        word
-        for flag, file in zip(("certificate", "key", "ca"), files, strict=True)
-        for word in (f"--tls-{flag}", str(file))
-    ]
-    done = execute(tmp_path / "run", *GRPC, *flags)
+    files = init(tmp_path / "certs", [], 30)
+    monkeypatch.chdir(tmp_path)
+    done = execute(tmp_path / "run", *GRPC)
     assert done.code == 0
-    assert started[0][1] == superlink.Tls(*files)
-    assert started[1][2] == ["--root-certificates", str(files[2])]
-    assert f"--root-certificates {files[2]}" in done.output
+    found = Certificates(Path("certs"))
+    assert started[0][1] == superlink.Tls(found.server, found.server_key, found.ca, (found.clients,))
+    assert started[1][2] == ["--root-certificates", str(found.ca)]
+    assert f"--root-certificates {found.ca} --key NAME.pem --data" in done.output
     assert "forge" not in done.output
+    assert "no client may join yet: flower-server clients add NAME --public-key FILE" in done.output
+
+    started.clear()
+    monkeypatch.chdir(tmp_path / "run")
+    ClientRegistry(files.clients).add("ward-7", public_pem(make_key()))
+    others = init(tmp_path / "other", [], 30)
+    flags = ["--tls-certificate", str(others.server), "--tls-key", str(others.server_key), "--tls-ca", str(others.ca)]
+    done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder), *flags)
+    assert started[0][1] == superlink.Tls(others.server, others.server_key, others.ca, (files.clients,))
+    assert "no client may join yet" not in done.output
+
+
+def test_local_clients_get_keys_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[Any] = []
+    faked_network(monkeypatch, started)
+    files = init(tmp_path / "certs", [], 30)
+    done = execute(tmp_path / "run", *GRPC, "--certs", str(files.folder), "--local-clients", "2")
+    assert done.code == 0
+    own = tmp_path / "run/clients/clients.json"
+    assert started[0][1].registries == (files.clients, own)
+    assert sorted(ClientRegistry(own).keys().values()) == ["client-0", "client-1"]
+    for key, name in ClientRegistry(own).keys().items():
+        assert public_pem(read_private_key(tmp_path / "run/clients" / name / "key.pem", name)) == key
+    assert not files.clients.exists()
 
 
 # ---------------------------------------------------------------------- help

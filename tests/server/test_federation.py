@@ -92,6 +92,19 @@ def test_newcomers_are_greeted_once_and_admitted(party: Party, grid: ScriptedGri
     assert re.fullmatch(r"waiting for 2 clients until \d\d:\d\d:\d\d", party.events[0])
 
 
+def test_a_client_is_who_its_key_says(party: Party, grid: ScriptedGrid) -> None:
+    grid.join(7, "a")
+    grid.owners[7] = "a"
+    grid.join(8, "b")  # it has b's secret, for all we know, but not b's key
+    grid.owners[8] = "c"
+    with pytest.raises(CohortError):
+        party.gather(2, timeout_s=3)
+    assert party.where() == {"a": 7}
+    reason = "its key is that of c, but it says that it is b"
+    assert f"refused node 8: {reason}" in party.events
+    assert [(node, notice.reason) for node, notice in grid.notices()] == [(8, reason)]
+
+
 def test_many_nodes_are_greeted_in_one_go_in_order_of_their_numbers(party: Party, grid: ScriptedGrid) -> None:
     for node in (9, 3, 6):
         grid.join(node, f"client-{node}")

@@ -14,8 +14,10 @@ from hyperbloom.client.cli import main as client_main
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, HyperbloomError
+from hyperbloom.common.keys import public_pem, read_private_key
 from hyperbloom.server.engine import client_settings
-from hyperbloom.server.local_clients import client_flags, local_clients, printed_line
+from hyperbloom.server.local_clients import client_flags, local_clients, make_keys, printed_line
+from hyperbloom.server.registry import ClientRegistry
 
 CONFIGS = [
     {},
@@ -87,7 +89,7 @@ def test_a_client_takes_the_flags_for_the_share_that_the_server_means(
 ) -> None:
     config = load_run_config(None, overrides)
     for index in (0, config.clients - 1):
-        words = ["--server", "a:1", "--insecure", *client_flags(config)]
+        words = ["--server", "127.0.0.1:1", "--insecure", *client_flags(config)]
         settings = understood([*words, "--client-id", f"client-{index}", "--partition", f"{index}/{config.clients}"])
         assert settings.data == client_settings(config, index, tmp_path).data
 
@@ -103,7 +105,7 @@ def test_the_printed_line_names_the_sizes_that_the_run_takes(sizes: list[str], w
 
 def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[list[str]], ClientSettings]) -> None:
     config = load_run_config(None, {"descriptor": "class-shares", "sizes": ["L"]})
-    words = printed_line("a:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
+    words = printed_line("127.0.0.1:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
     settings = understood(words)
     assert (settings.disclose_class_shares, settings.size) == (True, "L")
 
@@ -250,3 +252,14 @@ def test_sizes_are_dealt_in_turn_and_states_lie_apart(tmp_path: Path) -> None:
     assert [each.client_id for each in settings] == [f"client-{index}" for index in range(5)]
     assert [each.folder for each in settings] == [tmp_path / "clients" / f"client-{index}" for index in range(5)]
     assert [(each.data.partition, each.data.partitions) for each in settings] == [(index, 5) for index in range(5)]
+
+
+def test_keys_are_made_once(tmp_path: Path) -> None:
+    registry = ClientRegistry(make_keys(2, tmp_path))
+    keys = registry.keys()
+    assert sorted(keys.values()) == ["client-0", "client-1"]
+    for key, name in keys.items():
+        assert public_pem(read_private_key(tmp_path / name / "key.pem", name)) == key
+    assert make_keys(3, tmp_path) == registry.path
+    assert {key: name for key, name in registry.keys().items() if name != "client-2"} == keys
+    assert "client-2" in registry.keys().values()

@@ -126,7 +126,7 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
     folder.phase(some_strategy(), "local")
     results = {"a": TrainResult(1.0, 0.25, None), "b": TrainResult(2.0, 0.123456, None)}
     folder.round_done(
-        RoundReport(1, 20, Round(results, None, {"c": "no reply"}, [3, 0, 9]), 0.512349, 1.512349, late=2)
+        RoundReport(1, 20, Round(results, None, {"c": "no reply"}, [3, 0, 9]), 0.512349, 1.512349, 2, 800, 640)
     )
     folder.round_done(RoundReport(2, 20, Round({}, None, {}), 0.5, 2.0))
     scores = {"a": EvaluateResult(1, 4, 0.5, 3, 4, 1.5)}
@@ -134,10 +134,11 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
     metrics = lines(tmp_path / "metrics.jsonl")
     assert metrics[:2] == [
         {"round": 1, "seconds": 0.5123, "clients": 2, "elapsed": 1.5123, "loss": 1.5, "late": 2}
+        | {"bytes_down": 800, "bytes_up": 640}
         | {"staleness_mean": 4, "staleness_max": 9},
-        {"round": 2, "seconds": 0.5, "clients": 0, "elapsed": 2.0},
+        {"round": 2, "seconds": 0.5, "clients": 0, "elapsed": 2.0, "bytes_down": 0, "bytes_up": 0},
     ]
-    line = {"round": 3, "seconds": 0.5, "clients": 1, "elapsed": 2.25, "loss": 1.0}
+    line = {"round": 3, "seconds": 0.5, "clients": 1, "elapsed": 2.25, "loss": 1.0, "bytes_down": 0, "bytes_up": 0}
     assert metrics[2] == line | Evaluation(scores).metrics()
     assert lines(tmp_path / "clients.jsonl") == [
         {"round": 1, "client": "a", "loss": 1.0, "seconds": 0.25},

@@ -1,6 +1,6 @@
-"""Replies as the SuperLink hands them over: whole, too large, of garbage, in another's name."""
+"""What the SuperLink hands over: who is there, and replies that are whole, too large, of garbage, in another's name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +8,10 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 
 from hyperbloom.common.messages import UNREADABLE
 from hyperbloom.server import superlink
@@ -106,3 +108,23 @@ def test_what_is_no_reply_to_the_order_is_refused_and_forgotten(
 def test_a_reply_may_be_as_large_as_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(superlink, "SMALLEST_LIMIT", 1000)
     assert not pulled(Desk(content(2000)), monkeypatch, largest_order=1000).has_error()
+
+
+def test_a_client_that_came_back_before_it_was_missed_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    activated = {1: "10:00", 2: "10:00"}
+
+    def nodes(self: HttpGrid) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, last_activated_at=time) for node, time in activated.items()]
+
+    monkeypatch.setattr(HttpGrid, "get_nodes", nodes)
+    grid = LiveGrid("127.0.0.1:1", True, token="t")
+    assert list(grid.get_node_ids()) == [1, 2]
+    assert list(grid.get_node_ids()) == [1, 2]
+    activated[2] = "10:05"
+    activated[3] = "10:05"
+    assert list(grid.get_node_ids()) == [1, 3]
+    assert list(grid.get_node_ids()) == [1, 2, 3]
+    del activated[1]
+    assert list(grid.get_node_ids()) == [2, 3]
+    activated[1] = "10:06"
+    assert list(grid.get_node_ids()) == [2, 3, 1]

@@ -185,6 +185,20 @@ def test_who_joins_a_cycle_late_starts_from_the_average(tmp_path: Path) -> None:
     assert torch.equal(own, torch.cat([before[:3250], (before - 1)[3250:]]))
 
 
+def test_a_checkpoint_in_the_middle_of_a_cycle_holds_each_clients_own_network(tmp_path: Path) -> None:
+    federation = digits_federation(config("fedma", clients=3, cohort=2, rounds=1, eval_every=1), tmp_path)
+    federation.run()
+    saved = {name: tensor.clone() for name, tensor in federation.strategy.checkpoint().items()}
+    other = digits_federation(config("fedma", clients=3, cohort=2), tmp_path)
+    other.strategy.restore(saved)
+    assert other.strategy.method() == federation.strategy.method() is not None
+    live = federation.roster.live
+    sent = federation.strategy.weights_for(live)
+    assert len({tuple(weights.tolist()) for weights in sent}) == 3
+    for mine, theirs in zip(sent, other.strategy.weights_for(other.roster.live), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_a_round_without_replies_freezes_nothing(tmp_path: Path) -> None:
     federation = digits_federation(config("fedma"), tmp_path)
     before = federation.state()

@@ -64,7 +64,7 @@ def test_mobilenets_depthwise_convolutions_are_seen() -> None:
     assert "batchnorm 32 wb +relu6" in types(graph)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(name for name in MODELS if not name.startswith("lstm-")))
 def test_our_own_models_trace(name: str) -> None:
     network = build(ModelSpec(name, "S", (3, 32, 32), 5))
     graph = trace(network, (3, 32, 32))

@@ -1,0 +1,184 @@
+"""What FedHeNN's server and clients share: the reference set, this round's rows of it, and factors of kernel matrices.
+
+Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
+https://arxiv.org/abs/2202.07757. The reference set is its RAD (representation alignment data): inputs without labels
+that everybody may see. It is known by a hash of its content, so that it travels once.
+
+An `n x n` kernel matrix `K` travels as a factor `F` `(n, r)` with `F F^T = K`: a client's as its features, where they
+are not too wide, the weighted mean of all as their features side by side. More than `FACTOR_BYTES` are cut to the
+leading directions; up to 1,000 rows `r = n` fits, and nothing is lost.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hyperbloom.common.cka import Kernel, centred, cka, gram, linear_cka, linear_factor, unit
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import LARGEST_NORM, Weights
+
+__all__ = [
+    "FACTOR_BYTES",
+    "LARGEST_REFERENCE",
+    "MISSING",
+    "check_factor",
+    "digest_of",
+    "distance",
+    "draw_rows",
+    "factor_of",
+    "factor_weights",
+    "mean_factor",
+    "reference_weights",
+    "widest",
+]
+
+FACTOR_BYTES = 4 * 2**20
+"""Of a factor on the wire, either way."""
+
+LARGEST_REFERENCE = 5000
+"""Inputs of a reference set, as in the paper."""
+
+MISSING = "expected the reference set"
+"""By this in its reason the server knows a client that has to be sent it again."""
+
+EXACT = 1200
+"""Rows or columns up to which a factor is cut by its exact eigenvectors, in a second at most."""
+
+SPARE = 16
+"""Directions beyond those wanted that the randomised method looks at."""
+
+
+def widest(rows: int) -> int:
+    """Return how many columns a factor with so many rows may have; as many as rows are always enough."""
+    return min(rows, max(1, FACTOR_BYTES // (4 * rows)))
+
+
+def draw_rows(total: int, rows: int, draw: int) -> Tensor:
+    """Return which `min(rows, total)` of the reference set's inputs are in a round; `draw` is the round's seed."""
+    return torch.randperm(total, generator=torch.Generator().manual_seed(draw))[:rows]
+
+
+# ---------------------------------------------------------------------- the reference set on the wire
+
+
+def reference_weights(inputs: Tensor) -> Weights:
+    """Return inputs `(n, *shape)` as they travel: in half precision, unless that would change whole numbers."""
+    half = inputs.half()
+    whole = bool((inputs == inputs.round()).all())  # numbers of tokens, above all
+    changes = not torch.equal(half.float(), inputs) if whole else not bool(half.isfinite().all())
+    values = inputs.float() if changes else half
+    return Weights(Layout((("inputs", tuple(values.shape)),)), values.reshape(-1))
+
+
+def digest_of(reference: Weights) -> str:
+    """Return the hash by which server and clients know a reference set: of its shape, its type and its values."""
+    values = reference.values.contiguous()
+    about = f"{reference.layout.shapes}{values.dtype}".encode()
+    return hashlib.sha256(about + values.numpy().tobytes()).hexdigest()
+
+
+# ---------------------------------------------------------------------- factors of kernel matrices
+
+
+def factor_of(features: Tensor, columns: int) -> Tensor:
+    """Return a factor `(n, <= columns)` of the centred linear kernel of features `(n, d)`.
+
+    Exact if `columns` are at least `min(n, d)`, else of the leading directions.
+    """
+    return _narrowed(centred(features), columns)
+
+
+def mean_factor(
+    factors: Sequence[Tensor], weights: Sequence[float], kernel: Kernel, bandwidth: float, normalise: bool, columns: int
+) -> Tensor:
+    """Return a factor `(n, <= columns)` of the weighted mean of kernel matrices, centred and of norm 1.
+
+    Args:
+        factors: each client's, `(n, r_j)`, of its features.
+        weights: of each client, at least 0.
+        kernel: of the features.
+        bandwidth: of the rbf kernel.
+        normalise: scale each matrix to a norm of 1 before, so that no client counts more for its larger features.
+        columns: most that there may be.
+    """
+    pairs = [(w, f) for w, f in zip(weights, factors, strict=True) if w > 0]
+    if kernel == "linear":
+        scaled = [w**0.5 * (linear_factor(f) if normalise else centred(f)) for w, f in pairs]
+        return linear_factor(_narrowed(torch.cat(scaled, 1), columns))
+    grams = [(w, _centred_gram(gram(kernel, f, bandwidth))) for w, f in pairs]
+    mean = torch.stack([w * (unit(k) if normalise else k) for w, k in grams]).sum(0)
+    return linear_factor(_root(mean, columns))
+
+
+def distance(kernel: Kernel, bandwidth: float, features: Tensor, target: Tensor, target_is_gram_factor: bool) -> Tensor:
+    """Return `1 - CKA` of features `(n, d)` and a target, as a scalar.
+
+    Args:
+        kernel: of the features.
+        bandwidth: of the rbf kernel.
+        features: the client's, which gradients flow to.
+        target: `(n, r)`: a factor of a kernel matrix, or another network's features.
+        target_is_gram_factor: which of the two; the same for linear kernels.
+    """
+    if kernel == "linear":
+        return 1 - linear_cka(features, target)
+    other = gram("linear" if target_is_gram_factor else kernel, target, bandwidth)
+    return 1 - cka(gram(kernel, features, bandwidth), other)
+
+
+def factor_weights(factor: Tensor) -> Weights:
+    """Return a factor as it travels."""
+    return Weights(Layout((("factor", tuple(factor.shape)),)), factor.float().reshape(-1))
+
+
+def check_factor(weights: Weights | None, rows: int) -> Tensor:
+    """Return the factor `(rows, r)` that has arrived.
+
+    Raises:
+        WireError: it has another shape, too many columns, values that are not finite, or an unlikely norm.
+    """
+    if weights is None:
+        raise WireError("factor: expected one, found none")
+    shapes, most = weights.layout.shapes, widest(rows)
+    shape = shapes[0][1] if len(shapes) == 1 else ()
+    if len(shape) != 2 or shape[0] != rows or not 1 <= shape[1] <= most:
+        raise WireError(f"factor: expected shape ({rows}, up to {most}), found {shape or len(shapes)}")
+    weights.check(Layout((("factor", shape),)), torch.float32)
+    norm = float(weights.values.double().norm())
+    if norm > LARGEST_NORM:
+        raise WireError(f"factor: expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
+    return weights.values.view(shape)
+
+
+def _narrowed(factor: Tensor, columns: int) -> Tensor:
+    """Return a factor `(n, <= columns)` of `F F^T`, exact where that is possible."""
+    rows, width = factor.shape
+    if width <= columns:
+        return factor
+    if rows <= EXACT:
+        return _root(factor @ factor.T, columns)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # both sides, and every run, cut the same way
+        left, values, _ = torch.svd_lowrank(factor, min(columns + SPARE, rows, width))
+    made: Tensor = (left * values)[:, :columns]
+    return made
+
+
+def _root(k: Tensor, columns: int) -> Tensor:
+    """Return a factor `(n, <= columns)` of a positive semi-definite matrix, the leading directions first."""
+    if len(k) <= EXACT:
+        values, vectors = torch.linalg.eigh(k.double())
+        exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(k.dtype)
+        return exact
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        left, values, _ = torch.svd_lowrank(k, min(columns + SPARE, len(k)))
+    made: Tensor = (left * values.sqrt())[:, :columns]
+    return made
+
+
+def _centred_gram(k: Tensor) -> Tensor:
+    return k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()

@@ -1,0 +1,73 @@
+"""14,640 tweets of airlines' customers by sentiment, from `airline_tweets.csv` (Crowdflower, 2015; CC BY-NC-SA 4.0).
+
+Columns that are read: `airline_sentiment` (negative, neutral or positive), `name` (who wrote it) and `text`. A word
+becomes a number by a hash, so that clients agree on numbers without having seen each other's words.
+"""
+
+import csv
+import re
+import zlib
+
+import numpy as np
+
+from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
+from hyperbloom.common.data.files import missing
+from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+
+__all__ = ["LENGTH", "random_words", "read_tweets", "tokens"]
+
+FILE = "airline_tweets.csv"
+COLUMNS = ("airline_sentiment", "name", "text")
+CLASSES = ("negative", "neutral", "positive")
+LENGTH = 32
+"""Words of the longest tweet."""
+
+WORDS = 9_999
+"""Numbers that words are hashed to, from 1; 0 is padding."""
+
+HOW = f"It cannot be downloaded here: put it into {{root}}, with the columns {', '.join(COLUMNS)}."
+
+
+def tokens(text: str) -> list[int]:
+    """Return the numbers of a text's first words, filled up with 0 to `LENGTH`."""
+    words = re.findall(r"[a-z']+", text.lower())[:LENGTH]
+    numbers = [1 + zlib.crc32(word.encode()) % WORDS for word in words]
+    return numbers + [0] * (LENGTH - len(numbers))
+
+
+def read_tweets(spec: DataSpec) -> Pool:
+    """Return the tweets, `LENGTH` numbers in three classes, with users as groups.
+
+    Raises:
+        DataError: The file is missing or corrupt.
+    """
+    path = spec.folder / FILE
+    if not path.is_file():
+        raise missing(FILE, [path], spec.folder, HOW)
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            rows = [tuple(row[column] for column in COLUMNS) for row in csv.DictReader(file)]
+    except (OSError, csv.Error, KeyError) as error:
+        raise DataError(f"{path}: expected columns {', '.join(COLUMNS)}, found that {error!r} is wrong") from None
+    wrong = next((label for label, _, _ in rows if label not in CLASSES), None)
+    if wrong is not None or not rows:
+        raise DataError(f"{path}: expected tweets that are {', '.join(CLASSES)}, found {wrong or 'none'}")
+    users = sorted({user for _, user, _ in rows})
+    numbers = {user: number for number, user in enumerate(users)}
+    labels = np.array([CLASSES.index(label) for label, _, _ in rows], dtype=np.int64)
+    groups = np.array([numbers[user] for _, user, _ in rows], dtype=np.int64)
+    stored = np.array([tokens(text) for _, _, text in rows], dtype=np.float32)
+    whole = Portion((ArrayBlock(stored),), np.arange(len(rows), dtype=np.int64), labels, groups)
+    train, val, test = (whole.choose(part) for part in three_parts(labels, 0.15, generator(FIXED_SEED, "tweets")))
+    return Pool(spec.data, train, val, test, CLASSES, Scaling(), "user", tuple(users))
+
+
+def random_words() -> list[tuple[AnyArray, IntArray]]:
+    """Return 2,000 made-up tweets, in three parts: inputs that are nobody's, where some must be seen by all."""
+    rng = generator(FIXED_SEED, "random words")
+    words = 1 + np.minimum(rng.zipf(1.3, (2000, LENGTH)) - 1, WORDS - 1)
+    words[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, (2000, 1))] = 0
+    parts = np.split(words.astype(np.float32), [1600, 1800])
+    return [(part, np.arange(len(part), dtype=np.int64) % len(CLASSES)) for part in parts]

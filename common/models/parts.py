@@ -1,0 +1,91 @@
+"""A network as a representation and a task layer: what enters its last layer, whatever the architecture.
+
+The last layer is the last module with parameters of its own that a forward pass calls: the `head` of the networks here,
+and found by running it in a user's network, also in one that cannot be traced.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.modes import untouched
+
+__all__ = ["last_layer", "represent"]
+
+
+def last_layer(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """Return the last layer with parameters, found with a batch of zeros of `input_shape`; nothing is changed.
+
+    Raises:
+        ModelError: the network calls no module with parameters but itself.
+    """
+    called: list[nn.Module] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda part, args: called.append(part))
+        for part in module.modules()
+        if part is not module and _owns_parameters(part)
+    ]
+    anchor = next(module.parameters())
+    try:
+        with untouched(module):
+            module(torch.zeros(2, *input_shape, device=anchor.device, dtype=anchor.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise ModelError(f"{type(module).__name__}: expected a last layer that is a module, found none that is called")
+    return called[-1]
+
+
+def _owns_parameters(part: nn.Module) -> bool:
+    if isinstance(part, parametrize.ParametrizationList):  # a layer's weights, not a layer
+        return False
+    return parametrize.is_parametrized(part) or any(True for _ in part.parameters(recurse=False))
+
+
+def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what enters the layer `last` for a batch of inputs: the representation `(N, d)`, with its graph.
+
+    The same for equal weights whenever it is asked for: dropout is off, batch normalisation takes the statistics of
+    this batch and leaves the running ones alone, which belong to other weights or to other data.
+
+    Raises:
+        ModelError: the layer is called without a tensor that has a row for each input.
+    """
+    taken: list[Tensor] = []
+
+    def take(part: nn.Module, args: tuple[object, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            taken.append(args[0])
+
+    hook = last.register_forward_pre_hook(take)
+    try:
+        with _steady(module):
+            module(inputs)
+    finally:
+        hook.remove()
+    if not taken or len(taken[-1]) != len(inputs):
+        found = tuple(taken[-1].shape) if taken else "none"
+        raise ModelError(f"last layer: expected a tensor with {len(inputs)} rows to enter it, found {found}")
+    return taken[-1].flatten(1)
+
+
+@contextmanager
+def _steady(module: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in module.modules()]
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    module.eval()
+    for norm in norms:
+        norm.training, norm.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+        for part, mode in modes:
+            part.training = mode

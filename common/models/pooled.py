@@ -1,0 +1,58 @@
+"""The CNNs of FedHeNN: one to three convolutions, each with pooling, and one to three linear layers.
+
+Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
+https://arxiv.org/abs/2202.07757, section IV.A. The text gives the smallest and the largest of the five, and that
+clients of one architecture have two convolutions and three linear layers; the two between them, kernels and widths are
+ours.
+"""
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperbloom.common.errors import ModelError
+
+__all__ = ["LAYERS", "PooledCNN"]
+
+LAYERS = ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
+"""Convolutions and linear layers, the head included; the fourth is the one for clients of one architecture."""
+
+HIDDEN = (120, 84)
+"""Widths of the linear layers before the head, as in LeNet; the last ones where there are fewer."""
+
+
+class PooledCNN(nn.Module):
+    """3x3 convolutions of `width`, twice and four times as many channels, each halving the image, then linear layers.
+
+    Shape:
+        inputs `(B, C, H, W)` with H and W at least `2^convolutions`; logits `(B, num_classes)`.
+    """
+
+    def __init__(self, number: int, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
+        """Build network 1, 2, 3, 4 or 5; ModelError if the inputs are no images or too small."""
+        super().__init__()
+        convolutions, linear = LAYERS[number - 1]
+        least = 2**convolutions
+        if len(input_shape) != 3 or min(input_shape[1:]) < least:
+            raise ModelError(
+                f"cnn-{number}: expected images (channels, height, width) of at least {least} x {least}, found "
+                f"{input_shape}; use model: mlp"
+            )
+        channels, height, width_px = input_shape
+        made = [channels, *(width * 2**layer for layer in range(convolutions))]
+        self.convolutions = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in pairwise(made))
+        flat = made[-1] * (height // least) * (width_px // least)
+        widths = [flat, *HIDDEN[len(HIDDEN) - linear + 1 :]]
+        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        for convolution in self.convolutions:
+            x = F.max_pool2d(convolution(x), 2).relu()
+        x = x.flatten(1)
+        for layer in self.linear:
+            x = layer(x).relu()
+        logits: Tensor = self.head(x)
+        return logits

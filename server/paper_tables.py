@@ -1,0 +1,176 @@
+"""The papers' tables as configurations: what each column was run with, and the number beside each method.
+
+A table is a YAML file in `server/papers/` (`benchmarks/papers` links there):
+
+    paper, url, table, title        where the numbers stand
+    seeds                           how many the paper took, if it says so
+    run                             keys of a run that all columns share
+    metric                          what our number is (default: test_mean)
+    differs                         where our settings are not the paper's, one line each
+    columns.NAME                    title, run (wins over the table's), differs, and where they apply
+        parts                       clients whose mean is one number, {part: [first, step]}; null is not measured
+        stand_in                    what stands in for data that cannot be had
+        cannot                      why the column cannot be run at all, and what would make it
+    methods.NAME                    strategy (or why_not), run (wins over the column's), note, and
+        everyone                    every client in every round
+        columns                     run of single columns, wins over the method's
+        numbers                     percent by column: a mean, [mean, deviation], or these by part
+
+A method whose strategy, model or key of the run is not there is shown as not available.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.models import MODELS
+from hyperbloom.strategies import STRATEGIES
+
+__all__ = ["Column", "Figure", "Method", "PaperTable", "load_table", "table_names"]
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+Written = Percent | tuple[Percent, Percent] | dict[str, Percent | tuple[Percent, Percent]]
+WHOLE = ""
+"""The part that is all clients."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a paper: a mean and, if it is told, a deviation."""
+
+    mean: float
+    deviation: float | None = None
+
+
+class Column(Section):
+    """A column of a table: a data set, a number of clients, ..."""
+
+    title: str
+    run: dict[str, Any] = Field({})
+    parts: dict[str, tuple[int, Positive] | None] = Field({})
+    stand_in: str = ""
+    cannot: str = ""
+    differs: tuple[str, ...] = ()
+
+
+class Method(Section):
+    """A row of a table."""
+
+    strategy: str | None = None
+    why_not: str = ""
+    run: dict[str, Any] = Field({})
+    columns: dict[str, dict[str, Any]] = Field({})
+    everyone: bool = False
+    note: str = ""
+    numbers: dict[str, Written] = Field({})
+
+    def figures(self, column: str) -> dict[str, Figure]:
+        """Return the paper's numbers in a column, by part."""
+        written = self.numbers.get(column, {})
+        parts = written if isinstance(written, dict) else {WHOLE: written}
+        return {part: Figure(*value) if isinstance(value, tuple) else Figure(value) for part, value in parts.items()}
+
+
+class PaperTable(Section):
+    """A table of a paper."""
+
+    paper: str
+    url: str
+    table: str
+    title: str
+    seeds: Positive | None = None
+    run: dict[str, Any] = Field({})
+    metric: str = "test_mean"
+    differs: tuple[str, ...] = ()
+    columns: dict[str, Column]
+    methods: dict[str, Method]
+
+    def missing(self, method: str, column: str) -> str:
+        """Return why a method cannot be run here, empty if it can."""
+        own = self.methods[method]
+        if own.strategy is None:
+            return own.why_not
+        if own.strategy not in STRATEGIES:
+            return f"there is no strategy {own.strategy} in this version"
+        values = self._values(method, column)
+        for key in values:
+            if key not in RunConfig.model_fields:
+                return f"there is no key {key} in this version"
+        models = [values.get("model", "auto"), *values.get("models", ())]
+        lacking = [name for name in models if name not in ("auto", *MODELS)]
+        return f"there is no model {lacking[0]} in this version" if lacking else ""
+
+    def config(
+        self, method: str, column: str, overrides: Mapping[str, Any] | None = None, rounds: int | None = None
+    ) -> RunConfig:
+        """Return the run behind a number.
+
+        Args:
+            method: of the table.
+            column: of the table.
+            overrides: keys that win, by dotted name.
+            rounds: at most so many; a method that takes fewer keeps them.
+
+        Raises:
+            ConfigError: the values make no run.
+        """
+        values = self._values(method, column)
+        if self.methods[method].everyone:
+            values["cohort"] = (overrides or {}).get("clients", values.get("clients"))
+        if rounds is not None:
+            values["rounds"] = min(rounds, values.get("rounds", rounds))
+            values["eval_every"] = min(values.get("eval_every", rounds), values["rounds"])
+        return make_run_config(values, overrides or {}, f"{self.table}, {column}, {method}")
+
+    def _values(self, method: str, column: str) -> dict[str, Any]:
+        row = self.methods[method]
+        values = _merged(_merged(self.run, self.columns[column].run), {"strategy": row.strategy, **row.run})
+        return _merged(values, row.columns.get(column, {}))
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, sections joined key by key; `above` wins."""
+    both = {
+        key: _merged(below[key], value) if isinstance(value, Mapping) and isinstance(below.get(key), Mapping) else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
+
+
+def _folder() -> Traversable:
+    return files("hyperbloom.server") / "papers"
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables."""
+    return sorted(each.name.removesuffix(".yaml") for each in _folder().iterdir() if each.name.endswith(".yaml"))
+
+
+def load_table(name: str) -> PaperTable:
+    """Return a table.
+
+    Raises:
+        ConfigError: there is none of that name, or its file is wrong.
+    """
+    names = table_names()
+    if name not in names:
+        raise ConfigError(f"expected one of {', '.join(names)}; found {name!r}")
+    path = Path(str(_folder() / f"{name}.yaml"))
+    table = check(PaperTable, read_yaml(path), str(path))
+    for method, row in table.methods.items():
+        if row.strategy is None and not row.why_not:
+            raise ConfigError(f"{path}: methods.{method}: expected a strategy, or why_not")
+        for column in row.numbers:
+            if column not in table.columns:
+                raise ConfigError(f"{path}: methods.{method}.numbers: there is no column {column!r}")
+            strange = set(row.figures(column)) - {WHOLE, *table.columns[column].parts}
+            if strange:
+                raise ConfigError(f"{path}: methods.{method}.numbers.{column}: there is no part {sorted(strange)[0]!r}")
+    return table

@@ -1,0 +1,161 @@
+"""Who gets in, who does not, and what both sides are told: one server over TLS, and every kind of wrong client."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from hyperbloom.common.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.server.certificates import Certificates, init, renew
+from hyperbloom.server.registry import ClientRegistry
+from tests.processes.conftest import Process, Site, cleared
+
+Until = Callable[[Callable[[], bool], str], None]
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@dataclass
+class House:
+    """A server that trains with its members, and what it takes to join."""
+
+    site: Site
+    files: Certificates
+    registry: ClientRegistry
+    server: Process
+    members: dict[str, Process]
+
+    def key(self, name: str, known: bool = True) -> Path:
+        """Return the file of a key, in the registry under its name or not."""
+        path = self.site.folder / f"{name}.pem"
+        if not path.exists():
+            key = make_key()
+            write_private_key(path, key)
+            if known:
+                self.registry.add(name, public_pem(key))
+        return path
+
+    def client(self, name: str, key: Path, ca: Path | None = None, port: int | None = None) -> Process:
+        """Start a client with a key."""
+        address = ["--server", f"127.0.0.1:{port}"] if port else []
+        flags = ["--root-certificates", str(ca or self.files.ca), "--key", str(key), "--max-train", "60", *address]
+        return self.site.client(name, *flags, insecure=False)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Return a server with the members a and b, which waits for a third one to begin a long run."""
+    with cleared(tmp_path_factory.mktemp("house")) as site:
+        files = init(site.folder / "certs", [], days=30)
+        registry = ClientRegistry(files.clients)
+        run = ["--clients", "3", "--cohort", "3", "--rounds", "100000", "--eval-every", "2"]
+        brief = ["--set", "local.steps=50", "--set", "hidden_dim=8", "--run-dir", str(site.folder / "run")]
+        flags = ["--certs", str(files.folder), *run, *brief]
+        server = site.server("--strategy", "pfedhn", *flags, insecure=False)
+        house = House(site, files, registry, server, {})
+        server.wait_for("no client may join yet")
+        server.wait_for("waiting for 3 clients")
+        # Both are added while the server runs.
+        house.members |= {name: house.client(name, house.key(name)) for name in "ab"}
+        server.wait_for("2 clients are here")
+        yield house
+        # What all of this was about: nobody else has ever been in.
+        roster = json.loads((site.folder / "run/roster.json").read_text())["clients"]
+        assert {client["client_id"] for client in roster} == {"a", "b", "late"}
+
+
+def test_each_wrong_client_is_refused_and_both_sides_say_why(house: House) -> None:
+    site, server = house.site, house.server
+    other_ca = init(site.folder / "other", [], days=30).ca
+    stranger = house.key("stranger", known=False)
+    # c is a client of this federation, and has a's secret: all but a's key.
+    shutil.copytree(site.folder / "state/a", site.folder / "state/a-stolen", ignore=shutil.ignore_patterns("lock"))
+    thief = ["--root-certificates", str(house.files.ca), "--key", str(house.key("c"))]
+    expected = {
+        "unknown key": (house.client("x", stranger), 3, "the server refused this client: key SHA256:"),
+        "stolen id": (
+            site.client("a", *thief, state="a-stolen", insecure=False),
+            3,
+            "the server refused this client: its key is that of c, but it says that it is a",
+        ),
+        "wrong CA": (
+            house.client("y", house.key("y"), ca=other_ca),
+            5,
+            f"cannot open a session with 127.0.0.1:{site.port}: its certificate is not signed by the CA of --root-",
+        ),
+        "plain text": (
+            site.client("z"),
+            5,
+            f"cannot open a session with 127.0.0.1:{site.port}: it speaks TLS; use --root-certificates and --key",
+        ),
+    }
+    for what, (client, code, line) in expected.items():
+        assert client.wait() == code, what
+        assert client.output.splitlines()[-1].startswith(f"flower-client: {line}"), (what, client.output)
+        assert "Traceback" not in client.output
+    shown = fingerprint(public_pem(read_private_key(stranger, "")))
+    for line in (
+        f"refused 127.0.0.1: its key {shown} is unknown or revoked",
+        ": its key is that of c, but it says that it is a",
+        "127.0.0.1 broke off the TLS handshake: a client that does not trust this certificate",
+        "refused 127.0.0.1: it spoke plain text to the TLS port (is it a client with --insecure?)",
+    ):
+        server.wait_for(line)
+    assert all(member.popen.poll() is None for member in house.members.values()), "the members have noticed nothing"
+    assert "a left" not in server.output
+
+
+def test_a_revoked_client_is_out_in_the_middle_of_the_run_and_a_new_one_gets_in(house: House, until: Until) -> None:
+    server, member = house.server, house.members["b"]
+    metrics = house.site.folder / "run/metrics.jsonl"
+    late = house.client("late", house.key("late"))
+    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, "rounds with the three of them")
+    house.registry.revoke("b")
+    server.wait_for("b may not join any more: its key SHA256:")
+    server.wait_for("b left")
+    assert member.wait() == 3
+    assert member.output.splitlines()[-1].startswith("flower-client: the server refused this client: key SHA256:")
+    done = len(metrics.read_text().splitlines())
+    until(lambda: len(metrics.read_text().splitlines()) > done + 2, "the others go on")
+
+    # Killed without a word and started again at once: the key is the client, and the server notices.
+    house.members["a"].kill()
+    house.members["a"] = house.client("a", house.key("a"))
+    server.wait_for("a is back")
+    server.interrupt()
+    assert server.wait() == 130
+    assert house.members["a"].wait() == late.wait() == 0
+
+
+@pytest.fixture
+def ports(tmp_path: Path) -> Iterator[tuple[Path, int, int]]:
+    """Return a CA, a port with its expired certificate, and a port that speaks plain text."""
+    files = init(tmp_path / "expired", [], days=30)
+    renew(files.folder, [], days=-1)
+    server = grpc.server(ThreadPoolExecutor(1))
+    pair = (files.server_key.read_bytes(), files.server.read_bytes())
+    expired = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    plain = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield files.ca, expired, plain
+    server.stop(None)
+
+
+def test_an_expired_certificate_and_a_port_without_tls(site: Site, ports: tuple[Path, int, int]) -> None:
+    ca, expired, plain = ports
+    write_private_key(site.folder / "a.pem", make_key())
+    flags = ["--root-certificates", str(ca), "--key", str(site.folder / "a.pem")]
+    clients = [
+        site.client(name, "--server", f"127.0.0.1:{port}", *flags, insecure=False)
+        for name, port in (("a", expired), ("b", plain))
+    ]
+    assert [client.wait() for client in clients] == [5, 5]
+    assert "its certificate has expired; whoever runs it can make a new one" in clients[0].output
+    assert (
+        "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?" in clients[1].output
+    )

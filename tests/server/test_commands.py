@@ -1,0 +1,120 @@
+"""`flower-server certs` and `clients`: what they make, print and refuse."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.common.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.server.cli import main
+from hyperbloom.server.registry import ClientRegistry
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYPERBLOOM_CERTS", raising=False)
+    return tmp_path
+
+
+def public_file(path: Path) -> str:
+    """Write a new public key to a file and return it."""
+    pem = public_pem(make_key())
+    path.write_text(pem)
+    return pem
+
+
+def test_certificates_are_made_shown_and_renewed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certs", "init", "--host", "gpu-box", "--host", "10.0.0.5", "--days", "9"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "give certs/ca.pem to every client; next: flower-server clients add NAME --public-key FILE"
+    assert "gpu-box" in said[1] and "10.0.0.5" in said[1]
+    assert main(["certs", "show"]) == 0
+    assert capsys.readouterr().out.splitlines() == said[:-1]
+    before = (home / "certs/server.pem").read_bytes()
+    assert main(["certs", "renew", "--host", "10.0.0.6"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert (shown[0], shown[2]) == (said[0], said[2])
+    assert "gpu-box" in shown[1] and "10.0.0.6" in shown[1]
+    assert shown[-1] == "the server shows it from its next start on; clients need nothing new"
+    assert (home / "certs/server.pem").read_bytes() != before
+
+
+def test_the_folder_can_be_another_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["certs", "init", "--dir", "there"]) == 0
+    monkeypatch.setenv("HYPERBLOOM_CERTS", str(home / "elsewhere"))
+    assert main(["certs", "init"]) == 0
+    public_file(home / "a.pub")
+    assert main(["clients", "add", "a", "--public-key", "a.pub"]) == 0
+    assert main(["clients", "add", "a", "--public-key", "a.pub", "--certs", "there"]) == 0
+    files = ["ca.key", "ca.pem", "clients.json", "server.key", "server.pem"]
+    for folder in ("there", "elsewhere"):
+        assert sorted(path.name for path in (home / folder).iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("certs init --days 0", "certs: --days: expected at least 1, found 0"),
+        ("certs init --host a:1", "certs: --host: expected a name or an IP address, found 'a:1'"),
+        ("certs show", "certs: ca.pem: expected a file, found none at certs/ca.pem"),
+        ("certs renew", "certs: certs: expected ca.pem and ca.key; put them back from where they are kept, or make a "),
+        ("clients add a --public-key x", "clients: --public-key: expected a file, found none at x"),
+        ("clients add ../a", "clients: NAME: expected 1 to 64 letters"),
+        ("clients revoke a", "clients: a: expected one of no clients in certs/clients.json"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"flower-server {message}")
+    assert said.count("\n") == 1
+
+
+def test_clients_are_added_listed_and_revoked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [public_file(home / f"{name}.pub") for name in "ab"]
+    for name, key in zip("ab", keys, strict=True):
+        assert main(["clients", "add", name, "--public-key", f"{name}.pub"]) == 0
+        assert capsys.readouterr().out == f"{name} may join with key {fingerprint(key)}\n"
+    assert main(["clients", "revoke", "a"]) == 0
+    assert capsys.readouterr().out == "a may not join any more; its key is retired for good\n"
+    assert main(["clients", "list"]) == 0
+    clients = json.loads((home / "certs/clients.json").read_text())["clients"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"a  {fingerprint(keys[0])}  revoked {clients['a']['revoked']}",
+        f"b  {fingerprint(keys[1])}  added {clients['b']['added']}",
+    ]
+
+
+def test_a_key_is_replaced_when_said_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    public_file(home / "old.pub")
+    new = public_file(home / "new.pub")
+    assert main(["clients", "add", "a", "--public-key", "old.pub"]) == 0
+    assert main(["clients", "add", "a", "--public-key", "new.pub"]) == 2
+    assert main(["clients", "add", "a", "--public-key", "new.pub", "--replace"]) == 0
+    assert ClientRegistry(home / "certs/clients.json").keys() == {new: "a"}
+
+
+def test_without_a_public_key_the_pair_is_made_here(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clients", "add", "a"]) == 0
+    path = home / "certs/a.pem"
+    assert "certs/a.pem: move it to the client (flower-client --key) and delete it here" in capsys.readouterr().out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert ClientRegistry(home / "certs/clients.json").keys() == {public_pem(read_private_key(path, "a")): "a"}
+    content = path.read_bytes()
+    assert main(["clients", "add", "a", "--replace"]) == 2
+    assert "certs/a.pem is there already; move it to its client or delete it first" in capsys.readouterr().err
+    assert path.read_bytes() == content
+    path.unlink()
+    assert main(["clients", "add", "a"]) == 2
+    assert not path.exists()
+
+
+def test_a_private_key_is_not_taken_for_a_public_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_private_key(home / "a.pem", make_key())
+    assert main(["clients", "add", "a", "--public-key", "a.pem"]) == 2
+    assert "it should never leave its client" in capsys.readouterr().err
+    assert not (home / "certs").exists()

@@ -1,0 +1,140 @@
+"""`flower-server reproduce`: what can be run is run, beside the paper's number; what cannot be says why."""
+
+import json
+import re
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from hyperbloom.server import paper_tables
+from hyperbloom.server.cli import main
+
+TABLE = """
+paper: A, B
+url: https://arxiv.org/abs/2
+table: table 9
+title: a small table
+seeds: 2
+run: {clients: 4, rounds: 6, eval_every: 2, data: {name: digits, max_train: 40}, local: {steps: 3}}
+differs: [the digits are small]
+columns:
+  whole: {title: everybody}
+  parted: {title: by halves, run: {data: {split: iid}}, parts: {even: [0, 2], odd: [1, 2], never: null}}
+  stood: {title: another, stand_in: digits for galaxies}
+  far: {title: far away, run: {data: {name: cifar100}}}
+  lost: {title: lost, cannot: "it needs a telescope"}
+methods:
+  One:
+    strategy: fedavg
+    numbers: {whole: [90, 1.5], parted: {even: 80, odd: 70, never: 60}, stood: 50, far: 5, lost: 1}
+  Two: {strategy: local, everyone: true, run: {rounds: 2}, note: alone, numbers: {whole: 40}}
+  Three: {strategy: not-yet, numbers: {whole: 30, stood: 3}}
+  Four: {why_not: nobody wrote it, numbers: {whole: 20}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a small table in the place of the papers'."""
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/small.yaml").write_text(TABLE)
+    monkeypatch.setattr(paper_tables, "_folder", lambda: tmp_path / "papers")
+    monkeypatch.chdir(tmp_path)
+
+
+def accuracy(folder: Path, strategy: str) -> dict[str, float]:
+    """Return the accuracy of each client of a run."""
+    found: dict[str, float] = json.loads((folder / "summary.json").read_text())[strategy]["test_accuracy"]
+    return found
+
+
+def test_ours_stand_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--root", str(tmp_path), "--rounds", "4", "--seeds", "1"]
+    assert main(["reproduce", "small", "--column", "whole", *flags]) == 0
+    out = tmp_path / "runs/reproduce-small-whole"
+    text = (out / "reproduction.md").read_text()
+    assert text in capsys.readouterr().out
+    one = fmean(accuracy(out / "one-seed0", "fedavg").values())
+    two = fmean(accuracy(out / "two-seed0", "local").values())
+    table = [" ".join(line.replace("|", " ").split()) for line in text.splitlines() if line.startswith("|")]
+    assert table[2:] == [
+        f"One {one:.2f} 1 90.00 +- 1.50 {one - 90:+.2f}",
+        f"Two {two:.2f} 1 40.00 {two - 40:+.2f}",
+        "Three not available 0 30.00",
+        "Four not available 0 20.00",
+    ]
+    assert [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")] == [
+        "the digits are small",
+        "One: 4 rounds, not 6",
+        "Two: alone",
+        "Three: not available: there is no strategy not-yet in this version",
+        "Four: not available: nobody wrote it",
+        "1 seeds, not 2",
+        "accuracy is the mean over clients, at the round that validation selected",
+    ]
+    assert len((out / "two-seed0/metrics.jsonl").read_text().splitlines()) == 2
+    assert main(["reproduce", "small", "--column", "whole", *flags]) == 0
+    assert capsys.readouterr().out.count("finished before, kept") == 2
+
+
+def test_parts_are_means_over_their_clients(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["--seeds", "1", "--out", str(out), "--set", "local.steps=2"]
+    assert main(["reproduce", "small", "--column", "parted", *flags]) == 0
+    each = accuracy(out / "one-seed0", "fedavg")
+    even, odd = (fmean(each[f"client-{index}"] for index in half) for half in ((0, 2), (1, 3)))
+    text = (out / "reproduction.md").read_text()
+    table = [" ".join(line.replace("|", " ").split()) for line in text.splitlines() if line.startswith("|")]
+    assert table[2:] == [
+        f"One, even {even:.2f} 1 80.00 {even - 80:+.2f}",
+        f"One, odd {odd:.2f} 1 70.00 {odd - 70:+.2f}",
+        "One, never not measured 1 60.00",
+    ]
+    assert "- set here: local.steps = 2\n" in text
+
+
+def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["reproduce", "small", "--column", "stood", "--seeds", "1", "--out", str(out), "--methods", "One"]) == 0
+    text = (out / "reproduction.md").read_text()
+    assert "- STAND-IN for the paper's data: digits for galaxies\n" in text
+    assert [line.split("|")[5].strip() for line in text.splitlines() if line.startswith("| One")] == [""]
+    assert "Three" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["small", "--column", "far", "--root", "nowhere"], "train.bin not found; looked at nowhere/cifar-100-binary/"),
+        (["small", "--column", "lost"], "--column lost: it needs a telescope"),
+        (["small"], "--column: expected one of whole, parted, stood, far, lost; found none"),
+        (["small", "--column", "whole", "--methods", "One,No"], "--methods: expected some of One, .*; found 'No'"),
+        (["small", "--column", "stood", "--methods", "Three"], "--column stood: none of its methods can be run"),
+        (["small", "--column", "whole", "--rounds", "0"], "--rounds: expected 1 or more, found 0"),
+        (["big"], "expected one of small; found 'big'"),
+        ([], "expected a table such as pfedhn-table1, or --list"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *flags]) == 2
+    error = capsys.readouterr().err
+    assert re.search(f"flower-server reproduce: {message}", error), error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_list_says_what_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--list", "--root", str(tmp_path / "nowhere")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:6] == [
+        "small: a small table (table 9 of A, B)",
+        "  whole: everybody; 2 of 4 methods",
+        "  parted: by halves; 1 of 1 methods",
+        "  stood: another; 1 of 2 methods; STAND-IN: digits for galaxies",
+        "  far: far away; 1 of 1 methods; no cifar100, see below",
+        "  lost: lost; cannot be run: it needs a telescope",
+    ]
+    assert told[7].startswith("no cifar100: train.bin not found; looked at ")
