@@ -15,7 +15,7 @@ from hyperbloom.common.plain import check_insecure
 if TYPE_CHECKING:
     from hyperbloom.common.data import DataSpec
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 _COMMANDS = "hyperbloom.client.commands"
 

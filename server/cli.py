@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hyperbloom.server.listener import Checkpoint
     from hyperbloom.server.view import TerminalView
 
-__all__ = ["log_to", "main"]
+__all__ = ["build_parser", "check_port", "log_to", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -278,7 +278,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
         check_ray()
     if args.engine == "grpc" and args.port:
-        _check_port(args.host, args.port)
+        check_port(args.host, args.port)
     folder = args.resume or new_run_folder(args.run_dir, config.strategy)
     view = TerminalView(console)
     _say(console, f"run folder: {folder}")
@@ -367,7 +367,13 @@ def _say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
+    """Find out whether this machine can listen at an address.
+
+    Raises:
+        ConfigError: the port is no port.
+        ConnectionFailed: it cannot.
+    """
     if not 0 < port < 65536:
         raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:

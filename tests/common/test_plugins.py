@@ -96,7 +96,7 @@ def test_the_list_says_where_each_comes_from_and_imports_none(
 ) -> None:
     install(strategies={"mine": "ours:Mine"}, models={"net": "ours:net"}, datasets={"stripes": "nowhere:stripes"})
     assert main(["--list"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    lines = {line.split()[0]: line for line in map(str.rstrip, capsys.readouterr().out.splitlines()) if line}
     assert lines["mine"].endswith("plug-in of ours-plugins 1.0: ours:Mine")
     assert lines["net"].endswith("plug-in of ours-plugins 1.0: ours:net")
     assert lines["stripes"].endswith("plug-in of ours-plugins 1.0: nowhere:stripes")
@@ -118,7 +118,6 @@ def test_a_name_with_two_meanings_is_refused(install: Install, capsys: pytest.Ca
     assert main(["--list"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("cannot be used: ") == 4
-    assert "FedAvg" not in sys.modules.get("ours", "")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +162,8 @@ def test_models_of_a_package_have_one_size_and_a_head(install: Install) -> None:
         build(ModelSpec("net", "L", (6,), 2))
     with pytest.raises(ModelError, match="plug-in 'headless': expected its last layer to be called head, found 0, 1"):
         build(ModelSpec("headless", "M", (6,), 2))
-    with pytest.raises(ModelError, match="plug-in 'gone' of ours-plugins 1.0 is broken: ours:gone"):
+    with pytest.raises(ModelError, match=r"plug-in 'gone' of ours-plugins 1.0 is broken: ours:gone"):
         build(ModelSpec("gone", "M", (6,), 2))
     # Whoever writes an order must not choose what is imported here.
-    with pytest.raises(ModelError, match="model: expected one of .*found 'ours:net'"):
+    with pytest.raises(ModelError, match=r"model: expected one of .*found 'ours:net'"):
         build(ModelSpec("ours:net", "M", (6,), 2))
