@@ -196,7 +196,9 @@ def check_file(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, "ok", check())
     except HyperbloomError as error:
         found, semicolon, do = str(error).rpartition("; ")
-        return Finding(what, "failure", found if semicolon else str(error), do if semicolon else "put it there")
+        return Finding(
+            what, "failure", found if semicolon else str(error), do if semicolon else "put the right file there"
+        )
 
 
 def check_expiry(what: str, path: Path, renew: str) -> Finding:

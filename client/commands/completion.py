@@ -1,8 +1,9 @@
 """Print the script that completes `flower-client` in a shell: flags, subcommands, splits, files.
 
-eval "$(flower-client completion bash)"          # in ~/.bashrc
-eval "$(flower-client completion zsh)"           # in ~/.zshrc, after compinit
-flower-client completion fish | source           # in ~/.config/fish/config.fish
+For bash, in ~/.bashrc (or `completion zsh`, in ~/.zshrc behind compinit); for fish, in its config.fish:
+
+    eval "$(flower-client completion bash)"
+    flower-client completion fish | source
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Print the script that completes `flower-server` in a shell: flags, subcommands, names of strategies, files.
 
-eval "$(flower-server completion bash)"          # in ~/.bashrc
-eval "$(flower-server completion zsh)"           # in ~/.zshrc, after compinit
-flower-server completion fish | source           # in ~/.config/fish/config.fish
+For bash, in ~/.bashrc (or `completion zsh`, in ~/.zshrc behind compinit); for fish, in its config.fish:
+
+    eval "$(flower-server completion bash)"
+    flower-server completion fish | source
 """
 
 import argparse

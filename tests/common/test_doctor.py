@@ -7,7 +7,7 @@ import shutil
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +53,12 @@ def listening(files: Certificates | None = None) -> Iterator[int]:
         yield int(listener.getsockname()[1])
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(10)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table in which nothing is folded."""
+    monkeypatch.setenv("COLUMNS", "400")
 
 
 def by_what(findings: list[Finding]) -> dict[str, Finding]:
