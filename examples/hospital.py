@@ -2,7 +2,7 @@
 
     cd examples
     python hospital.py                # writes north.npz and south.npz; yours come from your own systems
-    flower-server --strategy ghn --insecure --clients 2 --cohort 2 --rounds 10
+    flower-server --strategy ghn --insecure --clients 2 --cohort 2 --rounds 10 --set local.learning_rate=0.05
     flower-client --server 127.0.0.1:9092 --insecure --client-id north --data north.npz --model hospital:small
     flower-client --server 127.0.0.1:9092 --insecure --client-id south --data south.npz --model hospital:deep
 
