@@ -78,7 +78,8 @@ def report(findings: Sequence[Finding]) -> int:
         table.add_row(finding.what, Text(finding.state, colour), Text(finding.found), Text(finding.do))
     Console().print(table)
     failures = sum(finding.state == "failure" for finding in findings)
-    print(f"{failures} failures" if failures else "nothing here keeps a run from working")
+    said = f"{failures} failure{'s' if failures > 1 else ''}"
+    print(said if failures else "nothing here keeps a run from working")
     return int(failures > 0)
 
 

@@ -125,7 +125,7 @@ def test_the_exit_code_counts_failures_only(capsys: pytest.CaptureFixture[str]) 
     assert report([Finding("a", "ok", "[red]x"), Finding("b", "warning", "y", "mend it")]) == 0
     assert "[red]x" in capsys.readouterr().out
     assert report([Finding("a", "failure", "x", "do this")]) == 1
-    assert "1 failures" in capsys.readouterr().out
+    assert "1 failure\n" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------- the way to the server
@@ -220,7 +220,7 @@ def test_a_client_that_can_join(files: Certificates, tmp_path: Path, capsys: pyt
         assert client_main(["doctor", "--server", f"127.0.0.1:{port}", *flags]) == 1
     shown = capsys.readouterr().out
     assert "chmod 600" in shown
-    assert "1 failures" in shown
+    assert "1 failure\n" in shown
 
 
 def test_a_server_that_can_start(files: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,18 @@ def test_a_run_with_it_learns_and_keeps_its_velocity(tmp_path: Path, capsys: pyt
     assert torch.equal(made.velocity, torch.ones(10))
 
 
+def test_it_is_compared_and_is_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = "--set clients=2 --set cohort=2 --set rounds=1 --set eval_every=1 --set local.steps=1"
+    flags = f"--strategies momentum:FedAvgM,fedavg --seeds 1 {few} --set momentum:FedAvgM.beta=0 --no-picture"
+    assert main(["compare", *flags.split(), "--out", str(tmp_path / "out")]) == 0
+    rows = (tmp_path / "out/comparison.csv").read_text().splitlines()
+    own, fedavg = (next(row.split(",") for row in rows if row.startswith(name)) for name in ("momentum", "fedavg"))
+    assert own[2:5] == fedavg[2:5]  # without momentum it is FedAvg
+    flags = f"--engine inline --baselines momentum:FedAvgM {few}"
+    assert main([*flags.split(), "--run-dir", str(tmp_path / "run")]) == 0
+    assert "momentum:FedAvgM: round 1/1" in capsys.readouterr().out
+
+
 def test_its_options_are_explained_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--explain", "momentum:FedAvgM"]) == 0
     shown = capsys.readouterr().out
