@@ -290,7 +290,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             if args.resume:
                 recorder, resume = RunFolder.resume(folder, config, view.event)
                 run_id = resume.checkpoint.run_id
-                view.event(f"going on after {_where(config, resume.checkpoint)}")
+                for listener in (recorder, view):
+                    listener.event(f"going on after {_where(config, resume.checkpoint)}")
             else:
                 run_id = f"{folder.name}-{secrets.token_hex(4)}"
                 if args.engine == "grpc" and not args.port:
