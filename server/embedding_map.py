@@ -10,7 +10,7 @@ from hyperbloom.common.errors import ConfigError
 
 __all__ = ["FEWEST", "flatten_by_pca", "flatten_by_tsne", "read_embeddings"]
 
-FEWEST = 5
+FEWEST = 10
 """Clients below which t-SNE has no neighbourhoods to keep."""
 
 MOST = 2_000

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -23,6 +24,9 @@ REPORT = "report.html"
 
 BARS = 24
 """Clients up to which each has bars of its own."""
+
+WORST = 8
+"""Clients that are named beside a picture of all."""
 
 ROWS = 1_000
 """Clients beyond which the table has the first ones only."""
@@ -53,7 +57,7 @@ def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: 
 def _mixed(run: RunData, mix: bool, root: Path | None) -> tuple[tuple[list[str], Points] | None, str]:
     """Return the matrix with its names, or why there is none."""
     if not mix:
-        return None, "left out; flower-server report RUN computes it where the data are at hand"
+        return None, "it takes the data and some time; flower-server report computes it"
     from hyperbloom.server.mix_and_match import mix_and_match
 
     try:
@@ -91,10 +95,12 @@ def _page(run: RunData, mixed: tuple[list[str], Points] | None, why_not: str) ->
         in_order=figures.clients_in_order(run.courses) if len(main.accuracy) > BARS else None,
         members=members[:ROWS],
         more_members=max(0, len(members) - ROWS),
+        worst_off=sorted(main.accuracy, key=lambda name: main.accuracy[name])[:WORST],
         mean_of=lambda course: course.metrics.get("test_mean"),
         **_map(run),
         matrix=figures.matrix(*mixed) if mixed else None,
-        mixed_first=mixed is not None and len(mixed[0]) < len(members),
+        own_and_others=_own_and_others(mixed[1]) if mixed else None,
+        mixed_first=len(mixed[0]) if mixed and len(mixed[0]) < len(members) else 0,
         why_no_matrix=why_not,
         bytes=figures.over_rounds(
             "bytes",
@@ -186,6 +192,12 @@ def _map(run: RunData) -> dict[str, Any]:
     values = list(accuracy.values())
     scale = (min(values), max(values)) if values and not classes else None
     return {"pca": pca, "tsne": tsne, "classes": classes, "scale": scale}
+
+
+def _own_and_others(values: Points) -> tuple[float, float]:
+    """Return the mean accuracy with each client's own feature extractor, and with the others'."""
+    own = np.eye(len(values), dtype=bool)
+    return float(values[own].mean()), float(values[~own].mean()) if len(values) > 1 else float(values[own].mean())
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -49,7 +49,7 @@ def accuracy_over_rounds(courses: Sequence[Course]) -> Markup:
     low = 0.0 if floor < 50 else 10.0 * math.floor(min(floor, 99) / 10)
     last = max(course.spreads[-1].round for course in courses if course.spreads)
     first = min(1, *(course.spreads[0].round for course in courses if course.spreads))
-    frame = Frame((first, low), (max(last, first + 1), 100.0), height=340.0)
+    frame = Frame((first, low), (max(last, first + 1), 100.0), height=350.0)
     marks = frame.axes("round", "test accuracy, %")
     for style, choose in (("wide", lambda s: s.extremes), ("narrow", lambda s: s.quartiles)):
         edges = [thin([(s.round, choose(s)[end]) for s in main.spreads]) for end in (1, 0)]
@@ -67,7 +67,7 @@ def accuracy_over_rounds(courses: Sequence[Course]) -> Markup:
         for course in courses
         if course.spreads
     )
-    return picture("curve", "Test accuracy over rounds, mean over clients", said, (560, 340), marks)
+    return picture("curve", "Test accuracy over rounds, mean over clients", said, (560, 350), marks)
 
 
 def clients_in_order(courses: Sequence[Course]) -> Markup:
@@ -90,7 +90,7 @@ def clients_in_order(courses: Sequence[Course]) -> Markup:
         for place, name in enumerate(names):
             if name in course.accuracy:
                 x, y = frame.at(place + 0.5, course.accuracy[name])
-                marks.append(tag("circle", cx=x, cy=y, r=radius, class_=f"dot {style_of(index)}"))
+                marks.append(tag("circle", cx=x, cy=y, r=radius, class_=f"dot small {style_of(index)}"))
     said = f"{len(names)} clients, from {courses[0].accuracy[names[0]]:.1f} to {courses[0].accuracy[names[-1]]:.1f} percent"
     return picture("clients", "Test accuracy of each client", said, (frame.width, frame.height), marks)
 
@@ -102,12 +102,12 @@ def over_rounds(
     lines = [thin([(line["round"], get(line)) for line in rounds]) for get in values.values()]
     highest = max((y for points in lines for _, y in points), default=0.0) or 1.0
     first, last = rounds[0]["round"], rounds[-1]["round"]
-    frame = Frame((first, 0.0), (max(last, first + 1), 1.08 * highest), height=220.0)
+    frame = Frame((first, 0.0), (max(last, first + 1), 1.08 * highest), height=240.0)
     marks = frame.axes("round", unit)
     for index, points in enumerate(lines):
         marks.append(frame.line(points, f"{style_of(index)} {'main' if index == 0 else 'other'}"))
     said = "; ".join(f"{label}: {np.mean([get(line) for line in rounds]):.3g} on average" for label, get in values.items())
-    return picture(name, title, f"{said} ({unit})", (560, 220), marks)
+    return picture(name, title, f"{said} ({unit})", (560, 240), marks)
 
 
 def left_out_over_rounds(left_out_in: Mapping[int, int], first: int, last: int) -> Markup:
@@ -117,7 +117,7 @@ def left_out_over_rounds(left_out_in: Mapping[int, int], first: int, last: int) 
     for number, count in left_out_in.items():
         place = first + (number - first) // size * size
         counts[place] = counts.get(place, 0) + count
-    frame = Frame((first, 0.0), (max(last, first) + 1, 1.08 * max(counts.values())), height=180.0)
+    frame = Frame((first, 0.0), (max(last, first) + 1, 1.08 * max(counts.values())), height=190.0)
     marks = frame.axes("round", "clients left out")
     width = (frame.width - frame.left - frame.right) / max(1, last - first + 1) * size
     for number, count in sorted(counts.items()):
@@ -128,7 +128,7 @@ def left_out_over_rounds(left_out_in: Mapping[int, int], first: int, last: int) 
             tag("rect", note, x=x, y=y, width=f"{max(1.0, 0.85 * width):.2f}", height=height, class_="fill warn")
         )
     said = f"{sum(counts.values())} in all, in {len(left_out_in)} rounds"
-    return picture("left-out", "Clients left out by round", said, (560, 180), marks)
+    return picture("left-out", "Clients left out by round", said, (560, 190), marks)
 
 
 def plane(

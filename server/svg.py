@@ -62,7 +62,7 @@ class Frame:
     height: float = 300.0
     left: float = 50.0
     right: float = 14.0
-    top: float = 16.0
+    top: float = 34.0
     bottom: float = 52.0
 
     def at(self, x: float, y: float) -> Point:
@@ -87,7 +87,7 @@ class Frame:
             marks.append(tag("text", f"{value:,g}", x=x, y=y + 20, class_="tick middle"))
         middle = (self.left + self.width - self.right) / 2
         marks.append(tag("text", below, x=middle, y=self.height - 8, class_="label middle"))
-        marks.append(tag("text", unit, x=self.left - 40, y=self.top - 3, class_="label"))
+        marks.append(tag("text", unit, x=2.0, y=14.0, class_="label"))
         return marks
 
     def line(self, points: Sequence[Point], style: str) -> Markup:
