@@ -1,6 +1,6 @@
 """What is known of a strategy that runs, from the lines of its run folder, and how a terminal shows it.
 
-The live view of a run and `flower-server watch` show the same board: one is fed as rounds end, the other from the files.
+The live view of a run and `flower-server watch` show the same board: one feeds it as rounds end, the other from files.
 """
 
 import math

@@ -13,8 +13,8 @@ __all__ = ["FEWEST", "flatten_by_pca", "flatten_by_tsne", "read_embeddings"]
 FEWEST = 10
 """Clients below which t-SNE has no neighbourhoods to keep."""
 
-MOST = 2_000
-"""Clients beyond which t-SNE takes a minute and more."""
+MOST = 1_000
+"""Clients beyond which t-SNE takes many seconds."""
 
 Points = npt.NDArray[np.float64]
 

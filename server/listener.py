@@ -117,7 +117,7 @@ class Resume:
 class Listener:
     """Override what you want to hear."""
 
-    def begin(self, roster: "Roster") -> None:
+    def gathering(self, roster: "Roster") -> None:
         """The run begins: whoever takes part is in `roster` from now on."""
 
     def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:

@@ -122,7 +122,7 @@ def _page(run: RunData, mixed: tuple[list[str], Points] | None, why_not: str) ->
 
 
 def _each(line: Mapping[str, Any], key: str) -> float:
-    return line.get(key, 0) / 1e3 / max(1, line["clients"])
+    return float(line.get(key, 0)) / 1e3 / max(1, line["clients"])
 
 
 def _headline(run: RunData) -> str:
@@ -134,8 +134,8 @@ def _headline(run: RunData) -> str:
         return f"{how_far} of {main.name} nothing has been evaluated yet."
     means = main.metrics
     text = (
-        f"{how_far} of {main.name}, {len(main.accuracy)} clients have a model each that is right on "
-        f"{means['test_mean']:.1f} % of their test examples on average, on {means['test_worst']:.1f} % for the worst of them."
+        f"{how_far} of {main.name}, {len(main.accuracy)} clients are right on {means['test_mean']:.1f} % of their test "
+        f"examples on average, and on {means['test_worst']:.1f} % at worst."
     )
     rival = _best_rival(run.courses)
     if rival is None:
@@ -170,7 +170,9 @@ def _tiles(run: RunData) -> list[_Tile]:
     tiles.append(_Tile("time", duration(seconds), f"{duration(seconds / len(main.rounds))} a round"))
     tiles.append(_Tile("a client's round", amount(down / max(1, clients)), f"down, {amount(up / max(1, clients))} up"))
     left = sum(each.times for each in main.left_out.values())
-    tiles.append(_Tile("left out", f"{left:,}", f"of {clients + left:,} times that a client was asked" if left else "nobody"))
+    tiles.append(
+        _Tile("left out", f"{left:,}", f"of {clients + left:,} times that a client was asked" if left else "nobody")
+    )
     return tiles
 
 

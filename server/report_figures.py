@@ -52,8 +52,8 @@ def accuracy_over_rounds(courses: Sequence[Course]) -> Markup:
     frame = Frame((first, low), (max(last, first + 1), 100.0), height=350.0)
     marks = frame.axes("round", "test accuracy, %")
     for style, choose in (("wide", lambda s: s.extremes), ("narrow", lambda s: s.quartiles)):
-        edges = [thin([(s.round, choose(s)[end]) for s in main.spreads]) for end in (1, 0)]
-        marks.append(frame.band(*edges, f"{style_of(0)} {style}"))
+        lower, upper = (thin([(s.round, choose(s)[end]) for s in main.spreads]) for end in (0, 1))
+        marks.append(frame.band(upper, lower, f"{style_of(0)} {style}"))
     for index, course in reversed(list(enumerate(courses))):
         if course.spreads:
             points = thin([(spread.round, spread.mean) for spread in course.spreads])
@@ -91,7 +91,8 @@ def clients_in_order(courses: Sequence[Course]) -> Markup:
             if name in course.accuracy:
                 x, y = frame.at(place + 0.5, course.accuracy[name])
                 marks.append(tag("circle", cx=x, cy=y, r=radius, class_=f"dot small {style_of(index)}"))
-    said = f"{len(names)} clients, from {courses[0].accuracy[names[0]]:.1f} to {courses[0].accuracy[names[-1]]:.1f} percent"
+    worst, best = courses[0].accuracy[names[0]], courses[0].accuracy[names[-1]]
+    said = f"{len(names)} clients, from {worst:.1f} to {best:.1f} percent"
     return picture("clients", "Test accuracy of each client", said, (frame.width, frame.height), marks)
 
 
@@ -106,7 +107,9 @@ def over_rounds(
     marks = frame.axes("round", unit)
     for index, points in enumerate(lines):
         marks.append(frame.line(points, f"{style_of(index)} {'main' if index == 0 else 'other'}"))
-    said = "; ".join(f"{label}: {np.mean([get(line) for line in rounds]):.3g} on average" for label, get in values.items())
+    said = "; ".join(
+        f"{label}: {np.mean([get(line) for line in rounds]):.3g} on average" for label, get in values.items()
+    )
     return picture(name, title, f"{said} ({unit})", (560, 240), marks)
 
 

@@ -55,7 +55,7 @@ class Session:
             self.roster.seed = self.config.seed
         self.federation = Federation(self.grid, self.roster, self._tell, self.watch)
         for listener in self.listeners:
-            listener.begin(self.roster)
+            listener.gathering(self.roster)
 
     def run(self) -> dict[str, Selection]:
         """Run the strategy and its baselines; returns the selected evaluation of each, by name.

@@ -1,4 +1,4 @@
-"""What a person sees: a live block while a strategy runs, plain lines where there is no terminal, a table at the end."""
+"""What a person sees: a live block while a strategy runs, lines where there is no terminal, a table at the end."""
 
 import time
 from collections.abc import Mapping

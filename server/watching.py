@@ -154,7 +154,9 @@ def _results(folder: Path) -> tuple[Mapping[str, Selection], Mapping[str, int]]:
     try:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
         clients = json.loads((folder / "roster.json").read_text())["clients"]
-        results = {name: Selection(each["round"], each["metrics"], each["test_accuracy"]) for name, each in summary.items()}
+        results = {
+            name: Selection(each["round"], each["metrics"], each["test_accuracy"]) for name, each in summary.items()
+        }
         return results, {each["client_id"]: each["about"]["train_examples"] for each in clients}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder}: summary.json or roster.json is damaged ({error!r})") from None

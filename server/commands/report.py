@@ -1,8 +1,9 @@
 """Write a run's report: one HTML file with all figures, readable without a network.
 
-RUN may also be a comparison's folder (`flower-server compare`): the run that was begun first, with the other strategies of
-its seed. A run writes its report itself when it ends, but for the matrix of heads on other clients' feature extractors: that
-needs the data, here with --root or where the run found them. It is left out, with the reason, where it cannot be had.
+RUN may also be a comparison's folder (`flower-server compare`): the run that was begun first, with the other strategies
+of its seed. A run writes its report itself when it ends, but for the matrix of heads on other clients' feature
+extractors: that needs the data, here with --root or where the run found them. It is left out, with the reason, where it
+cannot be had.
 """
 
 import argparse
