@@ -356,11 +356,13 @@ def _write_report(folder: Path, console: Console) -> None:
     if sum(path.stat().st_size for path in folder.rglob("*.jsonl")) > LARGEST_FOR_REPORT:
         _say(console, f"its report would take long; flower-server report {folder} writes it")
         return
-    try:
-        _say(console, f"report: {write_report(folder, mix=False)}")
-    except Exception as error:
-        logging.getLogger(__name__).exception("the report could not be written")
-        _say(console, f"the report could not be written ({error}); flower-server report {folder} tries again", "yellow")
+    with log_to(folder / "server.log"):
+        try:
+            _say(console, f"report: {write_report(folder, mix=False)}")
+        except Exception as error:
+            logging.getLogger(__name__).exception("the report could not be written")
+            hint = f"the report could not be written ({error}); flower-server report {folder} tries again"
+            _say(console, hint, "yellow")
 
 
 def _where(config: RunConfig, checkpoint: "Checkpoint") -> str:

@@ -122,7 +122,8 @@ def _page(run: RunData, mixed: tuple[list[str], Points] | None, why_not: str) ->
 
 
 def _each(line: Mapping[str, Any], key: str) -> float:
-    return float(line.get(key, 0)) / 1e3 / max(1, line["clients"])
+    kilobytes: float = line.get(key, 0) / 1e3
+    return kilobytes / max(1, int(line["clients"]))
 
 
 def _headline(run: RunData) -> str:
