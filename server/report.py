@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,6 +17,9 @@ from hyperbloom.server import report_figures as figures
 from hyperbloom.server.board import amount, duration
 from hyperbloom.server.embedding_map import Points, flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.report_data import Course, Member, RunData, read_run_data
+
+if TYPE_CHECKING:
+    from hyperbloom.server.mix_and_match import Mixed
 
 __all__ = ["REPORT", "write_report"]
 
@@ -54,7 +57,7 @@ def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: 
     return path
 
 
-def _mixed(run: RunData, mix: bool, root: Path | None) -> tuple[tuple[list[str], Points] | None, str]:
+def _mixed(run: RunData, mix: bool, root: Path | None) -> tuple["Mixed | None", str]:
     """Return the matrix with its names, or why there is none."""
     if not mix:
         return None, "it takes the data and some time; flower-server report computes it"
@@ -73,7 +76,7 @@ class _Tile:
     note: str
 
 
-def _page(run: RunData, mixed: tuple[list[str], Points] | None, why_not: str) -> str:
+def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> str:
     environment = Environment(
         loader=PackageLoader("hyperbloom.server", "templates"),
         autoescape=True,
@@ -98,9 +101,10 @@ def _page(run: RunData, mixed: tuple[list[str], Points] | None, why_not: str) ->
         worst_off=sorted(main.accuracy, key=lambda name: main.accuracy[name])[:WORST],
         mean_of=lambda course: course.metrics.get("test_mean"),
         **_map(run),
-        matrix=figures.matrix(*mixed) if mixed else None,
-        own_and_others=_own_and_others(mixed[1]) if mixed else None,
-        mixed_first=len(mixed[0]) if mixed and len(mixed[0]) < len(members) else 0,
+        matrix=figures.matrix(mixed.names, mixed.values) if mixed else None,
+        of_last_round=mixed is not None and mixed.of_last_round,
+        own_and_others=_own_and_others(mixed.values) if mixed else None,
+        mixed_first=len(mixed.names) if mixed and len(mixed.names) < len(members) else 0,
         why_no_matrix=why_not,
         bytes=figures.over_rounds(
             "bytes",

@@ -9,6 +9,7 @@ RUN/hypernetwork.safetensors       server state of the round that validation sel
 RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+RUN/report.html                    all of it for a browser (server/report.py)
 RUN/checkpoints/                   from which `--resume RUN` goes on (server/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients

@@ -17,7 +17,7 @@ from hyperbloom.server.listener import Selection
 from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
 from hyperbloom.server.view import BoardView, results_table
 
-__all__ = ["is_running", "read_config", "watch"]
+__all__ = ["is_running", "read_config", "read_environment", "watch"]
 
 LOOK_EVERY_S = 0.5
 
@@ -55,6 +55,15 @@ def read_config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"expected the folder of a run, found no {path}")
     return load_run_config(path, {})
+
+
+def read_environment(folder: Path) -> Mapping[str, Any]:
+    """Return what a run has written of its environment; ConfigError if it is damaged."""
+    try:
+        found = json.loads((folder / "environment.json").read_text())
+        return {**found}
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder}: environment.json is missing or damaged ({error})") from None
 
 
 def is_running(folder: Path) -> bool:

@@ -30,16 +30,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_diagonal_is_what_the_run_has_reported(run: Path) -> None:
-    names, values = mix_and_match(run, read_config(run), None)
+    names, values, last = mix_and_match(run, read_config(run), None)
     accuracy = json.loads((run / "summary.json").read_text())["pfedhn"]["test_accuracy"]
-    assert names == list(accuracy)
+    assert names == list(accuracy) and not last
     np.testing.assert_allclose(np.diag(values), list(accuracy.values()))
     assert np.abs(values - np.diag(values)[:, None]).max() > 5  # others' are worse, or better
 
 
 def test_every_pair_is_the_model_put_together_by_hand(run: Path) -> None:
     config = read_config(run)
-    _, values = mix_and_match(run, config, None)
+    _, values, _ = mix_and_match(run, config, None)
     tensors, roster = read_run(run)
     about = next(iter(roster)).about
     spec = ModelSpec.choose(config.model, "M", about.input_shape, about.num_classes)
@@ -69,12 +69,27 @@ def written(tensors: dict[str, torch.Tensor], row: int, shapes: dict[str, torch.
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
+def test_heads_that_clients_have_kept_are_theirs(tmp_path: Path) -> None:
+    """With pFedHN-PC; the last round is evaluated, so that the diagonal is its accuracy."""
+    words = "--strategy pfedhn-pc --engine inline --clients 3 --cohort 3 --rounds 4 --eval-every 4 --max-train 60"
+    assert main([*words.split(), "--set", "local.steps=10", "--run-dir", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    accuracy = {
+        each["client"]: 100 * each["test_correct"] / each["test_total"] for each in lines if "test_total" in each
+    }
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    names, values, last = mix_and_match(tmp_path / "run", read_config(tmp_path / "run"), None)
+    np.testing.assert_allclose(np.diag(values), [accuracy[name] for name in names])
+    assert np.abs(values - np.diag(values)[:, None]).max() > 1 and last
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
 def test_the_report_shows_it(run: Path) -> None:
     path = write_report(run)
     check_self_contained(path)
     page = Page(path)
     assert len(page.styled("cell")) == 16 and len(page.styled("cell own")) == 4
-    _, values = mix_and_match(run, read_config(run), None)
+    _, values, _ = mix_and_match(run, read_config(run), None)
     own = np.eye(4, dtype=bool)
     assert f"right on {values[own].mean():.1f} % on average, with another client's on {values[~own].mean():.1f} %" in (
         page.text
@@ -82,7 +97,7 @@ def test_the_report_shows_it(run: Path) -> None:
 
 
 def test_data_of_their_own_are_not_taken_for_those_of_the_run(run: Path, tmp_path: Path) -> None:
-    for name in ("config.yaml", "hypernetwork.safetensors", "roster.json"):
+    for name in ("config.yaml", "environment.json", "hypernetwork.safetensors", "roster.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     stored = json.loads((tmp_path / "roster.json").read_text())
     stored["clients"][2]["about"]["train_examples"] += 1
@@ -94,8 +109,8 @@ def test_data_of_their_own_are_not_taken_for_those_of_the_run(run: Path, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": "fedavg"}, "no whole models of its clients with fedavg"),
-        ({"strategy": "pfedhn-pc"}, "no whole models of its clients with pfedhn-pc"),
+        ({"strategy": "fedavg"}, "fedavg writes no feature extractor for each client"),
+        ({"strategy": "pfedhn-pc"}, "client-0 keeps its head, or has none"),
         ({"sizes": ("S", "M")}, "networks of several sizes"),
     ],
 )

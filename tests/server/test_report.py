@@ -194,7 +194,7 @@ def test_the_command_writes_where_it_is_told(tmp_path: Path, capsys: pytest.Capt
 
 def test_why_there_is_no_matrix_is_said(tmp_path: Path) -> None:
     run = Recording(tmp_path, config=some_config(strategy="fedavg", baselines=())).whole()
-    assert "No matrix: the server has no whole models of its clients with fedavg." in Page(write_report(run)).text
+    assert "No matrix: fedavg writes no feature extractor for each client." in Page(write_report(run)).text
 
 
 # ---------------------------------------------------------------------- at the end of a run
