@@ -93,7 +93,7 @@ class Board:
         pace = "before training"
         if number and self.pace:
             pace = f"{self.pace:.1f} rounds/s  {(self.rounds - number) / self.pace:.0f} s left"
-        return f"{self.name}: round {number}/{self.rounds}  {_accuracy(self._evaluated)}  {pace}"
+        return f"{self.name}: round {number}/{self.rounds}  accuracy {_figures(self._evaluated)}  {pace}"
 
     def render(self) -> RenderableType:
         """Return the board for a terminal."""
@@ -128,7 +128,7 @@ class Board:
         line = self._evaluated
         if not line:
             return "waiting for the first evaluation"
-        text = Text(_accuracy(line))
+        text = Text(_figures(line))
         if self._worst is not None:
             text.append(f" ({plain_text(self._worst)})")
         text.append(f", at round {line['round']}")
@@ -181,5 +181,5 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
-def _accuracy(line: Any) -> str:
-    return f"accuracy mean {line['test_mean']:.1f} %, worst client {line['test_worst']:.1f} %"
+def _figures(line: Any) -> str:
+    return f"mean {line['test_mean']:.1f} %, worst client {line['test_worst']:.1f} %"

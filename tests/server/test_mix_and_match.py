@@ -106,6 +106,16 @@ def test_data_of_their_own_are_not_taken_for_those_of_the_run(run: Path, tmp_pat
         mix_and_match(tmp_path, read_config(tmp_path), None)
 
 
+def test_a_name_is_no_way_out_of_the_folder(run: Path, tmp_path: Path) -> None:
+    for name in ("config.yaml", "environment.json", "hypernetwork.safetensors"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    stored = (run / "roster.json").read_text().replace('"client-0"', '"../../client-0"')
+    (tmp_path / "roster.json").write_text(stored)
+    config = read_config(run).model_copy(update={"strategy": "pfedhn-pc", "options": {}})
+    with pytest.raises(ConfigError, match=r"a client's name: expected .*; found '../../client-0'"):
+        mix_and_match(tmp_path, config, None)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

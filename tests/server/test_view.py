@@ -206,7 +206,7 @@ def test_on_a_terminal_there_is_one_live_block_per_strategy() -> None:
     view.phase_done(strategy())
     head, *rows = last_block(shown)
     assert head.split() == ["pfedhn", "━" * 24, "20/20", "2.0", "rounds/s"]
-    assert rows[0].startswith("accuracy  accuracy mean 50.0 %, worst client 25.0 % (b), at round 20")
+    assert rows[0].startswith("accuracy  mean 50.0 %, worst client 25.0 % (b), at round 20")
     assert rows[1].startswith("training  loss 1 · 1 client in 0.50 s")
     assert rows[2].startswith("left out  b 1 time, last in round 19: no reply")
     assert [row.rsplit(" ", 2)[1:] for row in rows[4:]] == [["ward-7", "left"]]
