@@ -1,7 +1,8 @@
 """What a run folder says, gathered for its report; numbers only, nothing of how they are shown."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ COMPARISON, CELL = "comparison.yaml", "cell.json"  # as `flower-server compare` 
 
 @dataclass(frozen=True)
 class Spread:
-    """Test accuracy over the clients that were scored after a round, percent."""
+    """Test accuracy over the clients that were scored after a round, percent; novel ones are left out."""
 
     round: int
     mean: float
@@ -59,7 +60,7 @@ class Course:
         spreads: of the rounds that were evaluated, the selected one among them.
         selected: round that validation selected; None before the first evaluation.
         metrics: of that round.
-        accuracy: test accuracy of each client then, percent.
+        accuracy: test accuracy of each client then, percent; novel ones are left out.
         left_out: by client.
         left_out_in: clients left out, by round.
     """
@@ -126,13 +127,14 @@ def read_run_data(folder: Path) -> RunData:
     try:
         summary = _json(folder / "summary.json", {})
         environment = _json(folder / "environment.json", {})
-        courses = [
-            _read_course(name, phase_folder(folder, config, name), summary.get(name))
-            for name in (config.strategy, *config.baselines)
-        ]
-        others, compared = _beside(folder, config)
         roster = _json(folder / "roster.json", {"clients": []})
         members = [_member(entry) for entry in roster["clients"]]
+        novel = {member.name for member in members if _is_novel(member, config)}
+        courses = [
+            _read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
+            for name in (config.strategy, *config.baselines)
+        ]
+        others, compared = _beside(folder, config, novel)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: a file of the run is damaged ({error!r})") from None
     if not courses[0].rounds:
@@ -152,6 +154,11 @@ def _member(entry: Mapping[str, Any]) -> Member:
     return Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares)
 
 
+def _is_novel(member: Member, config: RunConfig) -> bool:
+    """Return whether a client never trains and is scored apart; as `PersonalisedStrategy.is_novel` has it."""
+    return bool(config.novel) and member.row >= config.clients - math.ceil(config.clients * config.novel / 100)
+
+
 def _first_cell(out: Path) -> Path:
     cells = sorted(_cells(out), key=lambda cell: str(_json(cell / "environment.json", {}).get("started", "")))
     if not cells:
@@ -163,7 +170,7 @@ def _cells(out: Path) -> Iterator[Path]:
     return (path.parent for path in sorted(out.glob(f"*/{CELL}")))
 
 
-def _beside(folder: Path, config: RunConfig) -> tuple[list[Course], str]:
+def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Course], str]:
     """Return the other strategies of the same comparison and seed, and a sentence that says so."""
     out = folder.resolve().parent
     if not (out / COMPARISON).exists():
@@ -172,11 +179,12 @@ def _beside(folder: Path, config: RunConfig) -> tuple[list[Course], str]:
     for cell in _cells(out):
         other = read_config(cell)
         if other.seed == config.seed and other.strategy != config.strategy:
-            others.append(_read_course(other.strategy, cell, _json(cell / "summary.json", {}).get(other.strategy)))
+            summary = _json(cell / "summary.json", {}).get(other.strategy)
+            others.append(_read_course(other.strategy, cell, summary, novel))
     return others, f"The other strategies are runs of the same comparison with seed {config.seed}."
 
 
-def _read_course(name: str, place: Path, summary: Mapping[str, Any] | None) -> Course:
+def _read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel: Set[str]) -> Course:
     course = Course(name)
     lines = list(read_lines(place / METRICS))
     rounds = {line["round"]: line for line in reversed(lines)}  # the first of a round is that of its training
@@ -187,7 +195,7 @@ def _read_course(name: str, place: Path, summary: Mapping[str, Any] | None) -> C
         number, client = line["round"], line["client"]
         if "refused" in line:
             _leave_out(course, client, number, line["refused"])
-        elif line.get("test_total"):
+        elif line.get("test_total") and client not in novel:
             scores.setdefault(number, {})[client] = 100 * line["test_correct"] / line["test_total"]
     course.spreads = [
         _spread(number, evaluated[number]["test_mean"], np.fromiter(scores[number].values(), float))
@@ -198,7 +206,7 @@ def _read_course(name: str, place: Path, summary: Mapping[str, Any] | None) -> C
         course.selected, course.metrics, course.accuracy = (
             summary["round"],
             summary["metrics"],
-            summary["test_accuracy"],
+            {client: value for client, value in summary["test_accuracy"].items() if client not in novel},
         )
     return course
 

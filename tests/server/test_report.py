@@ -147,6 +147,16 @@ def test_a_strategy_without_embeddings_has_no_map(tmp_path: Path) -> None:
     assert "There is no map: fedavg has no embedding of each client on the server" in page.text
 
 
+def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:
+    config = some_config(baselines=(), clients=3, novel=30)
+    run = Recording(tmp_path, config=config)
+    assert [run.strategy("pfedhn").is_novel(client) for client in run.roster] == [False, False, True]
+    run.whole()
+    course = read_run_data(tmp_path).main
+    assert sorted(course.accuracy) == ["a", "b"]
+    assert [spread.extremes for spread in course.spreads] == [(20.0, 21.0), (40.0, 41.0), (60.0, 61.0)]
+
+
 def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) -> None:
     (tmp_path / "comparison.yaml").write_text("engine: inline\n")
     for name, seed in (("pfedhn", 0), ("fedavg", 0), ("fedavg", 1)):
