@@ -112,6 +112,8 @@ def test_the_run_folder_holds_what_is_promised_and_nothing_else(run: Done) -> No
         "environment.json",
         "metrics.jsonl",
         "clients.jsonl",
+        "events.jsonl",
+        "report.html",
         "hypernetwork.safetensors",
         "hypernetwork-last.safetensors",
         "roster.json",
