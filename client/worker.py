@@ -51,6 +51,7 @@ from hyperbloom.common.messages import (
     Weights,
 )
 from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
+from hyperbloom.common.privacy import release
 from hyperbloom.common.seeds import derive
 
 __all__ = ["Worker", "worker_for"]
@@ -180,6 +181,7 @@ class Worker:
         """
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
+        _check_privacy(order)
         _codec(order)  # refused before any work is done, as is a method
         trainer(order)
         network = self._load(order)
@@ -205,6 +207,9 @@ class Worker:
         if order.reply != "nothing" and order.weights is not None:
             layout, codec = network.shared.layout, _codec(order)
             sent = order.weights.part(layout)
+            if order.dp_clip is not None and order.dp_noise is not None:
+                # Nothing below sees the change itself; and the loss is of the same examples.
+                trained, loss = sent + release(trained - sent, order.dp_clip, order.dp_noise), 0.0
             if codec is None:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
@@ -375,6 +380,12 @@ def _memory() -> Iterator[None]:
 
 def _moment(order: Order) -> Moment:
     return Moment(order.round, order.resume_points or (), order.rewound or ())
+
+
+def _check_privacy(order: TrainOrder) -> None:
+    wanted = (order.dp_clip, order.dp_noise)
+    if wanted != (None, None) and not all(value is not None and value > 0 for value in wanted):
+        raise WireError(f"order: expected dp_clip and dp_noise above 0, found {wanted}")
 
 
 def _codec(order: TrainOrder) -> Codec | None:

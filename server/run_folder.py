@@ -8,6 +8,7 @@ RUN/hypernetwork.safetensors       server state of the round that validation sel
 RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+RUN/privacy.json                   what each client has spent, with differential privacy; never taken back
 RUN/checkpoints/                   from which `--resume RUN` goes on (server/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
@@ -18,7 +19,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +33,7 @@ from torch import Tensor
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.privacy import epsilon_of, promise
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
 from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
@@ -108,6 +111,7 @@ class RunFolder(Listener):
         self._phase = path
         self._name = config.strategy
         self._selected: dict[str, Any] = {}
+        self._spent: Counter[str] = Counter()  # noisy changes that each client was asked for, in all phases
         if run_id is not None:
             write_bytes(path / "config.yaml", dump_run_config(config).encode())
             write_json(path / "environment.json", _environment(config, run_id, machines or {}))
@@ -121,6 +125,7 @@ class RunFolder(Listener):
         """
         resume, number, lengths = read_resume(path, config, say)
         folder, checkpoint = cls(path, config, None), resume.checkpoint
+        folder._read_spent()
         names = [config.strategy, *config.baselines]
         folder._enter(names[checkpoint.phase])
         for name, length in lengths.items():
@@ -151,6 +156,47 @@ class RunFolder(Listener):
     def _folder(self, name: str) -> Path:
         return self.path if name == self.config.strategy else self.path / "baselines" / name
 
+    def released(self, names: Sequence[str]) -> None:
+        """Count it before the orders go out. A run that goes back to a checkpoint does not take it back."""
+        self._spent.update(names)
+        privacy = self.config.privacy
+        clients = {
+            name: {"releases": count, "epsilon": epsilon_of([privacy.noise] * count, privacy.delta)}
+            for name, count in sorted(self._spent.items())
+        }
+        write_json(self.path / "privacy.json", {**privacy.model_dump(), "clients": clients})
+
+    def _read_spent(self) -> None:
+        """Go on counting.
+
+        Raises:
+            ConfigError: the file is damaged, or of another mechanism, so that it is not known what has been spent.
+        """
+        path, privacy = self.path / "privacy.json", self.config.privacy
+        if privacy.where == "none" or not path.exists():
+            return
+        try:
+            stored = json.loads(path.read_text())
+            self._spent = Counter({str(name): int(each["releases"]) for name, each in stored.pop("clients").items()})
+            if stored != privacy.model_dump():
+                raise ValueError("it is of other settings than config.yaml")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"--resume: {path} cannot be used ({error}), so it is not known what has been spent on privacy; "
+                "restore it from a backup"
+            ) from None
+
+    def privacy_report(self) -> list[str]:
+        """Return in words what clients have spent: the one who was asked most often, and the least."""
+        if not self._spent:
+            return []
+        most, least = max(self._spent.values()), min(self._spent.values())
+        lines = ["privacy: " + line for line in promise(self.config.privacy, most)]
+        if least < most:
+            epsilon = epsilon_of([self.config.privacy.noise] * least, self.config.privacy.delta)
+            lines.append(f"privacy: that is who was asked most often; least, {least} times: epsilon {epsilon:.4g}")
+        return [*lines, "privacy: all clients are in privacy.json"]
+
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
         outcome, number = report.outcome, report.number
@@ -158,7 +204,8 @@ class RunFolder(Listener):
         line: dict[str, Any] = {"round": number, "seconds": round(report.seconds, 4), "clients": len(losses)}
         line["elapsed"] = round(report.elapsed, 4)
         line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
-        if losses:
+        hidden = self.config.privacy.where == "client"
+        if losses and not hidden:
             line["loss"] = sum(losses) / len(losses)
         if report.late:
             line["late"] = report.late
@@ -171,7 +218,7 @@ class RunFolder(Listener):
         if outcome.evaluation:
             line |= outcome.evaluation.metrics()
         self._append("metrics.jsonl", [line])
-        self._append("clients.jsonl", _client_lines(report))
+        self._append("clients.jsonl", _client_lines(report, hidden))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""
@@ -195,8 +242,15 @@ class RunFolder(Listener):
         write_json(self.path / "roster.json", strategy.roster.to_json())
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
-        with (self._phase / name).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        path, content = self._phase / name, "".join(json.dumps(line) + "\n" for line in lines)
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(content)
+        except OSError:  # the disk is full
+            if path.exists():
+                os.truncate(path, before)
+            raise
 
 
 def _figures(selection: Selection) -> dict[str, Any]:
@@ -207,10 +261,10 @@ def _figures(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _client_lines(report: RoundReport) -> list[dict[str, Any]]:
+def _client_lines(report: RoundReport, hidden: bool) -> list[dict[str, Any]]:
     outcome, common = report.outcome, {"round": report.number}
     lines = [
-        {**common, "client": name, "loss": result.loss, "seconds": round(result.seconds, 4)}
+        {**common, "client": name, **({} if hidden else {"loss": result.loss}), "seconds": round(result.seconds, 4)}
         for name, result in outcome.results.items()
     ]
     if outcome.evaluation:

@@ -11,6 +11,7 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import ASKS
 from hyperbloom.common.models import MODELS, ModelSpec, full_layout
+from hyperbloom.common.privacy import promise
 from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
@@ -73,6 +74,7 @@ class Session:
         for phase, name in enumerate(names):
             config = self.config if phase == 0 else baseline_config(self.config, name)
             strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
+            strategy.on_release = self._spend
             self.federation.greet_for(strategy)
             if went_on and phase < went_on.phase:
                 continue
@@ -146,6 +148,10 @@ class Session:
         if strategy:
             self._mark(strategy, phase)
 
+    def _spend(self, names: Sequence[str]) -> None:
+        for listener in self.listeners:
+            listener.released(names)
+
     def _tell(self, text: str) -> None:
         for listener in self.listeners:
             listener.event(text)
@@ -187,6 +193,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
+    if config.privacy.where != "none":
+        promise(config.privacy, 1)  # the accountant is here
     if config.model not in ("auto", *MODELS):
         raise ConfigError(f"model: expected auto or one of {', '.join(MODELS)}, found {config.model!r}")
     if config.data.split not in PARTITIONERS:

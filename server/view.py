@@ -35,10 +35,11 @@ class TerminalView(Listener):
         self._start = 0.0
         self._name = ""
         self._done = 0
+        self._first: int | None = None
 
     def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
         """Begin a new line for a strategy."""
-        self._start, self._name, self._done = time.perf_counter(), name, 0
+        self._start, self._name, self._done, self._first = time.perf_counter(), name, 0, None
         if self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("[bold]{task.description:<10}"),
@@ -74,7 +75,9 @@ class TerminalView(Listener):
         """Advance."""
         for name, why in report.outcome.refused.items():
             self._line(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
-        rate = report.number / (time.perf_counter() - self._start)
+        if self._first is None:  # of this process: a run that is resumed does not begin with round 1
+            self._first = max(1, report.number)
+        rate = (report.number - self._first + 1) / (time.perf_counter() - self._start)
         metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
         if self._progress:
             # In asynchronous mode an evaluation is reported after rounds that came later.
