@@ -314,6 +314,7 @@ class Notice(Packable):
     type: ClassVar[str] = "query.notice"
     kind: str
     reason: str
+    complete: str | None = None  # id of a run that will not be resumed: nothing needs to be kept for that any more
 
 
 @dataclass(frozen=True)

@@ -398,10 +398,17 @@ def _check_port(host: str, port: int) -> None:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
 
+class _LogFile(logging.FileHandler):
+    """What the disk does not take is lost without a word: the run's own files tell."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on."""
+
+
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Write our log, and Flower's, into the run folder."""
-    handler = logging.FileHandler(path)
+    handler = _LogFile(path)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]

@@ -62,10 +62,13 @@ class Session:
         Raises:
             HyperbloomError: too few clients, or nobody answers any more.
         """
+        complete: str | None = None
         try:
-            return self._run()
+            results = self._run()
+            complete = self.run_id
+            return results
         finally:
-            self.federation.say_goodbye("the run is over")
+            self.federation.say_goodbye("the run is over", complete)
 
     def _run(self) -> dict[str, Selection]:
         went_on = self.resume.checkpoint if self.resume else None

@@ -217,8 +217,8 @@ class PersonalisedStrategy(Strategy):
         if where == "server" and self.codec is not None:
             raise ConfigError("compression: expected none with privacy.where=server: what it owes escapes the clipping")
         if self.config.secure_aggregation:
-            why = "is not built yet (docs/privacy.md)" if self.sums else f"cannot work: {name} needs single replies"
-            raise ConfigError(f"secure_aggregation: it {why}; leave it out, or see privacy.where")
+            why = "is not built yet (docs/privacy.md)" if self.sums else f"cannot work: {name} needs each single reply"
+            raise ConfigError(f"secure_aggregation: it {why}; leave it out, or let clients add noise (--dp-clients)")
 
     # ------------------------------------------------------------------ what a strategy of its own overrides
 

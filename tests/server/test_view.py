@@ -118,6 +118,7 @@ def test_without_a_terminal_an_evaluation_is_a_line(now: list[float]) -> None:
     shown = console()
     view = TerminalView(shown)
     view.phase(strategy(), "pfedhn")
+    view.round_done(report(1, evaluated=False))
     now[0] += 5.0
     view.round_done(report(9, evaluated=False))
     assert text(shown) == ""
@@ -132,11 +133,23 @@ def test_each_strategy_is_timed_from_its_own_start(now: list[float]) -> None:
     view = TerminalView(shown)
     for name in ("pfedhn", "local"):
         view.phase(strategy(), name)
+        view.round_done(report(1, evaluated=False))
         now[0] += 10.0
         view.round_done(report(20))
     lines = text(shown).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pfedhn", "local"]
     assert all(line.endswith("2.0 rounds/s  0 s left") for line in lines)
+
+
+def test_rounds_before_a_crash_do_not_make_a_run_faster(now: list[float]) -> None:
+    shown = console()
+    view = TerminalView(shown)
+    view.phase(strategy(), "pfedhn")
+    now[0] += 2.0
+    view.round_done(report(9, evaluated=False))
+    now[0] += 2.0
+    view.round_done(report(10))
+    assert text(shown).endswith("0.5 rounds/s  20 s left\n")
 
 
 def test_events_are_lines_with_the_time(now: list[float]) -> None:
