@@ -2,8 +2,8 @@
 
 The attack is the loss threshold of Yeom, Giacomelli, Fredrikson, Jha: Privacy Risk in Machine Learning, CSF 2018,
 https://arxiv.org/abs/1709.01604: examples with a small loss are called members. The attacker has the weights that the
-server generates for a client (pfedhn) or that all share (fedavg) after the last round, the client's training examples as
-members, and its test examples, which nothing was trained on, as others.
+server generates for a client (pfedhn) or that all share (fedavg) after the last round, the client's training examples
+as members, and its test examples, which nothing was trained on, as others.
 
 * AUC: how often a member has a smaller loss than another example; 0.5 is a guess.
 * advantage: the largest difference of true and false positives over all thresholds; 0 is a guess. Chosen on the same

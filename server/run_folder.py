@@ -42,6 +42,10 @@ from hyperbloom.strategies.roster import Roster
 
 __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
+_DAMAGED = (
+    *(OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),  # of JSON that nobody would write
+)
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
 
@@ -80,7 +84,7 @@ def read_run(folder: Path) -> tuple[dict[str, Tensor], Roster]:
     try:
         tensors = load_file(folder / "hypernetwork.safetensors")
         return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGED as error:
         raise ConfigError(
             f"init_from: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
         ) from None
@@ -180,7 +184,7 @@ class RunFolder(Listener):
             self._spent = Counter({str(name): int(each["releases"]) for name, each in stored.pop("clients").items()})
             if stored != privacy.model_dump():
                 raise ValueError("it is of other settings than config.yaml")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _DAMAGED as error:
             raise ConfigError(
                 f"--resume: {path} cannot be used ({error}), so it is not known what has been spent on privacy; "
                 "restore it from a backup"

@@ -77,7 +77,7 @@ class TerminalView(Listener):
             self._line(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
         if self._first is None:  # of this process: a run that is resumed does not begin with round 1
             self._first = max(1, report.number)
-        rate = (report.number - self._first + 1) / (time.perf_counter() - self._start)
+        rate = (report.number - self._first + 1) / max(time.perf_counter() - self._start, 1e-9)
         metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
         if self._progress:
             # In asynchronous mode an evaluation is reported after rounds that came later.
