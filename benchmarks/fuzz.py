@@ -1,11 +1,10 @@
 """Everything that is read from elsewhere, fed with what nobody would write: only one kind of error may come out.
 
 A target gets bytes, made from sound ones by mutation, and may raise what its reader documents (a HyperbloomError) and
-nothing else. `tests/common/test_fuzz.py` runs all targets briefly; this runs them for as long as you like, guided by
-coverage if atheris is installed (`pip install atheris`; Linux, CPython up to 3.13), at random if not.
+nothing else. `tests/common/test_fuzz.py` runs all targets briefly, this runs them at random for as long as you like,
+and `benchmarks/fuzz_guided.py` lets atheris look for new paths.
 
     python -m benchmarks.fuzz --minutes 10 [--target graph]
-    python -m benchmarks.fuzz --atheris graph -max_total_time=600
 
 What breaks a target is written to crash-TARGET-DIGEST in the current folder.
 """
@@ -325,31 +324,11 @@ def run(minutes: float, targets: list[str], seed: int) -> int:
     return broken
 
 
-def guided(target: str, flags: list[str]) -> None:
-    """Let atheris look for what breaks a target; it ends the process."""
-    import atheris
-
-    corpus = Path(tempfile.mkdtemp(prefix=f"corpus-{target}-"))
-    for index, content in enumerate(sound(target)):
-        (corpus / str(index)).write_bytes(content)
-
-    def one(content: bytes) -> None:
-        with suppress(HyperbloomError):
-            TARGETS[target](content)
-
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], str(corpus), *flags], one)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", choices=list(TARGETS), action="append")
-    parser.add_argument("--atheris", choices=list(TARGETS), help="coverage-guided; further flags are libFuzzer's")
-    args, rest = parser.parse_known_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.atheris:
-        guided(args.atheris, rest)
     sys.exit(bool(run(args.minutes, args.target or list(TARGETS), args.seed)))

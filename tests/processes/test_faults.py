@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_a_federation_under_fire_loses_nothing(tmp_path: Path) -> None:
-    """Set HYPERBLOOM_FAULT_SECONDS to 300 for the five-minute version; runs repeat until that time is over."""
-    left, seed = float(os.environ.get("HYPERBLOOM_FAULT_SECONDS", "15")), 1
-    rounds = 30 if left < 60 else 400
+    """Set HYPERBLOOM_FAULT_SECONDS to 300 for the five-minute version."""
+    left, seed = float(os.environ.get("HYPERBLOOM_FAULT_SECONDS", "10")), 1
+    rounds = 20 if left < 60 else 400
     problems, actions = besiege(tmp_path, seed, left, rounds)
     assert not problems, (problems, (tmp_path / "actions.log").read_text())
-    assert sum(actions.values()) >= 3, actions
+    assert sum(actions.values()) >= 2, actions
