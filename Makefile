@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Hyperbloom needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable '.[dev,simulation]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable '.[dev,export,simulation]'
 	@touch $@
 
 clean:  ## remove the virtual environment and caches; run folders stay

@@ -50,6 +50,8 @@ DATA = "benchmarks.architectures:small_cifar10"
 TRAIN = 8_000  # images that the clients share
 EPOCHS, BATCH = 20, 64
 RATES = {"upper bound": (0.02, 0.05), "HAFL-GHN": (0.05, 0.1, 0.2), "no graph": (0.05, 0.1, 0.2), "local": (0.02, 0.05)}
+# All inner layers of a plain CNN share a decoder, which takes a step for each of them.
+PLAIN_RATES = {"HAFL-GHN": (0.01, 0.02, 0.05), "no graph": (0.01, 0.02, 0.05), "local": (0.02, 0.05)}
 
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     # name: strategy, its options, the federation's own model; the paper's table first
@@ -195,21 +197,22 @@ def mean(line: dict[str, Any]) -> float:
 
 def trials() -> Iterator[Cell]:
     """Yield what decides the learning rates: five passes with the first seed."""
-    for method, rates in RATES.items():
-        yield from (Cell("rates", method, 0, rate, epochs=5) for rate in rates)
+    for name, architectures, rates in (("rates", HAFL, RATES), ("rates, plain CNNs", PLAIN, PLAIN_RATES)):
+        for method in rates:
+            yield from (Cell(name, method, 0, rate, architectures, epochs=5) for rate in rates[method])
 
 
-def best_rates(results: Path) -> dict[str, float]:
+def best_rates(results: Path, experiment: str) -> dict[str, float]:
     """Return the rate with the best accuracy on validation examples, by method."""
     tried: dict[str, dict[float, float]] = {}
     for line in read(results):
-        if line["experiment"] == "rates":
+        if line["experiment"] == experiment:
             tried.setdefault(line["method"], {})[line["rate"]] = line["validation"]
     rates = {method: max(scores, key=lambda rate: scores[rate]) for method, scores in tried.items()}
     return rates | {method: rates[other] for method, other in SAME_RATE.items() if other in rates}
 
 
-def cells(rates: dict[str, float], only: str | None, seeds: int) -> Iterator[Cell]:
+def cells(rates: dict[str, float], plain: dict[str, float], only: str | None, seeds: int) -> Iterator[Cell]:
     """Yield the study seed by seed, so that one that is stopped has all methods."""
     for seed in range(seeds):
         if only in (None, "tables"):
@@ -218,7 +221,7 @@ def cells(rates: dict[str, float], only: str | None, seeds: int) -> Iterator[Cel
             yield from (Cell("8 clients", m, seed, rates[m], clients=8, members=members) for m in TABLE)
         if only in (None, "ablation"):
             for method in ("HAFL-GHN", "no graph", "local"):
-                yield Cell("plain CNNs", method, seed, rates[method], PLAIN)
+                yield Cell("plain CNNs", method, seed, plain[method], PLAIN)
         if only in (None, "unseen"):
             for index, name in enumerate(HAFL):
                 for method, unseen in (("HAFL-GHN", True), ("local", False)):
@@ -234,7 +237,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     for experiment in dict.fromkeys(line["experiment"] for line in lines):
         for method in METHODS:
             chosen = [line for line in lines if (line["experiment"], line["method"]) == (experiment, method)]
-            if not chosen or experiment == "rates":
+            if not chosen or experiment.startswith("rates"):
                 continue
             means = [mean(line) for line in chosen]
             deviation = f"{statistics.stdev(means):.1f}" if len(means) > 1 else ""
@@ -297,10 +300,10 @@ def main() -> None:
         print(table(read(args.results)))
         figure(read(args.results), args.figure)
         return
-    rates = best_rates(args.results)
-    if not args.rates and len(rates) < len(METHODS):
+    rates, plain = (best_rates(args.results, name) for name in ("rates", "rates, plain CNNs"))
+    if not args.rates and (len(rates) < len(METHODS) or len(plain) < len(PLAIN_RATES)):
         parser.error("run with --rates first: it finds each method's learning rate")
-    study(list(trials() if args.rates else cells(rates, args.only, args.seeds)), args.results, args.jobs)
+    study(list(trials() if args.rates else cells(rates, plain, args.only, args.seeds)), args.results, args.jobs)
 
 
 if __name__ == "__main__":

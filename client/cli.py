@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperbloom import __version__
+from hyperbloom.client.connection import add_security, check_security, make_link
 from hyperbloom.common.commands import list_commands, run_command
 from hyperbloom.common.errors import ConfigError, HyperbloomError
-from hyperbloom.common.plain import check_insecure
 
 if TYPE_CHECKING:
     from hyperbloom.common.data import DataSpec
 
-__all__ = ["main"]
+__all__ = ["log_to_stderr", "main", "parse_partition"]
 
 _COMMANDS = "hyperbloom.client.commands"
 
@@ -53,14 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hyperbloom {__version__}")
     parser.add_argument("--server", metavar="HOST:PORT", help="the server's Fleet address")
     parser.add_argument("--client-id", metavar="NAME", help="this client's name, the same at each start")
-    security = parser.add_mutually_exclusive_group()
-    security.add_argument(
-        "--insecure", action="count", default=0, help="plain text, without a key: on loopback; given twice, anywhere"
-    )
-    security.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="CA of the server's certificate (default: the system's)"
-    )
-    parser.add_argument("--key", type=Path, metavar="FILE", help="this client's private key (flower-client keygen)")
+    add_security(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--data", default="digits", metavar="WHAT", help="name, .npz, folder or package.module:function")
     data.add_argument("--root", type=Path, metavar="DIR", help="folder with the files of a named data set")
@@ -96,6 +89,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
     )
+    machine.add_argument(
+        "--min-noise",
+        type=float,
+        metavar="Z",
+        help="train only in runs where changes leave this machine with Gaussian noise of at least Z times the norm that "
+        "they are clipped to (flower-server --dp-clients)",
+    )
     machine.add_argument("-v", "--verbose", action="store_true", help="say more, Flower's own log included")
     machine.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     return parser
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     # What goes wrong with the connection is said by our own log, in one line.
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if args.verbose else "CRITICAL")
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if args.verbose else "NONE")
-    _log_to_stderr(args.client_id, args.verbose)
+    log_to_stderr(args.client_id, args.verbose)
     try:
         _run(args)
     except HyperbloomError as error:
@@ -133,7 +133,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def _log_to_stderr(client_id: str, verbose: bool) -> None:
+def log_to_stderr(client_id: str, verbose: bool) -> None:
+    """Show our log, each line with the client's name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {client_id} %(message)s", datefmt="%H:%M:%S"))
     logger = logging.getLogger("hyperbloom")
@@ -147,28 +148,18 @@ def _run(args: argparse.Namespace) -> None:
     import torch
 
     from hyperbloom.client.app import app
-    from hyperbloom.client.runtime import Link, exit_with_parent, run_client
+    from hyperbloom.client.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.worker import worker_for
     from hyperbloom.common.data import DataSpec
-    from hyperbloom.common.keys import read_private_key
 
     if args.threads is not None and args.threads < 1:
         raise ConfigError(f"--threads: expected at least 1, found {args.threads}")
-    if args.root_certificates and not args.root_certificates.is_file():
-        raise ConfigError(f"--root-certificates: expected a file, found none at {args.root_certificates}")
-    if args.insecure:
-        check_insecure("--server", (args.server or "").rsplit(":", 1)[0], args.insecure)
-    if args.insecure and args.key:
-        raise ConfigError("--key: expected without --insecure, as plain text protects no signature")
-    if not args.insecure and not args.key and not args.show_graph:
-        raise ConfigError(
-            "expected --key FILE, this client's private key (make it with `flower-client keygen --out FILE`), or "
-            "--insecure for plain text on this machine"
-        )
+    if not args.show_graph:
+        check_security(args)
     if args.threads:
         torch.set_num_threads(args.threads)
-    partition, partitions = _partition(args.partition)
+    partition, partitions = parse_partition(args.partition)
     spec = DataSpec(
         data=args.data,
         root=args.root,
@@ -193,9 +184,9 @@ def _run(args: argparse.Namespace) -> None:
         disclose_class_shares=args.disclose_class_shares,
         model=args.model,
         disclose=args.disclose,
+        min_noise=args.min_noise,
     )
-    key = read_private_key(args.key, "--key") if args.key else None
-    link = Link(args.server, bool(args.insecure), args.root_certificates, key)
+    link = make_link(args)
     config = settings.to_node_config()
     # The same route as the app takes, so that what is loaded here, before the server hears of us, is what it uses.
     worker = worker_for(ClientSettings.from_node_config(config))
@@ -215,7 +206,8 @@ def _graph(model: str, size: str, spec: "DataSpec") -> str:
     return own_graph(ModelSpec(model, size, data.input_shape, data.num_classes)).render()
 
 
-def _partition(text: str | None) -> tuple[int | None, int]:
+def parse_partition(text: str | None) -> tuple[int | None, int]:
+    """Return I and N of `I/N`, None and 1 of nothing; ConfigError if it is neither."""
     if text is None:
         return None, 1
     index, slash, count = text.partition("/")

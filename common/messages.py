@@ -31,6 +31,14 @@ and for novel clients that get a model of somebody else's (PFL-sampled, -ensembl
       | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
       | <------------------ ErrorsResult ------- |   how often each is wrong
 
+With a newcomer, whom no training has seen (`flower-server serve`, `flower-client join`), nothing but
+
+      | -- Offer (query.offer) -------------->   |   the encoder
+      | <------------------- Description ------- |   what it makes of the newcomer's examples
+      | -- Delivery (query.deliver) --------->   |   weights
+      | <------------------------ Notice ------- |   received
+      | -- Notice (query.notice) ------------>   |
+
 A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
 object with a request of its own, so three objects instead of six per message halve the time of a small round.
 What arrives is checked field by field, and tensor by tensor, before anything is done with it.
@@ -59,8 +67,10 @@ __all__ = [
     "UNREADABLE",
     "BackpropOrder",
     "BackpropResult",
+    "Delivery",
     "DescribeOrder",
     "DescribeResult",
+    "Description",
     "ErrorsOrder",
     "ErrorsResult",
     "EvaluateOrder",
@@ -72,6 +82,7 @@ __all__ = [
     "MomentsOrder",
     "MomentsResult",
     "Notice",
+    "Offer",
     "ReferenceOrder",
     "ReferenceResult",
     "RepresentOrder",
@@ -574,3 +585,43 @@ class ErrorsResult(Packable):
     """For each classifier the share of examples that it takes for somebody else's."""
 
     errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Offer(Packable):
+    """A server meets a node that may want a model: the encoder, and what a model will be."""
+
+    type: ClassVar[str] = "query.offer"
+    version: str
+    run: str  # name of the run folder
+    round: int  # that was selected
+    clients: int  # that took part
+    accuracy: float | None  # percent, mean over the run's own novel clients, if it had any
+    model: str
+    sizes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    num_classes: int
+    divisor: float  # what training did to stored numbers, as far as the server knows
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    encoder: str
+    dim: int
+    encoder_version: str
+    weights: Weights  # the encoder's parameters
+
+
+@dataclass(frozen=True)
+class Description(Packable):
+    """All that a newcomer sends: which size of model, and the descriptor of its examples, with noise or without."""
+
+    size: str
+    encoder_version: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Delivery(Packable):
+    """The newcomer's model."""
+
+    type: ClassVar[str] = "query.deliver"
+    weights: Weights

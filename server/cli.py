@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from hyperbloom.server.listener import Checkpoint
+    from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
-__all__ = ["log_to", "main"]
+__all__ = ["add_machines", "fleet_for_newcomers", "log_to", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -113,11 +114,18 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="with --engine inline: train the clients of a cohort at once (default: on a CUDA device)",
     )
+    machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
+    add_machines(parser, machines)
+    return parser
+
+
+def add_machines(parser: argparse.ArgumentParser, machines: "argparse._ArgumentGroup | None" = None) -> None:
+    """Add the flags that say where a server listens, and who may speak to it: those of `_fleet`."""
+    machines = machines or parser.add_argument_group("machines")
     machines.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
     machines.add_argument(
         "--port", type=int, default=9092, help="Fleet port; 0 takes a free one (default: %(default)s)"
     )
-    machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
     machines.add_argument(
         "--insecure",
         action="count",
@@ -134,7 +142,6 @@ def build_parser() -> argparse.ArgumentParser:
     tls.add_argument("--tls-certificate", type=Path, metavar="FILE", help="another certificate of the server, PEM")
     tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="the CA that signed it, PEM; clients need it too")
-    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -356,29 +363,68 @@ def _grid(
             yield simulated
         return
     from hyperbloom.server.local_clients import local_clients, make_keys, printed_line
-    from hyperbloom.server.superlink import Tls, superlink
 
-    port, console = args.port, view.console
-    if args.insecure and not is_loopback(args.host):
-        _say(console, "--insecure: everyone on the network can read and forge what is sent", "yellow")
-    tls = None
-    if security.certificate and security.key and security.ca and security.clients:
-        registries = [security.clients]
-        if args.local_clients:
-            registries.append(make_keys(args.local_clients, folder / "clients"))
-        elif not security.clients.exists():
-            _say(console, "no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
-        tls = Tls(security.certificate, security.key, security.ca, tuple(registries))
-    with superlink(f"{args.host}:{port}", folder, __version__, tls, view.event) as grid:
-        address = f"{socket.gethostname() if args.host in ('0.0.0.0', '::') else args.host}:{port}"
-        local_address = f"127.0.0.1:{port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
+    keys = make_keys(args.local_clients, folder / "clients") if args.local_clients and security.ca else None
+    console = view.console
+    with _fleet(args, security, folder, console, view.event, keys) as grid:
+        address = _address(args.host, args.port)
+        local_address = f"127.0.0.1:{args.port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
         if args.local_clients < config.clients:
             _say(console, "run this on each machine, NAME its own and I from 0:")
-            flags = [*security.client_flags(address), *(["--key", "NAME.pem"] if tls else [])]
+            flags = [*security.client_flags(address), *(["--key", "NAME.pem"] if security.ca else [])]
             _say(console, f"  {printed_line(address, flags, config)}")
         flags = security.client_flags(local_address)
         with local_clients(args.local_clients, local_address, flags, config, folder / "clients") as watch:
             yield grid, watch
+
+
+@contextmanager
+def _fleet(
+    args: argparse.Namespace,
+    security: _Security,
+    folder: Path,
+    console: Console,
+    tell: Callable[[str], None],
+    keys: Path | None = None,
+) -> "Iterator[LiveGrid]":
+    """Run a SuperLink at `--host` and `--port` for the registered clients and those of `keys`, and yield its grid."""
+    from hyperbloom.server.superlink import Tls, superlink
+
+    if args.insecure and not is_loopback(args.host):
+        _say(console, "--insecure: everyone on the network can read and forge what is sent", "yellow")
+    tls = None
+    if security.certificate and security.key and security.ca and security.clients:
+        if not keys and not security.clients.exists():
+            _say(console, "no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
+        registries = (security.clients, keys) if keys else (security.clients,)
+        tls = Tls(security.certificate, security.key, security.ca, registries)
+    with superlink(f"{args.host}:{args.port}", folder, __version__, tls, tell) as grid:
+        yield grid
+
+
+@contextmanager
+def fleet_for_newcomers(
+    args: argparse.Namespace, folder: Path, console: Console, tell: Callable[[str], None]
+) -> "Iterator[LiveGrid]":
+    """Check the flags of a server, run its SuperLink with the log in `folder`, and say how newcomers come to it."""
+    security = _security(args)
+    from hyperbloom.server.superlink import free_port
+
+    if args.port:
+        _check_port(args.host, args.port)
+    args.port = args.port or free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    with log_to(folder / "server.log"), _fleet(args, security, folder, console, tell) as grid:
+        address = _address(args.host, args.port)
+        flags = " ".join([*security.client_flags(address), *(["--key", "NAME.pem"] if security.ca else [])])
+        _say(console, "ready; a newcomer runs:")
+        _say(console, f"  flower-client join --server {address} {flags} --data WHAT --out model")
+        yield grid
+
+
+def _address(host: str, port: int) -> str:
+    """Return what clients on other machines connect to."""
+    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -75,8 +75,8 @@ def _fresh(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def read_run(folder: Path) -> tuple[dict[str, Tensor], Roster]:
-    """Return the selected server state and the roster of a finished run.
+def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tensor], Roster]:
+    """Return the selected server state and the roster of a finished run; `asked_by` begins the error's message.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -86,7 +86,7 @@ def read_run(folder: Path) -> tuple[dict[str, Tensor], Roster]:
         return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
     except _DAMAGED as error:
         raise ConfigError(
-            f"init_from: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
+            f"{asked_by}: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
         ) from None
 
 

@@ -42,7 +42,7 @@ from hyperbloom.common.alignment import (
 )
 from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Rate, RunConfig, Section, Share
-from hyperbloom.common.data import DataSpec, read_inputs
+from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.messages import (
     Greeting,
@@ -125,7 +125,7 @@ class _Alignment(PersonalisedStrategy):
                 "are compared are seen by all, so name a set that is nobody's"
             )
         root = Path(self.config.data.root) if self.config.data.root else None
-        inputs = read_inputs(DataSpec(self.options.rad, root, seed=self.config.seed), self.options.rad_size)
+        inputs = read_reference(DataSpec(self.options.rad, root, seed=self.config.seed), self.options.rad_size)
         if len(inputs) < 2:
             raise ConfigError(f"options.rad: expected at least 2 inputs in {self.options.rad}, found {len(inputs)}")
         self.input_shape = tuple(inputs.shape[1:])

@@ -144,6 +144,11 @@ class ODPFL(PFedHN):
         self.learner.given = self.options.mode == "end-to-end"
         self.version = version_of(self.gamma)
 
+    @property
+    def encoder_weights(self) -> Weights:
+        """The encoder's parameters, as they travel."""
+        return Weights(self._layout, self.gamma.detach())
+
     def largest(self) -> int:
         """The encoder may travel with the weights."""
         return super().largest() + self.gamma.numel()
@@ -315,7 +320,7 @@ class ODPFL(PFedHN):
             dim=self.spec_of_encoder.dim,
             version=self.version,
             keep=keep,
-            weights=Weights(self._layout, self.gamma.detach()),
+            weights=self.encoder_weights,
         )
 
         def check(client: Client, result: DescribeResult) -> None:

@@ -38,6 +38,7 @@ _PURE = (
     "encoding",
     "many",
     "methods",
+    "privacy",
 )
 PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 

@@ -7,9 +7,9 @@ Read in this order: `examples` (what comes out), `spec` (what goes in), `load` (
 from hyperbloom.common.data.examples import ClientData, Examples
 from hyperbloom.common.data.load import DataSource, data_source, load_client_data
 from hyperbloom.common.data.partition import PARTITIONERS, Partitioner
+from hyperbloom.common.data.reference import read_reference
 from hyperbloom.common.data.registry import DATASETS, DatasetInfo
 from hyperbloom.common.data.spec import DataSpec
-from hyperbloom.common.data.unlabelled import read_inputs
 
 __all__ = [
     "DATASETS",
@@ -22,5 +22,5 @@ __all__ = [
     "Partitioner",
     "data_source",
     "load_client_data",
-    "read_inputs",
+    "read_reference",
 ]

@@ -11,7 +11,7 @@ from hyperbloom.common.data.files import need
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion, Scaling
 from hyperbloom.common.data.spec import DataSpec
 
-__all__ = ["read_digits"]
+__all__ = ["SCALING", "read_digits"]
 
 # Mean and standard deviation of all pixels after division by 16.
 SCALING = Scaling(16.0, (0.3053,), (0.3760,))

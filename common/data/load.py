@@ -10,7 +10,7 @@ import numpy as np
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.examples import ClientData
 from hyperbloom.common.data.partition import Deal, find_partitioner
-from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion, Scaling
 from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
@@ -33,6 +33,11 @@ class DataSource:
         self.spec = spec
         self._partitioner = find_partitioner(spec.split)
         self._pool = read_pool(spec)
+
+    @property
+    def scaling(self) -> Scaling:
+        """What is done to stored numbers before they are a network's inputs."""
+        return self._pool.scaling
 
     @cached_property
     def _deal(self) -> Deal:

@@ -17,7 +17,7 @@ from hyperbloom.common.data.pool import ArrayBlock, Block, FileBlock, Pool, Port
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_fashion_mnist", "read_mnist"]
+__all__ = ["FASHION", "MNIST", "read_fashion_mnist", "read_mnist"]
 
 SIDE = 28
 IMAGE_HEADER, LABEL_HEADER = 16, 8  # bytes

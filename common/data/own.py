@@ -9,7 +9,7 @@ from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_pa
 from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Block, Pool, Portion, Scaling
 from hyperbloom.common.errors import DataError
 
-__all__ = ["Labelled", "build_pool", "check_pair", "check_parts", "split_three", "split_train"]
+__all__ = ["Labelled", "build_pool", "check_inputs", "check_pair", "check_parts", "split_three", "split_train"]
 
 CHANNELS = (1, 3, 4)
 
@@ -44,14 +44,19 @@ def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name
     Raises:
         DataError: Either has another type, shape or length, or holds values that are no numbers or no classes.
     """
-    stored = _inputs(inputs, inputs_name)
+    stored = check_inputs(inputs, inputs_name)
     checked = _labels(labels, labels_name)
     if len(stored) != len(checked):
         raise DataError(f"{labels_name}: expected {len(stored)} labels, as {inputs_name}, found {len(checked)}")
     return Labelled(ArrayBlock(stored), checked)
 
 
-def _inputs(inputs: AnyArray, name: str) -> AnyArray:
+def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
+    """Return a user's inputs as `(N, C, H, W)` or `(N, F)`, bytes as they are and all else as float32.
+
+    Raises:
+        DataError: They have another type or shape, or hold values that are no numbers.
+    """
     if inputs.dtype.kind not in "uifb":
         raise DataError(f"{name}: expected numbers, found dtype {inputs.dtype}")
     if inputs.ndim not in (2, 3, 4) or 0 in inputs.shape[1:]:

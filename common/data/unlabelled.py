@@ -1,51 +1,145 @@
-"""Inputs alone: a public or synthetic set whose labels, if it has any, do not matter."""
+"""Inputs without labels: what a trained model is asked about, and what a newcomer describes itself by."""
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor, cat
+import torch
 
-from hyperbloom.common.data.draws import generator
-from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.own import check_pair
-from hyperbloom.common.data.pool import Portion, Scaling
-from hyperbloom.common.data.registry import read_pool
-from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.data.files import need, read_arrays
+from hyperbloom.common.data.folder import ENDINGS
+from hyperbloom.common.data.own import check_inputs
+from hyperbloom.common.data.pool import AnyArray, Scaling
+from hyperbloom.common.errors import DataError
 
-__all__ = ["read_inputs"]
+__all__ = ["Inputs", "is_unlabelled", "read_inputs"]
+
+FILES_AT_ONCE = 256
 
 
-def read_inputs(spec: DataSpec, most: int) -> Tensor:
-    """Return up to `most` inputs of a data set, float32 `(n, *shape)`: the same ones for equal seeds, in their order.
+@dataclass(frozen=True)
+class Inputs:
+    """Some inputs of a network.
 
     Args:
-        spec: what any client can name, of which all portions are taken together; or an `.npz` with the key x alone.
-        most: inputs beyond which some are drawn at random, without regard to labels.
+        names: one for each: the file, with the index behind it where a file holds several.
+        values: float32 `(N, *input_shape)`.
+    """
+
+    names: tuple[str, ...]
+    values: torch.Tensor
+
+
+def is_unlabelled(path: Path) -> bool:
+    """Tell whether a path holds inputs without labels: `.npy`, `.npz` without `y`, or a folder of images alone."""
+    if path.is_dir():
+        entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+        return not any(entry.is_dir() for entry in entries) and any(_is_image(entry) for entry in entries)
+    if path.suffix == ".npz" and path.is_file():
+        return not any(key == "y" or key.startswith("y_") for key in read_arrays(path))
+    return path.suffix == ".npy" or _is_image(path)
+
+
+def read_inputs(paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Scaling) -> Iterator[Inputs]:
+    """Yield the inputs in images, `.npy`, `.npz` (key `x`) and folders of images, some at a time.
+
+    Images get the size and the channels that the network expects, and are divided by 255 and normalised. In arrays
+    bytes are scaled as at training; floats are taken for the network's inputs as they are.
+
+    Args:
+        paths: files and folders.
+        input_shape: of one input.
+        scaling: from stored numbers to inputs, as at training.
 
     Raises:
-        DataError: the set cannot be found or read.
+        DataError: a file is missing, unreadable or of another shape.
     """
-    portions, scaling = _portions(spec)
-    sizes = [len(portion) for portion in portions]
-    drawn = generator(spec.seed, "unlabelled").permutation(sum(sizes))[:most]
-    starts = np.cumsum([0, *sizes])
-    chosen = []
-    for portion, start in zip(portions, starts, strict=False):
-        here = np.sort(drawn[(drawn >= start) & (drawn < start + len(portion))]) - start
-        if len(here):
-            chosen.append(portion.choose(here).examples(scaling).inputs)
-    return cat(chosen)
+    images: list[Path] = []
+    for path in _files(paths):
+        if path.suffix in (".npy", ".npz"):
+            if images:
+                yield _images(images, input_shape, scaling)
+                images = []
+            yield _array(path, input_shape, scaling)
+            continue
+        images.append(path)
+        if len(images) == FILES_AT_ONCE:
+            yield _images(images, input_shape, scaling)
+            images = []
+    if images:
+        yield _images(images, input_shape, scaling)
 
 
-def _portions(spec: DataSpec) -> tuple[list[Portion], Scaling]:
-    path = Path(spec.data).expanduser()
-    if spec.data.endswith(".npz") and path.is_file():
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            found = sorted(entry for entry in path.iterdir() if _is_image(entry))
+            if not found:
+                raise DataError(f"{path}: expected images ({', '.join(ENDINGS)}), found none")
+            yield from found
+        elif path.is_file():
+            yield path
+        else:
+            raise DataError(f"{path}: expected an image, .npy, .npz or a folder of images, found no such file")
+
+
+def _images(paths: list[Path], input_shape: tuple[int, ...], scaling: Scaling) -> Inputs:
+    stored = np.stack([_image(path, input_shape) for path in paths])
+    return Inputs(tuple(str(path) for path in paths), replace(scaling, divisor=255.0).apply(stored))
+
+
+def _image(path: Path, input_shape: tuple[int, ...]) -> AnyArray:
+    """Return uint8 `(C, H, W)`."""
+    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+        raise DataError(f"{path}: the model takes inputs of shape {input_shape}, no images; give it .npy or .npz")
+    pillow = need("PIL.Image", "Pillow")
+    channels, height, width = input_shape
+    try:
+        with pillow.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise DataError(f"{path}: expected an image of 8 bits a channel, found mode {image.mode}; convert it")
+            image = image.convert("L" if channels == 1 else "RGB")
+            if image.size != (width, height):
+                image = image.resize((width, height), pillow.Resampling.BILINEAR)
+            pixels: AnyArray = np.asarray(image, dtype=np.uint8).reshape(height, width, channels)
+            return pixels.transpose(2, 0, 1)
+    except (OSError, ValueError, SyntaxError) as error:
+        found = str(error).splitlines()[0]
+        raise DataError(f"{path}: expected an image, .npy, .npz or a folder of images, found: {found}") from None
+
+
+def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs:
+    array = _load(path)
+    height_first = (*input_shape[1:], input_shape[0])
+    if array.shape == input_shape or (array.shape == height_first and array.dtype == np.uint8):
+        array = array[None]
+    stored = check_inputs(array, str(path))
+    if stored.shape[1:] != input_shape:
+        raise DataError(f"{path}: expected inputs of shape {input_shape} as the model, found {stored.shape[1:]}")
+    if stored.dtype != np.uint8:
+        scaling = Scaling()
+    elif scaling.divisor == 1.0:  # trained on floats; bytes are then what training makes of a user's bytes
+        scaling = replace(scaling, divisor=255.0)
+    values = scaling.apply(stored)
+    names = [str(path)] if len(values) == 1 else [f"{path}[{index}]" for index in range(len(values))]
+    return Inputs(tuple(names), values)
+
+
+def _load(path: Path) -> AnyArray:
+    if path.suffix == ".npz":
         arrays = read_arrays(path)
-        if set(arrays) == {"x"}:
-            x = arrays["x"]
-            nothing = np.zeros(len(x), dtype=np.int64)
-            made = check_pair(x, nothing, f"{path}: key 'x'", f"{path}: no labels").portion
-            return [made], Scaling(255.0 if x.dtype == np.uint8 else 1.0)
-    pool = read_pool(replace(spec, partition=None))
-    return list(pool.portions.values()), pool.scaling
+        if "x" in arrays:
+            return arrays["x"]
+        if len(arrays) == 1:
+            return next(iter(arrays.values()))
+        raise DataError(f"{path}: expected an array named x, found {', '.join(sorted(arrays)) or 'none'}")
+    try:
+        array: AnyArray = np.load(path, allow_pickle=False)
+        return array
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: expected an array in numpy's format, found: {error}") from None

@@ -21,7 +21,7 @@ from hyperbloom.common.alignment import (
     widest,
 )
 from hyperbloom.common.cka import Kernel, centred, cka, gram
-from hyperbloom.common.data import DataSpec, read_inputs
+from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import DataError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import Weights
@@ -160,18 +160,18 @@ def test_the_digest_is_of_shape_type_and_content() -> None:
 def test_inputs_alone_from_an_npz(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (7, 5, 5, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", x=images)
-    found = read_inputs(DataSpec(str(tmp_path / "x.npz")), 100)
+    found = read_reference(DataSpec(str(tmp_path / "x.npz")), 100)
     wanted = {image.tobytes() for image in images.transpose(0, 3, 1, 2)}
     assert found.shape == (7, 3, 5, 5)
     assert {(image * 255).round().byte().numpy().tobytes() for image in found} == wanted
-    assert read_inputs(DataSpec(str(tmp_path / "x.npz")), 4).shape == (4, 3, 5, 5)
+    assert read_reference(DataSpec(str(tmp_path / "x.npz")), 4).shape == (4, 3, 5, 5)
 
 
 def test_inputs_of_a_data_set_are_drawn_from_all_of_it() -> None:
-    whole = read_inputs(DataSpec("digits"), 10_000)
-    some = read_inputs(DataSpec("digits"), 200)
+    whole = read_reference(DataSpec("digits"), 10_000)
+    some = read_reference(DataSpec("digits"), 200)
     assert whole.shape == (1797, 1, 8, 8) and some.shape == (200, 1, 8, 8)
-    assert torch.equal(read_inputs(DataSpec("digits"), 200), some)
-    assert not torch.equal(read_inputs(DataSpec("digits", seed=1), 200), some)
+    assert torch.equal(read_reference(DataSpec("digits"), 200), some)
+    assert not torch.equal(read_reference(DataSpec("digits", seed=1), 200), some)
     with pytest.raises(DataError, match="nowhere"):
-        read_inputs(DataSpec("nowhere"), 3)
+        read_reference(DataSpec("nowhere"), 3)

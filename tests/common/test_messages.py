@@ -19,8 +19,10 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     BackpropOrder,
     BackpropResult,
+    Delivery,
     DescribeOrder,
     DescribeResult,
+    Description,
     ErrorsOrder,
     ErrorsResult,
     EvaluateOrder,
@@ -32,6 +34,7 @@ from hyperbloom.common.messages import (
     MomentsOrder,
     MomentsResult,
     Notice,
+    Offer,
     Packable,
     ReferenceOrder,
     ReferenceResult,
@@ -82,7 +85,26 @@ TRAIN = TrainOrder(
 EVALUATE = EvaluateOrder(
     run_id="run-1", round=3, model="mlp", num_classes=10, private="head", seed=0, weights=Weights(TWO, VALUES)
 )
+OFFER = Offer(
+    version="0.1.0",
+    run="a-run",
+    round=3,
+    clients=12,
+    accuracy=62.5,
+    model="lenet",
+    sizes=("S", "M"),
+    input_shape=(3, 32, 32),
+    num_classes=10,
+    divisor=255.0,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.25, 0.25, 0.25),
+    encoder="private",
+    dim=3,
+    encoder_version="0a1b",
+    weights=Weights(TWO, VALUES),
+)
 OPTIONAL = {
+    "accuracy",
     "weights",
     "compression",
     "encoded",
@@ -150,6 +172,10 @@ MESSAGES: list[Packable] = [
     ),
     FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, Weights(ONE, VALUES[:3])),
     FitResult(0.125, 1.5, Weights(TWO, VALUES), None, "0a1b", 0.5, None),
+    OFFER,
+    dataclasses.replace(OFFER, accuracy=None, mean=(), std=()),
+    Description("M", "0a1b", Weights(ONE, VALUES[:3])),
+    Delivery(Weights(TWO, VALUES)),
     TryOrder(**vars(EVALUATE), together=True),
     MomentsOrder(**vars(EVALUATE)),
     MomentsResult(Weights(ONE, VALUES[:3])),

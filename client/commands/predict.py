@@ -1,0 +1,55 @@
+"""Classify images or arrays with an exported model.
+
+FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. Prints a
+table, or tab-separated lines when piped: file, class, probability.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+EXAMPLE = "predict --model models/ward-7 scan-1.png scan-2.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `predict`."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="image, .npy, .npz or folder of images")
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="model folder, from export or join")
+    parser.add_argument("--json", action="store_true", help="a JSON object per input, with all probabilities")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print a line for each input.
+
+    Raises:
+        HyperbloomError: the model or a file cannot be read.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hyperbloom.common.data.unlabelled import read_inputs
+    from hyperbloom.common.export import read_model
+
+    described, logits = read_model(args.model)
+    names = described.class_names
+    table = Table("file", "class", "probability", box=None, pad_edge=False)
+    in_table = sys.stdout.isatty() and not args.json
+    for inputs in read_inputs(args.files, described.input_shape, described.scaling):
+        for chunk, files in zip(inputs.values.split(256), _split(inputs.names, 256), strict=True):
+            for file, row in zip(files, logits(chunk).double().softmax(1).tolist(), strict=True):
+                best = max(range(len(row)), key=row.__getitem__)
+                if args.json:
+                    line = {"file": file, "class": names[best], "probability": row[best], "probabilities": row}
+                    print(json.dumps(line))
+                elif in_table:
+                    table.add_row(escape(file), escape(names[best]), f"{row[best]:.4f}")
+                else:
+                    print(file, names[best], f"{row[best]:.6f}", sep="\t")
+    if in_table:
+        Console().print(table)
+
+
+def _split(names: tuple[str, ...], size: int) -> list[tuple[str, ...]]:
+    return [names[start : start + size] for start in range(0, len(names), size)]

@@ -1,0 +1,210 @@
+"""A newcomer's side of a model on demand: describe the examples, take the weights. No Flower in here.
+
+What is computed from the examples and leaves is the `Description`: the size of model that is wanted, the encoder's
+hash, and the descriptor, with noise if a guarantee was asked for. What goes wrong with the examples is told to the
+user, not to the server.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyperbloom.client.privacy import Guarantee, Ledger, Mechanism, guarantee, noise_scale, privatise
+from hyperbloom.client.training import evaluate, settle_norms
+from hyperbloom.common.data import ClientData, DataSpec, Examples, data_source
+from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs
+from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
+from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
+from hyperbloom.common.export import Card, write_model
+from hyperbloom.common.messages import Delivery, Description, Offer, Weights
+from hyperbloom.common.models import MODELS, ModelSpec, build, full_layout
+
+__all__ = ["Newcomer", "Promise", "Sources"]
+
+log = logging.getLogger("hyperbloom.client")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The guarantee that a user asks for."""
+
+    epsilon: float
+    delta: float
+    mechanism: Mechanism = "analytic"
+
+    def __post_init__(self) -> None:
+        """Find out now whether there is such a mechanism."""
+        noise_scale(self.epsilon, self.delta, 1.0, self.mechanism)
+
+
+class Sources:
+    """The newcomer's examples: with labels, as `flower-client` reads them, or without.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+
+    def __init__(self, spec: DataSpec) -> None:
+        """Read examples with labels; others wait until the model's input shape is known."""
+        self.path = Path(spec.data).expanduser()
+        self.data: ClientData | None = None
+        self._scaling: Scaling | None = None
+        if not is_unlabelled(self.path):
+            source = data_source(spec)
+            self.data, self._scaling = source.client(spec.partition), source.scaling
+        elif not self.path.exists():
+            raise DataError(f"--data: expected a file or folder, found none at {self.path}")
+
+    def inputs(self, offer: Offer) -> Tensor:
+        """Return the examples to describe `(N, *input_shape)`; DataError if they do not fit the models on offer."""
+        if self.data is None:
+            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer))
+            return torch.cat([part.values for part in parts])
+        found = (self.data.input_shape, self.data.num_classes)
+        if found != (offer.input_shape, offer.num_classes):
+            raise DataError(
+                f"--data: expected inputs of shape {offer.input_shape} in {offer.num_classes} classes as the models on "
+                f"offer, found {found[0]} in {found[1]}"
+            )
+        if self.scaling(offer) != _offered(offer):
+            log.warning("the run scaled its inputs as %s, these data as %s", _offered(offer), self.scaling(offer))
+        return self.data.train.inputs
+
+    def scaling(self, offer: Offer) -> Scaling:
+        """Return what is done to stored numbers: as the data demand, without labels as the clients that trained did."""
+        return self._scaling or _offered(offer)
+
+    def class_names(self, offer: Offer) -> tuple[str, ...]:
+        """Return the names of the classes, which are numbers where nobody has named them."""
+        return self.data.class_names if self.data else tuple(str(label) for label in range(offer.num_classes))
+
+
+@dataclass
+class Newcomer:
+    """Answers one offer, once.
+
+    Args:
+        sources: the examples.
+        size: of the model that this machine can run.
+        promise: the guarantee to keep, None for no noise.
+        budget: epsilon that may be spent in all.
+        ledger: where it is entered.
+        server: its address, for the ledger and the card.
+
+    Attributes:
+        failure: what went wrong, for the user.
+        weights: the model, once it is here.
+    """
+
+    sources: Sources
+    size: str
+    promise: Promise | None
+    budget: float | None
+    ledger: Ledger
+    server: str
+    failure: HyperbloomError | None = None
+    weights: Tensor | None = None
+    guarantee: Guarantee | None = None
+    spent: tuple[float, float] | None = None
+    _offer: Offer | None = None
+    _sent: Description | None = None
+    _inputs: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def describe(self, offer: Offer) -> Description | None:
+        """Return what an offer is answered with; the same again to the same offer, as after a lost connection.
+
+        None if the offer or the examples do not fit: why is in `failure`, and no business of the server's.
+        """
+        try:
+            return self._describe(offer)
+        except Exception as error:
+            self.failure = error if isinstance(error, HyperbloomError) else HyperbloomError(f"cannot join: {error!r}")
+            return None
+
+    def _describe(self, offer: Offer) -> Description:
+        if self._sent is not None:
+            if offer.encoder_version != self._sent.encoder_version:
+                raise RefusedError("the server has another encoder now; another descriptor is another join: join again")
+            return self._sent
+        if self.size not in offer.sizes:
+            raise ConfigError(f"--size: expected one of {', '.join(offer.sizes)}, found {self.size}")
+        if offer.model not in MODELS:
+            raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
+        inputs = self.sources.inputs(offer)
+        spec = EncoderSpec(offer.encoder, offer.input_shape, offer.dim)
+        offer.weights.check(encoder_layout(spec), torch.float32)
+        if version_of(offer.weights.values) != offer.encoder_version:
+            raise WireError(f"the encoder is not the one that the server says, {offer.encoder_version}")
+        encoder = build_encoder(spec).eval()
+        with torch.no_grad():
+            for name, value in offer.weights.layout.views(offer.weights.values).items():
+                encoder.get_parameter(name).copy_(value)
+            descriptor = encode(encoder, inputs)
+        if self.promise:
+            one = self.promise
+            self.guarantee = guarantee(encoder, len(inputs), one.epsilon, one.delta, one.mechanism)
+            descriptor = privatise(descriptor, self.guarantee)
+        elif not bool(descriptor.isfinite().all()):
+            raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
+        self.spent = self.ledger.spend(self.guarantee, self.budget, self.server)
+        self._offer, self._inputs = offer, inputs
+        self._sent = Description(self.size, offer.encoder_version, Weights(descriptor_layout(offer.dim), descriptor))
+        for sentence in self.guarantee.sentences() if self.guarantee else ():
+            log.info(sentence)
+        return self._sent
+
+    def receive(self, delivery: Delivery) -> None:
+        """Keep the weights; WireError if they are not those of the model on offer."""
+        if self._offer is None:
+            raise WireError("weights came before an offer")
+        delivery.weights.check(full_layout(self._spec(self._offer)), torch.float32)
+        self.weights = delivery.weights.values
+
+    def write(self, folder: Path) -> list[str]:
+        """Write the model folder and return the names of its files."""
+        assert self._offer is not None and self.weights is not None
+        offer, spec = self._offer, self._spec(self._offer)
+        module = build(spec)
+        with torch.no_grad():
+            for name, value in full_layout(spec).views(self.weights).items():
+                module.get_parameter(name).copy_(value)
+        settle_norms(module, Examples(self._inputs, torch.zeros(len(self._inputs), dtype=torch.int64)))
+        names = self.sources.class_names(offer)
+        return write_model(folder, module, spec, names, self.sources.scaling(offer), self._card(offer, module))
+
+    def _spec(self, offer: Offer) -> ModelSpec:
+        return ModelSpec(offer.model, self.size, offer.input_shape, offer.num_classes)
+
+    def _card(self, offer: Offer, module: torch.nn.Module) -> Card:
+        assert self._sent is not None
+        data, size = self.sources.data, self._sent.weights.values.numel()
+        score = evaluate(module, data.test) if data else None
+        here = f"{100 * score.accuracy:.1f} % on {score.total} labelled examples here" if score else "not known here"
+        novel = "" if offer.accuracy is None else f"; {offer.accuracy:.1f} % on average for the run's own newcomers"
+        origin = {
+            "made by": f"the hypernetwork of run {offer.run}, round {offer.round}, on {self.server}",
+            "trained with": f"{offer.clients} clients; this machine was none of them",
+            "described by": f"{len(self._inputs)} examples, without labels, and encoder {offer.encoder_version}",
+            "test accuracy": here + novel,
+        }
+        noisy = "with noise" if self.guarantee else "without noise"
+        sent = (
+            f"The descriptor, {size} numbers {noisy}; the encoder's hash; the size of the model, {self.size}.",
+            "No example, no label, no number of examples, no name.",
+        )
+        privacy = self.guarantee.sentences() if self.guarantee else ()
+        if self.guarantee and self.spent:
+            total = f"epsilon {self.spent[0]:g}, delta {self.spent[1]:g}"
+            privacy += (f"All descriptors of this state folder together, by basic composition: {total}.",)
+        elif self.guarantee:
+            privacy += ("An earlier descriptor of this state folder had no noise: together there is no guarantee.",)
+        remark = "The classes are numbered as by the clients that trained; these data name none."
+        return Card("A model on demand", origin, sent, privacy, () if data else (remark,))
+
+
+def _offered(offer: Offer) -> Scaling:
+    return Scaling(offer.divisor, offer.mean, offer.std)

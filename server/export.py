@@ -1,0 +1,127 @@
+"""Personal models from a run folder: what the server can write for each of its clients."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.export import Card
+from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.server.trained import read_trained
+from hyperbloom.strategies.fedma import FedMA
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.odpfl import ODPFL
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.roster import Client
+
+__all__ = ["Export", "Personal"]
+
+_SENT = (
+    "its name and secret, the sizes of its data sets, the shape of its inputs; weights of this model and what its "
+    "local training made of them, in each round in which it took part; counts of right answers"
+)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """One client's model, ready to be written."""
+
+    client: Client
+    spec: ModelSpec
+    module: nn.Module
+    scaling: Scaling
+    card: Card
+
+
+class Export:
+    """A finished run whose strategy can write its clients' models.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        ConfigError: it is no run folder, or the models are where the server cannot reach them.
+    """
+
+    def __init__(self, run: Path) -> None:
+        """Rebuild the strategy as it was in the selected round."""
+        self.trained = read_trained(run, lambda strategy: _check(strategy, run))
+        # Rows are numbered by name and time: who joined after the selected round has no row in its state.
+        rows = self.trained.tensors.get("embeddings")
+        self.known = len(self.trained.roster) if rows is None else len(rows)
+
+    def clients(self, name: str | None) -> list[Client]:
+        """Return the client of this name, or all that have a model.
+
+        Raises:
+            ConfigError: there is none of this name, or it joined after the selected round.
+        """
+        chosen = [client for client in self.trained.roster if name in (None, client.client_id)]
+        if not chosen:
+            names = ", ".join(client.client_id for client in self.trained.roster)
+            raise ConfigError(f"--client: expected one of {names}; found {name!r}")
+        with_model = [client for client in chosen if client.row < self.known]
+        if not with_model:
+            raise ConfigError(f"--client: {name} joined after round {self.trained.round}, whose models are kept")
+        return with_model
+
+    def models(self, clients: Sequence[Client]) -> Iterator[Personal]:
+        """Yield the models of some clients.
+
+        Raises:
+            ConfigError: the network has norms whose statistics only the client's examples can give.
+        """
+        for client in clients:
+            (weights,) = self.trained.strategy.weights_for([client]) or [torch.empty(0)]
+            about = client.about
+            spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
+            layout = self.trained.strategy.layout_for(client)
+            module = build(spec)
+            if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
+                raise ConfigError(
+                    f"{spec.name} normalises by running statistics, which each client takes from its own examples and "
+                    "nobody sends; a model without them cannot be exported here"
+                )
+            with torch.no_grad():
+                for name, value in layout.views(weights).items():
+                    module.get_parameter(name).copy_(value)
+            scaling, remark = self.trained.scaling
+            yield Personal(client, spec, module, scaling, self._card(client, remark))
+
+    def _card(self, client: Client, remark: str) -> Card:
+        accuracy = self.trained.test_accuracy.get(client.client_id)
+        origin = {
+            "client": client.client_id,
+            "strategy": self.trained.config.strategy,
+            "run": self.trained.run.resolve().name,
+            "round": f"{self.trained.round} of {self.trained.config.rounds}, selected by validation",
+            "examples": f"{client.about.train_examples} for training, on the client",
+            "test accuracy": "not known" if accuracy is None else f"{accuracy:.1f} % on the client's own test examples",
+        }
+        sent = (
+            f"Between {client.client_id} and the server: {_SENT}.",
+            "Examples and labels stayed on the client.",
+        )
+        names = "The server does not know the classes' names; they are numbered as the client numbers them."
+        return Card(f"Personal model of {client.client_id}", origin, sent, remarks=(remark, names))
+
+
+def _check(strategy: PersonalisedStrategy, run: Path) -> None:
+    name = strategy.config.strategy
+    if isinstance(strategy, ODPFL):
+        raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")
+    if isinstance(strategy, Local):
+        raise ConfigError(f"{name}: each client has its own model; on its machine run: flower-client export")
+    if strategy.own_models != "no":
+        raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them")
+    if strategy.private != "none":
+        raise ConfigError(f"{name}: each client keeps a part of its model to itself, so no whole model is here")
+    if isinstance(strategy, FedMA):
+        raise ConfigError(f"{name}: it matches neurons and changes their number, which no model folder can describe")
+    if strategy.refinement():
+        raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; that one is not here")

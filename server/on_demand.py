@@ -1,0 +1,196 @@
+"""Models on demand: encoder down, descriptor up, weights down, for as many newcomers as come at once.
+
+Works over any Flower grid, as `federation` does. There is no roster here: a newcomer has no name, and is forgotten when
+it has its model.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from hyperbloom import __version__
+from hyperbloom.common.encoders import descriptor_layout
+from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.messages import LARGEST_NORM, Delivery, Description, Notice, Offer, Weights
+from hyperbloom.common.signals import uninterrupted
+from hyperbloom.server.trained import Trained
+from hyperbloom.strategies.odpfl import ODPFL
+from hyperbloom.strategies.personalised import PersonalisedStrategy
+
+__all__ = ["Counter", "Generator", "check_on_demand"]
+
+VISIT_EVERY_S = 0.1
+TTL_S = 600.0
+FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
+BYTES_AT_ONCE = 64 * 2**20
+"""Weights that are generated at once."""
+
+
+def check_on_demand(strategy: PersonalisedStrategy) -> None:
+    """Raise a ConfigError for a strategy that needs more than a descriptor."""
+    if not isinstance(strategy, ODPFL):
+        raise ConfigError(
+            f"{strategy.config.strategy}: expected a run of odpfl, whose models need no training; from others: "
+            "flower-server export"
+        )
+
+
+class Generator:
+    """Encoder and hypernetwork of a trained run.
+
+    Args:
+        trained: a run of odpfl.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        """Write the offer that all newcomers get."""
+        strategy = trained.strategy
+        assert isinstance(strategy, ODPFL) and strategy.spec is not None
+        self._strategy = strategy
+        self.layouts = strategy.layouts
+        scaling, _ = trained.scaling
+        self.offer = Offer(
+            version=__version__,
+            run=trained.run.resolve().name,
+            round=trained.round,
+            clients=len(trained.roster),
+            accuracy=trained.metrics.get("novel_test_mean"),
+            model=strategy.spec.name,
+            sizes=tuple(trained.config.sizes),
+            input_shape=strategy.spec.input_shape,
+            num_classes=strategy.spec.num_classes,
+            divisor=scaling.divisor,
+            mean=scaling.mean,
+            std=scaling.std,
+            encoder=strategy.spec_of_encoder.name,
+            dim=strategy.spec_of_encoder.dim,
+            encoder_version=strategy.version,
+            weights=strategy.encoder_weights,
+        )
+
+    def check(self, description: Description) -> None:
+        """Refuse what no model can be made from with a WireError."""
+        if description.size not in self.layouts:
+            raise WireError(f"expected --size to be one of {', '.join(self.layouts)}, found {description.size!r}")
+        if description.encoder_version != self.offer.encoder_version:
+            raise WireError(f"expected a descriptor of encoder {self.offer.encoder_version}; join again")
+        description.weights.check(descriptor_layout(self.offer.dim), self.offer.weights.values.dtype)
+        norm = float(description.weights.values.double().norm())
+        if norm > LARGEST_NORM:
+            raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
+
+    @torch.no_grad()
+    def write(self, descriptors: Sequence[Tensor], size: str) -> Tensor:
+        """Return weights `(n, P)` for descriptors `(k,)`, in one pass."""
+        return self._strategy.learner.write(torch.stack(list(descriptors)), size)
+
+
+@dataclass
+class Counter:
+    """Where newcomers are served, and how many were.
+
+    Args:
+        grid: Flower's grid.
+        generator: makes the models.
+        on_event: told in a line of who could not be served.
+    """
+
+    grid: Grid
+    generator: Generator
+    on_event: Callable[[str], None] = lambda text: None
+    served: int = 0
+    _met: set[int] = field(default_factory=set)
+    _open: dict[str, tuple[int, str, float]] = field(default_factory=dict)  # message -> node, type, time sent
+    _visited: float = -VISIT_EVERY_S
+
+    def serve(self) -> None:
+        """Serve until interrupted."""
+        delay = FASTEST_POLL_S
+        while True:
+            served = self.served
+            delay = FASTEST_POLL_S if self.poll() else min(1.5 * delay, SLOWEST_POLL_S)
+            if self.served > served:
+                self.on_event(f"models delivered: {self.served}")
+            time.sleep(delay)
+
+    def poll(self) -> int:
+        """Do what is to be done now; returns the number of messages that came."""
+        self._visit()
+        replies = list(self.grid.pull_messages(list(self._open))) if self._open else []
+        described: list[tuple[int, Description]] = []
+        for reply in replies:
+            node, asked, _ = self._open.pop(reply.metadata.reply_to_message_id)
+            if asked == Offer.type and (description := self._accept(node, reply)):
+                described.append((node, description))
+            elif asked == Delivery.type and not reply.has_error():
+                self.served += 1
+                self._send([(node, Notice("finished", "the model is delivered"))], Notice.type)
+        self._deliver(described)
+        return len(replies)
+
+    def _visit(self) -> None:
+        """Make nodes that are new the offer, and forget those that are gone or silent."""
+        now = time.monotonic()
+        if now - self._visited < VISIT_EVERY_S:
+            return
+        self._visited = now
+        present = set(self.grid.get_node_ids())
+        newcomers = sorted(present - self._met)
+        self._met = present
+        self._open = {i: sent for i, sent in self._open.items() if sent[0] in present and now - sent[2] < TTL_S}
+        if newcomers:
+            content = self.generator.offer.pack()  # once: the encoder may be large
+            self._push([Message(content, node, Offer.type, ttl=TTL_S) for node in newcomers], Offer.type)
+
+    def _accept(self, node: int, reply: Message) -> Description | None:
+        try:
+            if reply.has_error():
+                raise WireError(f"it took no offer ({reply.error.reason}); is it `flower-client join`?")
+            if _declined(reply):
+                raise WireError("it declined the offer, and told its user why")
+            description = Description.unpack(reply.content)
+            self.generator.check(description)
+            return description
+        except WireError as error:
+            self.on_event(f"refused node {node}: {error}")
+            self._send([(node, Notice("refused", str(error)))], Notice.type)
+            return None
+
+    def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:
+        """Generate the weights of all who wait, as many at once as the memory bears."""
+        for size, group in groupby(sorted(described, key=_size), key=_size):
+            waiting, layout = list(group), self.generator.layouts[size]
+            at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
+            for start in range(0, len(waiting), at_once):
+                some = waiting[start : start + at_once]
+                rows = self.generator.write([description.weights.values for _, description in some], size)
+                nodes = [node for node, _ in some]
+                deliveries = [Delivery(Weights(layout, row)) for row in rows]
+                self._send(list(zip(nodes, deliveries, strict=True)), Delivery.type)
+
+    def _send(self, contents: Sequence[tuple[int, Delivery | Notice]], kind: str) -> None:
+        self._push([Message(content.pack(), node, kind, ttl=TTL_S) for node, content in contents], kind)
+
+    def _push(self, messages: list[Message], kind: str) -> None:
+        with uninterrupted():
+            ids, now = list(self.grid.push_messages(messages)), time.monotonic()
+        nodes = [message.metadata.dst_node_id for message in messages]
+        # A node that has gone in this moment gets no id.
+        self._open |= {i: (node, kind, now) for i, node in zip(ids, nodes, strict=True) if i}
+
+
+def _declined(reply: Message) -> bool:
+    try:
+        return bool(Notice.unpack(reply.content))
+    except WireError:
+        return False
+
+
+def _size(waiting: tuple[int, Description]) -> str:
+    return waiting[1].size

@@ -1,0 +1,251 @@
+"""A newcomer: what it makes of its examples, what it says of them, what it keeps to itself."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hyperbloom.client.cli import main
+from hyperbloom.client.newcomer import Newcomer, Promise, Sources
+from hyperbloom.client.privacy import Guarantee, Ledger, noise_scale
+from hyperbloom.common import export
+from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
+from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
+from hyperbloom.common.export import read_model
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import Delivery, Offer, Weights
+from hyperbloom.common.models import ModelSpec, build, full_layout
+
+SHAPE, CLASSES, DIM = (1, 8, 8), 10, 5
+DIGITS = DataSpec("digits", partition=1, partitions=30)
+
+
+@pytest.fixture(autouse=True)
+def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds, and has its own tests."""
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+
+
+def offer(encoder: str = "private", seed: int = 0, model: str = "mlp", shape: tuple[int, ...] = SHAPE) -> Offer:
+    torch.manual_seed(seed)
+    spec = EncoderSpec(encoder, shape, DIM)
+    values = encoder_layout(spec).flatten(dict(build_encoder(spec).named_parameters()))
+    scaling = {"divisor": 16.0, "mean": (0.3053,), "std": (0.3760,)}
+    weights = Weights(encoder_layout(spec), values)
+    common = {"version": "0", "run": "a-run", "round": 7, "clients": 12, "accuracy": 61.5}
+    what = {"model": model, "sizes": ("S", "M"), "input_shape": shape, "num_classes": CLASSES}
+    return Offer(
+        **common, **what, **scaling, encoder=encoder, dim=DIM, encoder_version=version_of(values), weights=weights
+    )
+
+
+def newcomer(folder: Path, data: DataSpec = DIGITS, promise: Promise | None = None, budget: float | None = None):  # type: ignore[no-untyped-def]
+    return Newcomer(Sources(data), "S", promise, budget, Ledger(folder / "state"), "box:9092")
+
+
+def expected(made: Offer, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the descriptor by the encoder itself, on all examples at once."""
+    encoder = build_encoder(EncoderSpec(made.encoder, made.input_shape, DIM))
+    for name, parameter in encoder.named_parameters():
+        parameter.data = made.weights.layout.views(made.weights.values)[name].clone()
+    with torch.no_grad():
+        return encoder(inputs)  # type: ignore[no-any-return]
+
+
+def test_without_a_promise_the_descriptor_is_the_encoders(tmp_path: Path) -> None:
+    one, made = newcomer(tmp_path), offer()
+    description = one.describe(made)
+    assert description is not None
+    torch.testing.assert_close(description.weights.values, expected(made, load_client_data(DIGITS).train.inputs))
+    assert [entry["epsilon"] for entry in Ledger(tmp_path / "state").read()] == [None]
+
+
+def test_all_that_is_said_is_size_encoder_and_descriptor(tmp_path: Path) -> None:
+    description = newcomer(tmp_path, promise=Promise(0.3, 0.01)).describe(offer())
+    record = dict(description.pack()["hyperbloom"])
+    assert record.keys() == {"size", "encoder_version", "tensors", "dtype", "values"}
+    assert len(record["values"]) == 4 * DIM
+    assert json.loads(record["tensors"]) == [["descriptor", [DIM]]]
+    assert record["encoder_version"] == offer().encoder_version  # as it came
+
+
+def test_with_a_promise_there_is_noise_of_its_scale_and_an_entry(tmp_path: Path) -> None:
+    made, count = offer(), len(load_client_data(DIGITS).train)
+    sent = []
+    for index in range(40):
+        one = newcomer(tmp_path / str(index), promise=Promise(0.3, 0.001))
+        sent.append(one.describe(made).weights.values.double())
+    added = torch.stack(sent) - expected(made, load_client_data(DIGITS).train.inputs).double()
+    tail = made.weights.layout.views(made.weights.values)["tail.weight"]
+    sigma = noise_scale(0.3, 0.001, 2 * float(torch.linalg.matrix_norm(tail, 2)) / count)
+    # 200 squares of standard normal numbers: mean 200, standard deviation 20; noise from the system, so widely bounded
+    assert 80 < float((added / sigma).square().sum()) < 320
+    (entry,) = Ledger(tmp_path / "0" / "state").read()
+    assert (entry["epsilon"], entry["delta"], entry["examples"], entry["server"]) == (0.3, 0.001, count, "box:9092")
+    assert entry["sigma"] == pytest.approx(sigma, rel=1e-4)
+
+
+def test_the_same_offer_again_costs_nothing_and_tells_nothing_new(tmp_path: Path) -> None:
+    one = newcomer(tmp_path, promise=Promise(0.3, 0.01))
+    first, second = one.describe(offer()), one.describe(offer())
+    assert torch.equal(first.weights.values, second.weights.values)
+    assert len(Ledger(tmp_path / "state").read()) == 1
+    assert one.describe(offer(seed=1)) is None
+    assert isinstance(one.failure, RefusedError) and "another encoder" in str(one.failure)
+    assert len(Ledger(tmp_path / "state").read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "promise", "kind", "text"),
+    [
+        ({"sizes": ("L",)}, None, ConfigError, "--size: expected one of L, found S"),
+        ({"num_classes": 3}, None, DataError, "expected inputs of shape (1, 8, 8) in 3 classes"),
+        ({"model": "own"}, None, HyperbloomError, "does not know"),
+        ({"encoder_version": "0"}, None, WireError, "the encoder is not the one"),
+        ({"encoder": "deepset"}, None, WireError, "tensor"),
+    ],
+)
+def test_what_does_not_fit_is_told_to_the_user_alone(
+    tmp_path: Path, change: dict[str, object], promise: Promise | None, kind: type[Exception], text: str
+) -> None:
+    one = newcomer(tmp_path, promise=promise)
+    assert one.describe(replace(offer(), **change)) is None  # type: ignore[arg-type]
+    assert isinstance(one.failure, kind) and text in str(one.failure)
+    assert Ledger(tmp_path / "state").read() == []
+
+
+def test_a_promise_that_the_encoder_cannot_keep_is_not_made(tmp_path: Path) -> None:
+    one = newcomer(tmp_path, promise=Promise(0.3, 0.01))
+    assert one.describe(offer("deepset")) is None
+    assert isinstance(one.failure, ConfigError) and "no bound holds" in str(one.failure)
+    assert Ledger(tmp_path / "state").read() == []
+    assert newcomer(tmp_path).describe(offer("deepset")) is not None  # without a promise it will do
+
+
+def test_beyond_the_budget_nothing_leaves(tmp_path: Path) -> None:
+    assert newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5).describe(offer()) is not None
+    second = newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5)
+    assert second.describe(offer()) is None
+    assert isinstance(second.failure, RefusedError) and "--budget" in str(second.failure)
+
+
+def test_examples_without_labels_are_scaled_as_at_training(tmp_path: Path) -> None:
+    stored = np.random.default_rng(0).integers(0, 17, (20, 1, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x=stored)
+    (tmp_path / "images").mkdir()
+    for index, image in enumerate(stored):
+        Image.fromarray(np.round(image[0] * (255 / 16)).astype(np.uint8)).save(tmp_path / "images" / f"{index:02}.png")
+    made = offer()
+    wanted = expected(made, (torch.from_numpy(stored).float() / 16 - 0.3053) / 0.3760)
+    for path, tolerance in ((tmp_path / "x.npz", 1e-5), (tmp_path / "images", 1e-2)):
+        description = newcomer(tmp_path, DataSpec(str(path))).describe(made)
+        assert description is not None
+        torch.testing.assert_close(description.weights.values, wanted, rtol=0, atol=tolerance)
+
+
+def test_labels_play_no_part(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
+    sent = []
+    for name, classes in (("one", 10), ("other", 10)):
+        y = np.arange(40) % classes if name == "one" else np.random.default_rng(1).permutation(np.arange(40) % classes)
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_val=x, y_val=y, x_test=x, y_test=y)
+        description = newcomer(tmp_path, DataSpec(str(tmp_path / f"{name}.npz"))).describe(offer())
+        assert description is not None
+        sent.append(description.weights.values)
+    torch.testing.assert_close(*sent, rtol=0, atol=0)
+
+
+def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_path: Path) -> None:
+    one, made = newcomer(tmp_path, promise=Promise(0.3, 0.001)), offer()
+    with pytest.raises(WireError, match="before an offer"):
+        one.receive(Delivery(Weights(Layout((("w", (1,)),)), torch.zeros(1))))
+    one.describe(made)
+    spec = ModelSpec("mlp", "S", SHAPE, CLASSES)
+    layout = full_layout(spec)
+    with pytest.raises(WireError, match="tensor"):
+        one.receive(Delivery(Weights(Layout((("w", (1,)),)), torch.zeros(1))))
+    values = layout.flatten(dict(build(spec).named_parameters()))
+    one.receive(Delivery(Weights(layout, values)))
+    one.write(tmp_path / "model")
+    described, logits = read_model(tmp_path / "model")
+    assert described.spec == spec and described.scaling.divisor == 16.0
+    module, data = build(spec), load_client_data(DIGITS)
+    for name, parameter in module.named_parameters():
+        parameter.data = layout.views(values)[name].clone()
+    torch.testing.assert_close(logits(data.test.inputs), module(data.test.inputs).detach())
+    correct = int((logits(data.test.inputs).argmax(1) == data.test.labels).sum())
+    readme = (tmp_path / "model" / "README.md").read_text()
+    for text in (
+        "run a-run, round 7, on box:9092",
+        f"{100 * correct / len(data.test):.1f} % on {len(data.test)} labelled",
+        "61.5 % on average",
+        f"The descriptor, {DIM} numbers with noise",
+        "(0.3, 0.001)-differentially private",
+        "by basic composition: epsilon 0.3, delta 0.001",
+    ):
+        assert text in readme
+
+
+def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path) -> None:
+    shape = (3, 8, 8)
+    x = 5 + 2 * np.random.default_rng(0).normal(size=(60, *shape)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    one = newcomer(tmp_path, DataSpec(str(tmp_path / "x.npz")))
+    assert one.describe(offer(model="hafl-1", shape=shape)) is not None
+    layout = full_layout(ModelSpec("hafl-1", "S", shape, CLASSES))
+    torch.manual_seed(0)
+    values = layout.flatten(dict(build(ModelSpec("hafl-1", "S", shape, CLASSES)).named_parameters()))
+    one.receive(Delivery(Weights(layout, values)))
+    one.write(tmp_path / "model")
+    _, logits = read_model(tmp_path / "model")
+    assert float(logits(torch.from_numpy(x)).std()) < 10  # with statistics 0 and 1 they would be far larger
+    from safetensors.torch import load_file
+
+    means = {n: t for n, t in load_file(tmp_path / "model" / "model.safetensors").items() if n.endswith("running_mean")}
+    assert means and all(float(mean.abs().sum()) > 0 for mean in means.values())
+    assert "not known here" in (tmp_path / "model" / "README.md").read_text()
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--eps", "0.3"], "--eps and --delta: expected both or neither"),
+        (["--budget", "1"], "--budget: expected with --eps"),
+        (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
+        (["--eps", "2", "--delta", "0.01", "--mechanism", "classical"], "where its proof ends"),
+        (["--data", "absent.npy"], "expected a file or folder, found none"),
+        (["--partition", "3"], "--partition: expected I/N"),
+        (["--root-certificates", "absent.pem"], "--root-certificates: expected a file"),
+    ],
+)
+def test_wrong_flags_are_told_before_anybody_is_asked(
+    flags: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    insecure = [] if "--root-certificates" in flags else ["--insecure"]
+    needed = ["join", "--server", "127.0.0.1:1", *insecure, "--data", "digits", "--out", str(tmp_path / "model")]
+    assert main([*needed, "--state-dir", str(tmp_path / "state"), *flags]) == 2
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "model").exists() and not (tmp_path / "state").exists()
+
+
+def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["join", "--server", "127.0.0.1:1", "--insecure", "--data", "digits", "--state-dir", str(tmp_path)]
+    Ledger(tmp_path).spend(Guarantee(0.3, 0.01, 50, 0.1, 0.7, "analytic"), None, "box")
+    privacy = ["--eps", "0.3", "--delta", "0.01", "--budget", "0.5"]
+    assert main([*needed, "--out", str(tmp_path / "model"), *privacy]) == 3
+    assert "epsilon 0.3 of 0.5 has been spent" in capsys.readouterr().err
+    (tmp_path / "privacy.json").write_text("{")
+    assert main([*needed, "--out", str(tmp_path / "model")]) == 1
+    assert "is damaged" in capsys.readouterr().err
+    assert main([*needed, "--out", str(tmp_path)]) == 2
+    assert "expected a new or empty folder" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""`flower-client predict`: what it prints, for people and for programs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hyperbloom.client.cli import main
+from hyperbloom.common import export
+from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.export import Card, write_model
+from hyperbloom.common.models import ModelSpec, build
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a model whose class is the sign of the first feature."""
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    spec = ModelSpec("mlp", "S", (4,), 2)
+    module = build(spec)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        parameters = dict(module.named_parameters())
+        first, head = parameters["fc1.weight"], parameters["head.weight"]
+        first[0, 0], first[1, 0] = 1.0, -1.0
+        head[0, 1], head[1, 0] = 1.0, 1.0
+    write_model(tmp_path / "model", module, spec, ("minus [x]", "plus"), Scaling(), Card("T", {}, ()))
+    np.save(tmp_path / "inputs.npy", np.array([[2, 0, 0, 0], [-1, 0, 0, 0]], dtype=np.float32))
+    return tmp_path / "model"
+
+
+def test_lines_for_programs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = model.parent / "inputs.npy"
+    assert main(["predict", "--model", str(model), str(file)]) == 0
+    plus, minus = 1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(-1.0))
+    assert capsys.readouterr().out == f"{file}[0]\tplus\t{plus:.6f}\n{file}[1]\tminus [x]\t{minus:.6f}\n"
+    assert main(["predict", "--model", str(model), "--json", str(file)]) == 0
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first["file"] == f"{file}[0]" and first["class"] == "plus"
+    assert first["probabilities"] == pytest.approx([1 - plus, plus])
+    assert second["probability"] == pytest.approx(minus)
+
+
+def test_a_table_for_people(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["predict", "--model", str(model), str(model.parent / "inputs.npy")]) == 0
+    shown = capsys.readouterr().out
+    assert "probability" in shown and "minus [x]" in shown and "0.8808" in shown and "\t" not in shown
+
+
+def test_more_inputs_than_go_through_at_once_keep_their_names(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.zeros((600, 4), np.float32)
+    values[:, 0] = np.where(np.arange(600) % 7 == 0, -1, 1)
+    np.save(model.parent / "many.npy", values)
+    assert main(["predict", "--model", str(model), str(model.parent / "many.npy")]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] == "minus [x]" for line in lines] == [index % 7 == 0 for index in range(600)]
+    assert lines[599][0].endswith("[599]")
+
+
+def test_errors_are_one_line_and_code_2(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--model", str(model), "absent.png"]) == 2
+    assert capsys.readouterr().err.startswith("flower-client predict: absent.png: expected an image")
+    assert main(["predict", "--model", "absent", str(model.parent / "inputs.npy")]) == 2
+    assert capsys.readouterr().err.startswith("flower-client predict: --model: expected a model folder")

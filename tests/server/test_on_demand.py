@@ -1,0 +1,230 @@
+"""Models on demand over a scripted grid: each gets its own, all at once, and nobody is waited for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from flwr.app import Error, Message, RecordDict
+from safetensors.torch import load_file
+
+from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.messages import Delivery, Description, Notice, Offer, Weights
+from hyperbloom.server import on_demand
+from hyperbloom.server.cli import main
+from hyperbloom.server.on_demand import Counter, Generator, check_on_demand
+from hyperbloom.server.trained import Trained, read_trained
+
+from .conftest import Clock, ScriptedGrid, app_error
+
+SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "4", "--cohort", "2"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    options = [
+        "--set",
+        "encoder=private",
+        "--set",
+        "local.steps=2",
+        "--set",
+        "embedding_dim=3",
+        "--set",
+        "sizes=[S, M]",
+    ]
+    assert main(["--strategy", "odpfl", *SHORT, *options, "--run-dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(run: Path) -> Trained:
+    return read_trained(run, check_on_demand)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    turned = Clock()
+    monkeypatch.setattr(on_demand, "time", turned)
+    return turned
+
+
+@pytest.fixture
+def counter(trained: Trained, clock: Clock) -> Counter:
+    return Counter(ScriptedGrid(clock), Generator(trained))
+
+
+class Visitor:
+    """A node that describes itself with a given descriptor."""
+
+    def __init__(self, descriptor: torch.Tensor, size: str = "S") -> None:
+        self.descriptor, self.size = descriptor, size
+        self.got: torch.Tensor | None = None
+        self.last: Notice | None = None
+
+    def __call__(self, message: Message) -> RecordDict | Error | None:
+        kind = message.metadata.message_type
+        if kind == Offer.type:
+            weights = Weights(descriptor_layout(3), self.descriptor)
+            return Description(self.size, Offer.unpack(message.content).encoder_version, weights).pack()
+        if kind == Delivery.type:
+            self.got = Delivery.unpack(message.content).weights.values
+            return Notice("received", "").pack()
+        self.last = Notice.unpack(message.content)
+        return message.content
+
+
+def polls(counter: Counter, clock: Clock, times: int = 6) -> None:
+    for _ in range(times):
+        clock.sleep(0.2)
+        counter.poll()
+
+
+def hypernetwork(run: Path, descriptor: torch.Tensor, size: str) -> torch.Tensor:
+    """Return what the stored numbers make of a descriptor, layer by layer."""
+    tensors = load_file(run / "hypernetwork.safetensors")
+    x = descriptor
+    for layer in (0, 2, 4, 6):
+        x = F.linear(x, tensors[f"hypernetwork.trunk.{layer}.weight"], tensors[f"hypernetwork.trunk.{layer}.bias"])
+        x = x.relu() if layer < 6 else x
+    head = f"hypernetwork.heads.{size}"
+    return F.linear(x, tensors[f"{head}.weight"], tensors[f"{head}.bias"])
+
+
+def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
+    offer = Generator(trained).offer
+    tensors = load_file(run / "hypernetwork.safetensors")
+    views = offer.weights.layout.views(offer.weights.values)
+    assert {f"encoder.{name}" for name in views} == {name for name in tensors if name.startswith("encoder.")}
+    for name, value in views.items():
+        torch.testing.assert_close(value, tensors[f"encoder.{name}"], rtol=0, atol=0)
+    build_encoder(EncoderSpec(offer.encoder, offer.input_shape, offer.dim)).load_state_dict(views)
+    assert (offer.clients, offer.round, offer.sizes, offer.divisor) == (4, 2, ("S", "M"), 16.0)
+
+
+def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
+    run: Path, counter: Counter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    visitors = {node: Visitor(torch.randn(3), "SM"[node % 2]) for node in range(2, 9)}
+    counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
+    passes = []
+    write = counter.generator.write
+    monkeypatch.setattr(counter.generator, "write", lambda rows, size: passes.append(size) or write(rows, size))
+    polls(counter, clock)
+    assert passes == ["M", "S"]
+    assert counter.served == 7
+    for visitor in visitors.values():
+        assert visitor.last == Notice("finished", "the model is delivered")
+        torch.testing.assert_close(visitor.got, hypernetwork(run, visitor.descriptor, visitor.size))
+    polls(counter, clock)
+    assert counter.served == 7 and len(counter.grid.sent) == 21  # type: ignore[attr-defined]
+
+
+def test_little_memory_takes_more_passes_with_the_same_result(
+    run: Path, counter: Counter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_demand, "BYTES_AT_ONCE", 1)
+    visitors = {node: Visitor(torch.full((3,), float(node))) for node in range(2, 5)}
+    counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
+    passes: list[int] = []
+    write = counter.generator.write
+    monkeypatch.setattr(counter.generator, "write", lambda rows, size: passes.append(len(rows)) or write(rows, size))
+    polls(counter, clock)
+    assert passes == [1, 1, 1]
+    for visitor in visitors.values():
+        torch.testing.assert_close(visitor.got, hypernetwork(run, visitor.descriptor, "S"))
+
+
+def with_weights(said: Description, layout: Layout, values: torch.Tensor) -> RecordDict:
+    return replace(said, weights=Weights(layout, values)).pack()
+
+
+def answers(change: Callable[[Description], RecordDict | Error]) -> Callable[[Message], RecordDict | Error | None]:
+    inner = Visitor(torch.zeros(3))
+
+    def answer(message: Message) -> RecordDict | Error | None:
+        if message.metadata.message_type == Offer.type:
+            found = inner(message)
+            assert isinstance(found, RecordDict)
+            return change(Description.unpack(found))
+        return inner(message)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda said: replace(said, size="L").pack(), "expected --size to be one of S, M, found 'L'"),
+        (lambda said: replace(said, encoder_version="old").pack(), "expected a descriptor of encoder"),
+        (lambda said: replace(said, weights=Weights(Layout((("descriptor", (4,)),)), torch.zeros(4))).pack(), "shape"),
+        (
+            lambda said: replace(said, weights=Weights(descriptor_layout(3), torch.full((3,), torch.nan))).pack(),
+            "finite",
+        ),
+        (lambda said: replace(said, weights=Weights(descriptor_layout(3), torch.full((3,), 1e30))).pack(), "norm"),
+        (lambda said: Notice("declined", "").pack(), "it declined the offer"),
+        (lambda said: app_error("no such thing"), "is it `flower-client join`?"),
+    ],
+)
+def test_what_no_model_can_be_made_from_is_refused_and_the_others_are_served(
+    counter: Counter, clock: Clock, change: Callable[[Description], RecordDict | Error], reason: str
+) -> None:
+    events: list[str] = []
+    counter.on_event = events.append
+    good = Visitor(torch.ones(3))
+    grid = counter.grid
+    assert isinstance(grid, ScriptedGrid)
+    grid.nodes.update({2: answers(change), 3: good})
+    polls(counter, clock)
+    assert good.got is not None
+    (refusal,) = [notice for node, notice in grid.notices() if node == 2]
+    assert refusal.kind == "refused" and reason in refusal.reason
+    assert len(events) == 1 and "refused node 2" in events[0]
+
+
+def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: Counter, clock: Clock) -> None:
+    grid = counter.grid
+    assert isinstance(grid, ScriptedGrid)
+    grid.nodes.update({2: lambda message: None, 3: lambda message: None})
+    polls(counter, clock, 2)
+    assert len(counter._open) == 2
+    grid.leave(3)
+    polls(counter, clock, 2)
+    assert len(counter._open) == 1
+    clock.sleep(on_demand.TTL_S)
+    polls(counter, clock, 1)
+    assert counter._open == {}
+    grid.nodes[3] = visitor = Visitor(torch.ones(3))
+    polls(counter, clock)
+    assert visitor.got is not None
+
+
+def test_a_node_that_cannot_be_reached_is_no_matter(counter: Counter, clock: Clock) -> None:
+    grid = counter.grid
+    assert isinstance(grid, ScriptedGrid)
+    grid.nodes.update({2: Visitor(torch.ones(3)), 3: Visitor(torch.ones(3))})
+    grid.unreachable.add(2)
+    polls(counter, clock)
+    assert counter.served == 1
+
+
+def test_runs_of_other_strategies_are_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--strategy", "pfedhn", *SHORT, "--set", "local.steps=1", "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["serve", str(tmp_path / "run"), "--insecure"]) == 2
+    told = capsys.readouterr().err
+    assert "pfedhn: expected a run of odpfl" in told and "flower-server export" in told
+
+
+def test_export_points_to_serve(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run), "--all"]) == 2
+    assert f"flower-server serve {run}" in capsys.readouterr().err
+
+
+def test_serve_wants_tls_files_or_insecure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(run)]) == 2
+    assert "--insecure" in capsys.readouterr().err
