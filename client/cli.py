@@ -93,8 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--min-noise",
         type=float,
         metavar="Z",
-        help="train only in runs where changes leave this machine with Gaussian noise of at least Z times the norm that "
-        "they are clipped to (flower-server --dp-clients)",
+        help="train only in runs where changes leave this machine with Gaussian noise of at least Z times the norm "
+        "that they are clipped to (flower-server --dp-clients)",
     )
     machine.add_argument("-v", "--verbose", action="store_true", help="say more, Flower's own log included")
     machine.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)

@@ -203,7 +203,8 @@ class Worker:
         least = self.settings.min_noise
         if least is not None and (noise or 0.0) < least:
             raise HyperbloomError(
-                f"the client sends nothing with noise below {least:g} times its norm (--min-noise), found {noise or 0:g}"
+                f"the client sends nothing with noise below {least:g} times its norm (--min-noise), found "
+                f"{noise or 0:g}"
             )
 
     def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
