@@ -278,3 +278,12 @@ def test_the_command_goes_on_with_the_flags_that_the_run_began_with(
     monkeypatch.setattr(RunFolder, "round_done", real)
     assert main(["--resume", str(tmp_path / "run")]) == 0
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_clients_keep_earlier_versions_until_the_run_is_complete(tmp_path: Path) -> None:
+    config = make_config("pfedhn-pc", clients=2, cohort=2, baselines=("local",))
+    begin(tmp_path, config, crash_after=3)
+    assert list(tmp_path.glob("clients/*/earlier/*")), "what the run may go back to"
+    go_on(tmp_path, config)
+    assert not list(tmp_path.glob("clients/*/earlier/*"))
+    assert len(list(tmp_path.glob("clients/*/personal/*"))) == 4, "heads and models of their own stay"
