@@ -5,7 +5,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: demo test check clean help
+.PHONY: demo test check docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -19,6 +19,9 @@ test: $(VENV)/.installed  ## run the whole test suite
 check: $(VENV)/.installed  ## lint, types and tests: what CI runs
 	scripts/check $(BIN)
 
+docs: $(VENV)/.installed  ## build the pages into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Hyperbloom needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
@@ -27,4 +30,4 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:  ## remove the virtual environment and caches; run folders stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

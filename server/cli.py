@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
-__all__ = ["add_machines", "fleet_for_newcomers", "log_to", "main"]
+__all__ = ["add_machines", "build_parser", "check_port", "fleet_for_newcomers", "log_to", "main"]
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -295,7 +295,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
         check_ray()
     if args.engine == "grpc" and args.port:
-        _check_port(args.host, args.port)
+        check_port(args.host, args.port)
     folder = args.resume or new_run_folder(args.run_dir, config.strategy)
     view = TerminalView(console)
     _say(console, f"run folder: {folder}")
@@ -411,7 +411,7 @@ def fleet_for_newcomers(
     from hyperbloom.server.superlink import free_port
 
     if args.port:
-        _check_port(args.host, args.port)
+        check_port(args.host, args.port)
     args.port = args.port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
     with log_to(folder / "server.log"), _fleet(args, security, folder, console, tell) as grid:
@@ -432,7 +432,13 @@ def _say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
+    """Find out whether this machine can listen at an address.
+
+    Raises:
+        ConfigError: the port is no port.
+        ConnectionFailed: it cannot.
+    """
     if not 0 < port < 65536:
         raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:

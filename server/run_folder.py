@@ -54,12 +54,12 @@ def new_run_folder(path: Path | None, strategy: str) -> Path:
 
     Args:
         path: where, or None for `runs/DATE-STRATEGY`.
-        strategy: part of the default name.
+        strategy: part of the default name; of `package.module:Class` the class.
 
     Raises:
         ConfigError: the folder holds something already, or cannot be made.
     """
-    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy}")
+    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
     try:
         chosen.mkdir(parents=True, exist_ok=True)
         if any(chosen.iterdir()):
