@@ -52,8 +52,7 @@ examples:
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
 the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
 
-exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed, 6 the disk is full,
-130 Ctrl-C
+exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed, 6 disk full, 130 Ctrl-C
 """
 
 # Flags for the keys that people change most; all others go through --set.
