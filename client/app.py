@@ -41,7 +41,10 @@ def greet(message: Message, context: Context) -> Message:
 @app.query("notice")
 def notice(message: Message, context: Context) -> Message:
     """Take note that the server refuses this client, or that the run is over; the live client acts on it."""
-    return Message(Notice.unpack(message.content).pack(), reply_to=message)
+    notice = Notice.unpack(message.content)
+    if notice.complete is not None:
+        _worker(context).state.forget_earlier(notice.complete)
+    return Message(notice.pack(), reply_to=message)
 
 
 @app.query("reference")

@@ -89,6 +89,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
     )
+    machine.add_argument(
+        "--min-noise",
+        type=float,
+        metavar="Z",
+        help="train only in runs where changes leave this machine with Gaussian noise of at least Z times the norm "
+        "that they are clipped to (flower-server --dp-clients)",
+    )
     machine.add_argument("-v", "--verbose", action="store_true", help="say more, Flower's own log included")
     machine.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     return parser
@@ -177,6 +184,7 @@ def _run(args: argparse.Namespace) -> None:
         disclose_class_shares=args.disclose_class_shares,
         model=args.model,
         disclose=args.disclose,
+        min_noise=args.min_noise,
     )
     link = make_link(args)
     config = settings.to_node_config()

@@ -28,19 +28,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError
+from hyperbloom.common.privacy import noise
 from hyperbloom.common.storage import write_json
 
-__all__ = ["Guarantee", "Ledger", "Mechanism", "delta_of", "guarantee", "noise", "noise_scale", "privatise"]
+__all__ = ["Guarantee", "Ledger", "Mechanism", "delta_of", "guarantee", "noise_scale", "privatise"]
 
 Mechanism = Literal["analytic", "classical"]
-
-_SUMMANDS = 4
 
 
 class Bounded(Protocol):
@@ -156,20 +153,6 @@ def _analytic(epsilon: float, delta: float) -> float:
         else:
             high = middle
     return high
-
-
-def noise(count: int, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> NDArray[np.float64]:
-    """Return `(count,)` standard normal numbers from the operating system's cryptographic source.
-
-    Box and Muller's transform on 53 random bits; each number is half the sum of four, so that the low bits of what is
-    sent do not give the noise away (Holohan, Braghin: Secure Random Sampling in Differential Privacy, ESORICS 2021,
-    https://arxiv.org/abs/2107.10138).
-    """
-    raw = np.frombuffer(random_bytes(16 * count * _SUMMANDS), dtype=np.uint64).reshape(2, _SUMMANDS, count)
-    uniform = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
-    normal = np.sqrt(-2 * np.log1p(-uniform[0])) * np.cos(2 * np.pi * uniform[1])
-    scaled: NDArray[np.float64] = normal.sum(0) / math.sqrt(_SUMMANDS)
-    return scaled
 
 
 class Ledger:

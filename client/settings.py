@@ -32,11 +32,14 @@ class ClientSettings:
     disclose_class_shares: bool = False
     model: str | None = None  # this client's own: a registered name, auto, or package.module:factory
     disclose: Disclosure = "types"  # of the own model, at most
+    min_noise: float | None = None  # trains only where a change leaves with so much noise, in units of its norm
 
     def __post_init__(self) -> None:
         """Check the name, which becomes a folder's, and what may be told."""
         if self.disclose not in get_args(Disclosure):
             raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
+        if self.min_noise is not None and not self.min_noise > 0:
+            raise ConfigError(f"--min-noise: expected a number above 0, found {self.min_noise}")
         check_name(self.client_id, "--client-id")
 
     @property

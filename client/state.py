@@ -266,6 +266,12 @@ class ClientState:
         """Owe nothing any more."""
         self._residual_path.unlink(missing_ok=True)
 
+    def forget_earlier(self, run_id: str) -> None:
+        """Keep no earlier versions for a run and its baselines: it is complete, and nothing goes back to them."""
+        for path in self._earlier.glob("*.safetensors"):
+            if path.name.removeprefix("residual-").startswith(f"{run_id}-"):
+                path.unlink(missing_ok=True)
+
     def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
         """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""
         tensors = {"values": values, "descriptor": descriptor}

@@ -51,6 +51,7 @@ from hyperbloom.common.messages import (
     Weights,
 )
 from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
+from hyperbloom.common.privacy import release
 from hyperbloom.common.seeds import derive
 
 __all__ = ["Worker", "worker_for"]
@@ -152,6 +153,7 @@ class Worker:
         Raises:
             WireError: the order does not fit this client.
         """
+        self._insist()
         inputs = reference_rows(self.state, order.reference, order.rows, order.draw, self.device)
         network = self._load(order)
         with self._private():
@@ -180,6 +182,7 @@ class Worker:
         """
         if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
             raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
+        self._check_privacy(order)
         _codec(order)  # refused before any work is done, as is a method
         trainer(order)
         network = self._load(order)
@@ -187,6 +190,22 @@ class Worker:
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
         own = replace(order, seed=derive(order.seed, self.settings.client_id, order.round))
         return network, with_reference(self.state, own, self.device)
+
+    def _check_privacy(self, order: TrainOrder) -> None:
+        wanted = (order.dp_clip, order.dp_noise)
+        if wanted != (None, None) and not all(value is not None and value > 0 for value in wanted):
+            raise WireError(f"order: expected dp_clip and dp_noise above 0, found {wanted}")
+        if order.reply != "nothing" or isinstance(order, FitOrder):
+            self._insist(order.dp_noise if not isinstance(order, FitOrder) else None)
+
+    def _insist(self, noise: float | None = None) -> None:
+        """Let nothing that is made of training examples leave with less noise than this client's user wants."""
+        least = self.settings.min_noise
+        if least is not None and (noise or 0.0) < least:
+            raise HyperbloomError(
+                f"the client sends nothing with noise below {least:g} times its norm (--min-noise), found "
+                f"{noise or 0:g}"
+            )
 
     def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
         """Keep what is private of the trained network, and return what the order asks for.
@@ -205,6 +224,9 @@ class Worker:
         if order.reply != "nothing" and order.weights is not None:
             layout, codec = network.shared.layout, _codec(order)
             sent = order.weights.part(layout)
+            if order.dp_clip is not None and order.dp_noise is not None:
+                # Nothing below sees the change itself; and the loss is of the same examples.
+                trained, loss = sent + release(trained - sent, order.dp_clip, order.dp_noise), 0.0
             if codec is None:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
@@ -215,10 +237,12 @@ class Worker:
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
         """Return what the ordered encoder makes of the training examples; labels are not looked at."""
+        self._insist()
         return encoding.describe(order, self.train_data.inputs, self.state)
 
     def backprop(self, order: BackpropOrder) -> BackpropResult:
         """Take a gradient with respect to the last descriptor back to the encoder that made it."""
+        self._insist()
         return encoding.backprop(order, self.train_data.inputs, self.state)
 
     def fit(self, order: FitOrder) -> FitResult:
@@ -269,6 +293,7 @@ class Worker:
 
     def moments(self, order: MomentsOrder) -> MomentsResult:
         """Return mean and covariance of what the head of the ordered network sees of the training examples."""
+        self._insist()
         found = many.moments(many.features(self._load(order).module, self.train_data.inputs)).cpu()
         return MomentsResult(Weights(Layout((("moments", tuple(found.shape)),)), found))
 

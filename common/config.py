@@ -21,6 +21,7 @@ from hyperbloom.common.errors import ConfigError
 __all__ = [
     "DataConfig",
     "LocalConfig",
+    "PrivacyConfig",
     "RunConfig",
     "Section",
     "check",
@@ -80,6 +81,17 @@ class DataConfig(Section):
     max_train: Positive | None = Field(None, description="keep at most this many training examples per client")
 
 
+class PrivacyConfig(Section):
+    """Differential privacy of what training sends (docs/privacy.md)."""
+
+    where: Literal["none", "client", "server"] = Field(
+        "none", description="where noise is added: none; on each client; averages only: on the server"
+    )
+    clip: Rate = Field(1.0, description="norm to which each client's change is clipped")
+    noise: Rate = Field(1.0, description="standard deviation of the noise in each coordinate, in units of clip")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
+
+
 class RunConfig(Section):
     """Everything that decides the result of a run."""
 
@@ -105,6 +117,10 @@ class RunConfig(Section):
     )
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
+    privacy: PrivacyConfig = Field(PrivacyConfig(), description="differential privacy of the clients")
+    secure_aggregation: bool = Field(
+        False, description="the server learns sums of replies only; not built yet, see docs/privacy.md"
+    )
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
     novel: Annotated[int, Field(ge=0, le=90)] = Field(
         0, description="percent of the clients, the last by name, that never train and are scored apart"

@@ -8,6 +8,7 @@
     |-- RefusedError       the server does not admit this client              (exit code 3)
     |-- CohortError        not enough clients came, or all of them failed     (exit code 4)
     |-- ConnectionFailed   the other side cannot be reached or started        (exit code 5)
+    |-- DiskError          the disk is full, or does not take what is written (exit code 6)
 
 A message says what was expected, what was found, and what to do. Asserts are for our own mistakes only.
 """
@@ -17,6 +18,7 @@ __all__ = [
     "ConfigError",
     "ConnectionFailed",
     "DataError",
+    "DiskError",
     "HyperbloomError",
     "ModelError",
     "RefusedError",
@@ -68,3 +70,9 @@ class ConnectionFailed(HyperbloomError):
     """The SuperLink, or the server behind an address, cannot be reached or started."""
 
     exit_code = 5
+
+
+class DiskError(HyperbloomError):
+    """The disk does not take what a run has to write; what was there before is whole."""
+
+    exit_code = 6

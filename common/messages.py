@@ -325,6 +325,7 @@ class Notice(Packable):
     type: ClassVar[str] = "query.notice"
     kind: str
     reason: str
+    complete: str | None = None  # id of a run that will not be resumed: nothing needs to be kept for that any more
 
 
 @dataclass(frozen=True)
@@ -358,13 +359,15 @@ class TrainOrder(Packable):
     reference: Weights | None = None  # FedHeNN: the round's inputs; does not travel, the client adds what it keeps
     resume_points: tuple[int, ...] | None = None  # rounds to which a server that crashes may go back
     rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
+    dp_clip: float | None = None  # norm to which the change is clipped before noise is added; None: neither
+    dp_noise: float | None = None  # standard deviation of that noise, in units of dp_clip
 
 
 @dataclass(frozen=True)
 class TrainResult(Packable):
     """What a client sends back from training."""
 
-    loss: float  # mean training loss over the local steps
+    loss: float  # mean training loss over the local steps; 0 where the client adds noise to its change
     seconds: float  # wall time of the local training
     weights: Weights | None
     encoded: bytes | None = None  # instead of weights: the change, trained - sent, in the codec of the order

@@ -1,6 +1,7 @@
 """`flower-server`: describe a run, wait for the clients, train, leave a run folder."""
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from rich.console import Console
 from hyperbloom import __version__
 from hyperbloom.common.commands import list_commands, run_command
 from hyperbloom.common.config import RunConfig, load_run_config, parse_assignment
-from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError
+from hyperbloom.common.errors import ConfigError, ConnectionFailed, DiskError, HyperbloomError
 from hyperbloom.common.plain import check_insecure, is_loopback
 from hyperbloom.common.signals import terminate_as_interrupt
 
@@ -56,7 +57,7 @@ examples:
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
 the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
 
-exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed, 130 Ctrl-C
+exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed, 6 disk full, 130 Ctrl-C
 """
 
 # Flags for the keys that people change most; all others go through --set.
@@ -94,6 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
         run.add_argument(_flag(key), type=kind, help=text, metavar=key.upper().removesuffix("_S"))
     for key, path in _DATA_FLAGS.items():
         run.add_argument(_flag(key), metavar=key.upper(), help=f"sets {path}", type=int if key == "max_train" else str)
+    run.add_argument(
+        "--dp-clients",
+        action="store_true",
+        help="sets privacy.where=client: each client clips its change and adds noise before anything leaves it",
+    )
     run.add_argument("--baselines", metavar="A,B", help="strategies to run afterwards with the same clients")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any key; may be repeated")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
@@ -192,6 +198,7 @@ def _flag(key: str) -> str:
     return "--" + key.removesuffix("_s").replace("_", "-")
 
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _FILES = ("certs", "tls_certificate", "tls_key", "tls_ca")
 _SECURITY = ("insecure", *_FILES)
 _MACHINES = ("engine", "vectorise", "host", "port", "local_clients", "metrics_port", "tensorboard", *_SECURITY)
@@ -209,9 +216,9 @@ def _as_it_began(args: argparse.Namespace, arguments: list[str] | None) -> argpa
     Raises:
         ConfigError: a flag would change the run, or the folder is not one of a run.
     """
-    changes = [*_FLAGS, *_DATA_FLAGS, "baselines", "set", "config", "run_dir"]
+    changes = [*_FLAGS, *_DATA_FLAGS, "dp_clients", "baselines", "set", "config", "run_dir"]
     for name in changes:
-        if getattr(args, name.removesuffix("_s")) not in (None, []):
+        if getattr(args, name.removesuffix("_s")) not in (None, [], False):
             raise ConfigError(f"--resume: {_flag(name)} would change the run; leave it out, or start a new run")
     path = args.resume / "environment.json"
     try:
@@ -259,6 +266,8 @@ def _config(args: argparse.Namespace) -> RunConfig:
     overrides |= {path: getattr(args, key) for key, path in _DATA_FLAGS.items()}
     if args.baselines is not None:
         overrides["baselines"] = [name.strip() for name in args.baselines.split(",") if name.strip()]
+    if args.dp_clients:
+        overrides["privacy.where"] = "client"
     overrides = {key: value for key, value in overrides.items() if value is not None}
     overrides |= dict(parse_assignment(text) for text in args.set)
     if args.local_clients and "clients" not in overrides and args.config is None:
@@ -363,11 +372,20 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             except (HyperbloomError, KeyboardInterrupt) as error:
                 recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
                 raise
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise DiskError(
+            f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
+            f"flower-server --resume {folder}"
+        ) from None
     finally:
         view.close()
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     _say(console, "test accuracy in percent, at the round that validation selected")
     console.print(results_table(results, examples))
+    for line in recorder.privacy_report():
+        _say(console, line)
     _write_report(folder, console)
     _say(console, f"everything is in {folder}")
 
@@ -518,10 +536,17 @@ def check_port(host: str, port: int) -> None:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
 
+class _LogFile(logging.FileHandler):
+    """What the disk does not take is lost without a word: the run's own files tell."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on."""
+
+
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Write our log, and Flower's, into the run folder."""
-    handler = logging.FileHandler(path)
+    handler = _LogFile(path)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]

@@ -256,20 +256,20 @@ class Federation:
     def _note_busy(self) -> None:
         self.roster.busy = {node for node, _ in self._open.values()} | set(self._given_up.values())
 
-    def say_goodbye(self, reason: str) -> None:
-        """Tell all clients that the run is over, and wait briefly until they have heard it."""
+    def say_goodbye(self, reason: str, complete: str | None = None) -> None:
+        """Tell all clients that the run is over (and which is complete), and wait briefly until they have heard it."""
         nodes = [client.node_id for client in self.roster.live if client.node_id is not None]
-        left = self._notify(nodes, "finished", reason)
+        left = self._notify(nodes, "finished", reason, complete)
         deadline = time.monotonic() + GOODBYE_S
         while left and time.monotonic() < deadline:
             left -= {reply.metadata.reply_to_message_id for reply in self._pull(left)}
             left = left if set(self.grid.get_node_ids()) & set(nodes) else set()
             time.sleep(SLOWEST_POLL_S)
 
-    def _notify(self, nodes: list[int], kind: str, reason: str) -> set[str]:
+    def _notify(self, nodes: list[int], kind: str, reason: str, complete: str | None = None) -> set[str]:
         if not nodes:
             return set()
-        content = Notice(kind, reason).pack()
+        content = Notice(kind, reason, complete).pack()
         return set(self._push([Message(content, n, Notice.type, ttl=NOTICE_TTL_S) for n in nodes]))
 
     def _push(self, messages: list[Message]) -> list[str]:

@@ -126,6 +126,9 @@ class Listener:
     def event(self, text: str) -> None:
         """Something happened to a client: joined, left, refused."""
 
+    def released(self, names: Sequence[str]) -> None:
+        """Changes with noise are about to be asked of these clients: it is spent, whatever comes of it."""
+
     def round_done(self, report: RoundReport) -> None:
         """A round is over; `report.outcome.evaluation` is set if it ended with an evaluation."""
 

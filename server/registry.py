@@ -104,7 +104,7 @@ class ClientRegistry:
             return clients, list(stored["retired"])
         except FileNotFoundError:
             return {}, []
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self.path}: expected the registry of clients, found it damaged ({error})") from None
 
     def _write(self, clients: dict[str, RegisteredClient], retired: list[str]) -> None:

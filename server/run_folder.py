@@ -10,6 +10,7 @@ RUN/hypernetwork-last.safetensors  server state after the last round, the optimi
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
 RUN/report.html                    all of it for a browser (server/report.py)
+RUN/privacy.json                   what each client has spent, with differential privacy; never taken back
 RUN/checkpoints/                   from which `--resume RUN` goes on (server/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
@@ -20,6 +21,7 @@ import json
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +34,7 @@ from torch import Tensor
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.privacy import epsilon_of, promise
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
 from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
@@ -41,6 +44,10 @@ from hyperbloom.strategies.roster import Roster
 
 __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
+_DAMAGED = (
+    *(OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),  # of JSON that nobody would write
+)
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
 
@@ -80,7 +87,7 @@ def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tenso
     try:
         tensors = load_file(folder / "hypernetwork.safetensors")
         return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGED as error:
         raise ConfigError(
             f"{asked_by}: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
         ) from None
@@ -112,6 +119,7 @@ class RunFolder(Listener):
         self._name = config.strategy
         self._round = 0
         self._selected: dict[str, Any] = {}
+        self._spent: Counter[str] = Counter()  # noisy changes that each client was asked for, in all phases
         if run_id is not None:
             write_bytes(path / "config.yaml", dump_run_config(config).encode())
             write_json(path / "environment.json", _environment(config, run_id, machines or {}))
@@ -125,6 +133,7 @@ class RunFolder(Listener):
         """
         resume, number, lengths = read_resume(path, config, say)
         folder, checkpoint = cls(path, config, None), resume.checkpoint
+        folder._read_spent()
         names = [config.strategy, *config.baselines]
         folder._enter(names[checkpoint.phase])
         folder._round = max(0, checkpoint.progress.round)
@@ -162,11 +171,53 @@ class RunFolder(Listener):
         line = {"time": _now(), "strategy": self._name, "round": self._round, "text": text}
         _append(self.path / EVENTS, [line])
 
+    def released(self, names: Sequence[str]) -> None:
+        """Count it before the orders go out. A run that goes back to a checkpoint does not take it back."""
+        self._spent.update(names)
+        privacy = self.config.privacy
+        clients = {
+            name: {"releases": count, "epsilon": epsilon_of([privacy.noise] * count, privacy.delta)}
+            for name, count in sorted(self._spent.items())
+        }
+        write_json(self.path / "privacy.json", {**privacy.model_dump(), "clients": clients})
+
+    def _read_spent(self) -> None:
+        """Go on counting.
+
+        Raises:
+            ConfigError: the file is damaged, or of another mechanism, so that it is not known what has been spent.
+        """
+        path, privacy = self.path / "privacy.json", self.config.privacy
+        if privacy.where == "none" or not path.exists():
+            return
+        try:
+            stored = json.loads(path.read_text())
+            self._spent = Counter({str(name): int(each["releases"]) for name, each in stored.pop("clients").items()})
+            if stored != privacy.model_dump():
+                raise ValueError("it is of other settings than config.yaml")
+        except _DAMAGED as error:
+            raise ConfigError(
+                f"--resume: {path} cannot be used ({error}), so it is not known what has been spent on privacy; "
+                "restore it from a backup"
+            ) from None
+
+    def privacy_report(self) -> list[str]:
+        """Return in words what clients have spent: the one who was asked most often, and the least."""
+        if not self._spent:
+            return []
+        most, least = max(self._spent.values()), min(self._spent.values())
+        lines = ["privacy: " + line for line in promise(self.config.privacy, most)]
+        if least < most:
+            epsilon = epsilon_of([self.config.privacy.noise] * least, self.config.privacy.delta)
+            lines.append(f"privacy: that is who was asked most often; least, {least} times: epsilon {epsilon:.4g}")
+        return [*lines, "privacy: all clients are in privacy.json"]
+
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
         self._round = report.number
-        self._append(METRICS, [metrics_line(report)])
-        self._append(CLIENTS, client_lines(report))
+        hidden = self.config.privacy.where == "client"
+        self._append(METRICS, [metrics_line(report, hidden)])
+        self._append(CLIENTS, client_lines(report, hidden))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""
@@ -194,8 +245,15 @@ class RunFolder(Listener):
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    """Append whole lines, or nothing."""
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError:  # the disk is full
+        if path.exists():
+            os.truncate(path, before)
+        raise
 
 
 def _now() -> str:

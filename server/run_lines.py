@@ -27,14 +27,17 @@ def phase_folder(run: Path, config: RunConfig, name: str) -> Path:
     return run if name == config.strategy else run / "baselines" / name
 
 
-def metrics_line(report: "RoundReport") -> Line:
-    """Return a round's line: loss, clients, seconds, bytes of training; accuracy in percent where it was evaluated."""
+def metrics_line(report: "RoundReport", hidden: bool = False) -> Line:
+    """Return a round's line: loss, clients, seconds, bytes of training; accuracy in percent where it was evaluated.
+
+    With `hidden` there are no training losses, which are not covered by the noise of differential privacy.
+    """
     outcome = report.outcome
     losses = [result.loss for result in outcome.results.values()]
     line: Line = {"round": report.number, "seconds": round(report.seconds, 4), "clients": len(losses)}
     line["elapsed"] = round(report.elapsed, 4)
     line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
-    if losses:
+    if losses and not hidden:
         line["loss"] = sum(losses) / len(losses)
     if report.late:
         line["late"] = report.late
@@ -49,11 +52,11 @@ def metrics_line(report: "RoundReport") -> Line:
     return line
 
 
-def client_lines(report: "RoundReport") -> list[Line]:
-    """Return a line for each client that trained, was scored or was left out in a round."""
+def client_lines(report: "RoundReport", hidden: bool = False) -> list[Line]:
+    """Return a line for each client that trained, was scored or was left out in a round; `hidden` as above."""
     outcome, common = report.outcome, {"round": report.number}
     lines: list[Line] = [
-        {**common, "client": name, "loss": result.loss, "seconds": round(result.seconds, 4)}
+        {**common, "client": name, **({} if hidden else {"loss": result.loss}), "seconds": round(result.seconds, 4)}
         for name, result in outcome.results.items()
     ]
     if outcome.evaluation:

@@ -11,6 +11,7 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import ASKS
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
+from hyperbloom.common.privacy import promise
 from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
@@ -63,10 +64,13 @@ class Session:
         Raises:
             HyperbloomError: too few clients, or nobody answers any more.
         """
+        complete: str | None = None
         try:
-            return self._run()
+            results = self._run()
+            complete = self.run_id
+            return results
         finally:
-            self.federation.say_goodbye("the run is over")
+            self.federation.say_goodbye("the run is over", complete)
 
     def _run(self) -> dict[str, Selection]:
         went_on = self.resume.checkpoint if self.resume else None
@@ -75,6 +79,7 @@ class Session:
         for phase, name in enumerate(names):
             config = self.config if phase == 0 else baseline_config(self.config, name)
             strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
+            strategy.on_release = self._spend
             self.federation.greet_for(strategy)
             if went_on and phase < went_on.phase:
                 continue
@@ -148,6 +153,10 @@ class Session:
         if strategy:
             self._mark(strategy, phase)
 
+    def _spend(self, names: Sequence[str]) -> None:
+        for listener in self.listeners:
+            listener.released(names)
+
     def _tell(self, text: str) -> None:
         for listener in self.listeners:
             listener.event(text)
@@ -189,6 +198,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
+    if config.privacy.where != "none":
+        promise(config.privacy, 1)  # the accountant is here
     if config.model not in ("auto", *(names := model_names())):
         raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
     if config.model != "auto":

@@ -15,6 +15,7 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import build
+from hyperbloom.common.privacy import noisy_mean
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
@@ -26,6 +27,8 @@ class FedAvg(PersonalisedStrategy):
     """The same weights for everyone; Flower's `FedAvg` averages what comes back."""
 
     reply: ClassVar[str] = "weights"
+    noise_at: ClassVar[tuple[str, ...]] = ("client", "server")
+    sums: ClassVar[bool] = True
     weights: Tensor
 
     def check_config(self) -> None:
@@ -56,7 +59,17 @@ class FedAvg(PersonalisedStrategy):
             self.weights = self.average(updates)
 
     def average(self, updates: Sequence[ClientUpdate]) -> Tensor:
-        """Return the mean of what came back, `(P,)`, weighted by number of training examples."""
+        """Return the mean of what came back, `(P,)`, weighted by number of training examples.
+
+        With noise on the server all count alike, and the mean is of as many as were to be asked: how many answered, and
+        with how many examples, must not change how much one of them moves it.
+        """
+        privacy = self.config.privacy
+        if privacy.where == "server":
+            sent = updates[0].sent
+            assert sent is not None
+            changes = [update.returned - sent for update in updates if update.returned is not None]
+            return sent + noisy_mean(changes, privacy.clip, privacy.noise, self.config.cohort)
         counted = zip(updates, self.counts(updates), strict=True)
         arrays, _ = self.flower().aggregate_train(0, [_as_flower_expects(*each) for each in counted])
         assert arrays is not None

@@ -290,6 +290,8 @@ class FedHeNNHomogeneous(_Alignment, FedAvg):
     """FedAvg whose clients stay aligned with the global model that they start from."""
 
     private: ClassVar[str] = "copy"
+    noise_at: ClassVar[tuple[str, ...]] = ()
+    sums: ClassVar[bool] = False
 
     def check_config(self) -> None:
         """Options of the other variant would do nothing."""

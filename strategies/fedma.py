@@ -26,6 +26,7 @@ layer is averaged by number of examples, not of examples of each class, which cl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from flwr.app import Message
@@ -97,6 +98,9 @@ def _permute(network: dict[str, Tensor], layer: str, following: str, order: Tens
 
 class FedMA(FedAvg):
     """Neurons are matched before they are averaged, layers frozen in turn."""
+
+    noise_at: ClassVar[tuple[str, ...]] = ()  # matching is no sum of changes
+    sums: ClassVar[bool] = False
 
     def check_config(self) -> None:
         """What is to be matched must be a chain."""

@@ -200,6 +200,8 @@ class GHN(_GraphStrategy):
 
     reply: ClassVar[str] = "weights"
     asks: ClassVar[str] = "types"
+    noise_at: ClassVar[tuple[str, ...]] = ("client",)
+    sums: ClassVar[bool] = True
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """For each client the parts that it needs; clients of equal needs share a vector."""
@@ -254,6 +256,7 @@ class GHNServer(_GraphStrategy):
     options: GHNServerOptions
     keeps_sent = False
     asks: ClassVar[str] = "graph"
+    noise_at: ClassVar[tuple[str, ...]] = ("client",)
 
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types of the client's graph."""

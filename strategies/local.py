@@ -16,6 +16,7 @@ class Local(PersonalisedStrategy):
     reply: ClassVar[str] = "nothing"
     own_models: ClassVar[Literal["no", "may", "must"]] = "may"
     asynchronous: ClassVar[bool] = True
+    noise_at: ClassVar[tuple[str, ...]] = ("client", "server")  # nothing is sent
 
     def weights_for(self, clients: Sequence[Client]) -> None:
         """Nothing is sent."""

@@ -99,6 +99,7 @@ class ODPFL(PFedHN):
     options_type: ClassVar[type[Section]] = ODPFLOptions
     options: ODPFLOptions
     asynchronous: ClassVar[bool] = False
+    noise_at: ClassVar[tuple[str, ...]] = ()
     spec_of_encoder: EncoderSpec
     gamma: nn.Parameter  # all of the encoder's parameters; the server never runs it
     version: str

@@ -176,6 +176,8 @@ class PersonalisedStrategy(Strategy):
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"  # whether clients bring models of their own
     asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
+    noise_at: ClassVar[tuple[str, ...]] = ()  # where noise can hide all that training sends, of PrivacyConfig.where
+    sums: ClassVar[bool] = False  # whether the server needs no single reply, only their weighted sum
     options: Section
 
     @classmethod
@@ -198,11 +200,25 @@ class PersonalisedStrategy(Strategy):
         self._orders: dict[str, _Order] = {}  # those not answered yet, by message id
         self._asked = 0  # clients that were ordered to train in this round
         self._unsent: list[tuple[Message, _Order]] = []  # a message has no id before it is sent
+        self.on_release: Callable[[Sequence[str]], None] = lambda names: None  # who will send a change with noise
         if config.models and self.own_models == "no":
             raise ConfigError(f"models: {config.strategy} sends the same model to all clients; set model instead")
         if config.asynchronous and not self.asynchronous:
             raise ConfigError(f"asynchronous: {config.strategy} learns from whole rounds; set it to false")
+        self._check_privacy()
         self.check_config()
+
+    def _check_privacy(self) -> None:
+        """Refuse noise that would not cover what the strategy sends, and sums where it needs single replies."""
+        name, where = self.config.strategy, self.config.privacy.where
+        if where != "none" and where not in self.noise_at:
+            able = f"with {' or '.join(self.noise_at)} it can" if self.noise_at else "it sends more than changes"
+            raise ConfigError(f"privacy.where: noise on the {where} cannot hide all that {name} sends; {able}")
+        if where == "server" and self.codec is not None:
+            raise ConfigError("compression: expected none with privacy.where=server: what it owes escapes the clipping")
+        if self.config.secure_aggregation:
+            why = "is not built yet (docs/privacy.md)" if self.sums else f"cannot work: {name} needs each single reply"
+            raise ConfigError(f"secure_aggregation: it {why}; leave it out, or let clients add noise (--dp-clients)")
 
     # ------------------------------------------------------------------ what a strategy of its own overrides
 
@@ -369,6 +385,8 @@ class PersonalisedStrategy(Strategy):
 
     def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
         """Order some clients to train."""
+        if clients and self.reply != "nothing" and self.config.privacy.where != "none":
+            self.on_release([client.client_id for client in clients])
         return self._address(
             clients,
             self.weights_for(clients) if clients else [],
@@ -378,9 +396,12 @@ class PersonalisedStrategy(Strategy):
 
     def training(self, server_round: int) -> dict[str, Any]:
         """Return the fields of an order to train that are the same for all clients."""
-        method = self.method()
+        method, privacy = self.method(), self.config.privacy
+        hidden = privacy.where == "client" and self.reply != "nothing"
         return {
             **self._common(server_round),
+            "dp_clip": privacy.clip if hidden else None,
+            "dp_noise": privacy.noise if hidden else None,
             "reply": self.reply,
             "compression": self.codec.name if self.codec else None,
             "method": method.to_json() if method else None,

@@ -87,6 +87,7 @@ class PFedHN(PersonalisedStrategy):
     _initial_dim = 0  # dimension of the embeddings of the run to start from
     _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
     asynchronous: ClassVar[bool] = True
+    noise_at: ClassVar[tuple[str, ...]] = ("client",)
 
     def check_config(self) -> None:
         """A hypernetwork can be frozen only if it comes from somewhere; a given descriptor has nothing to learn."""

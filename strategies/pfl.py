@@ -64,6 +64,7 @@ class _PFL(PFedHN):
     """pFedHN, and what a novel client gets of it."""
 
     asynchronous: ClassVar[bool] = False
+    noise_at: ClassVar[tuple[str, ...]] = ()
 
     def check_config(self) -> None:
         """There is something to say about novel clients only, and one network must do for all."""

@@ -21,6 +21,12 @@ __all__ = ["check_labels", "download", "first_existing", "missing", "need", "rea
 HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN paper's code does
 
 
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error),
+    *(NotImplementedError, RuntimeError),  # a zip of another version, method, or with a password
+)
+
+
 def need(module: str, package: str) -> Any:
     """Import a module that only some data sets need.
 
@@ -61,7 +67,7 @@ def read_arrays(path: Path) -> dict[str, AnyArray]:
         # numpy leaves a file that it opened itself open when the content is no archive
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         size = path.stat().st_size
         raise DataError(f"{path}: expected a whole .npz of plain arrays, found {size} bytes: {error}") from error
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from hyperbloom.client.privacy import Guarantee, Ledger, delta_of, guarantee, noise, noise_scale, privatise
+from hyperbloom.client.privacy import Guarantee, Ledger, delta_of, guarantee, noise_scale, privatise
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError
+from hyperbloom.common.privacy import noise
 
 
 class Mean:

@@ -34,6 +34,7 @@ FULL = ClientSettings(
     disclose_class_shares=True,
     model="mypackage.nets:make",
     disclose="graph",
+    min_noise=0.5,
 )
 
 
@@ -56,6 +57,7 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "disclose-class-shares": True,
         "model": "mypackage.nets:make",
         "disclose": "graph",
+        "min-noise": 0.5,
     }
     assert {type(value) for value in FULL.to_node_config().values()} <= {str, int, float, bool}
 

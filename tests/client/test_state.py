@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hyperbloom.client.state import ClientState, default_state_dir
+from hyperbloom.client.state import ClientState, Moment, default_state_dir
 from hyperbloom.client.training import FlatPart
 from hyperbloom.common.errors import HyperbloomError, RefusedError
 from hyperbloom.common.layout import Layout
@@ -230,3 +230,22 @@ def test_saving_is_atomic(state: ClientState, monkeypatch: pytest.MonkeyPatch) -
     path = state.folder / "personal" / "run-1.safetensors"
     assert torch.equal(load_file(path)["values"], make_part().values)
     assert list(path.parent.iterdir()) == [path]
+
+
+# ---------------------------------------------------------------------- a run that is complete
+
+
+def test_earlier_versions_of_a_complete_run_are_forgotten_and_no_others(state: ClientState) -> None:
+    for run in ("run-1-pfedhn", "run-1-fedavg", "run-12-pfedhn"):
+        for number in (1, 2, 3):
+            moment = Moment(number, resume_points=(0, 1, 2))
+            state.save_personal(run, make_part(), moment)
+    state.save_residual("run-1-pfedhn", Layout((("w", (2,)),)), torch.ones(2), Moment(1))
+    state.save_residual("run-1-pfedhn", Layout((("w", (2,)),)), torch.ones(2), Moment(2, (1,)))
+    earlier = state.folder / "earlier"
+    kept = {path.name for path in earlier.iterdir() if path.name.startswith("run-12")}
+    assert len(list(earlier.iterdir())) > 2 * len(kept) > 0
+    state.forget_earlier("run-1")
+    assert {path.name for path in earlier.iterdir()} == kept
+    assert state.load_personal("run-1-pfedhn", make_part()), "the newest is where it was"
+    ClientState(state.folder / "never").forget_earlier("run-1")

@@ -16,6 +16,7 @@ EXIT_CODES = {
     "RefusedError": 3,
     "CohortError": 4,
     "ConnectionFailed": 5,
+    "DiskError": 6,
 }
 
 
@@ -35,7 +36,7 @@ def test_the_drawing_names_every_error_and_its_exit_code() -> None:
 
 
 def test_the_commands_promise_these_exit_codes() -> None:
-    for command, codes in ((hyperbloom.server.cli, {0, 2, 4, 5, 130}), (hyperbloom.client.cli, {0, 2, 3, 5})):
+    for command, codes in ((hyperbloom.server.cli, {0, 2, 4, 5, 6, 130}), (hyperbloom.client.cli, {0, 2, 3, 5})):
         line = re.search(r"exit codes: (.*)", command._EPILOG)
         assert line is not None
         assert {int(code) for code in re.findall(r"\d+", line[1])} == codes

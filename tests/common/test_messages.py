@@ -124,6 +124,9 @@ OPTIONAL = {
     "reference",
     "target",
     "factor",
+    "complete",
+    "dp_clip",
+    "dp_noise",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch", "part")}
 MESSAGES: list[Packable] = [
     Greeting("0.1.0"),

@@ -803,10 +803,10 @@ def test_explaining_a_strategy_lists_every_key_with_default_and_meaning(
     assert lines[0].startswith(f"{strategy}: ")
     rows = {line.split()[0]: line for line in lines[3:] if line}
     expected = {f"options.{name}": field for name, field in STRATEGIES[strategy].options_type.model_fields.items()}
-    for section in ("local", "data"):
+    for section in ("local", "data", "privacy"):
         fields = type(RunConfig.model_fields[section].default).model_fields
         expected |= {f"{section}.{name}": field for name, field in fields.items()}
-    expected |= {n: f for n, f in RunConfig.model_fields.items() if n not in ("local", "data", "options")}
+    expected |= {n: f for n, f in RunConfig.model_fields.items() if n not in ("local", "data", "privacy", "options")}
     assert set(rows) == set(expected)
     for name, field in expected.items():
         assert (field.description or "?") in rows[name]

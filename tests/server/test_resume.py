@@ -325,3 +325,12 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_leaves_it_alone(
 
 def killed_early() -> None:
     raise Crash
+
+
+def test_clients_keep_earlier_versions_until_the_run_is_complete(tmp_path: Path) -> None:
+    config = make_config("pfedhn-pc", clients=2, cohort=2, baselines=("local",))
+    begin(tmp_path, config, crash_after=3)
+    assert list(tmp_path.glob("clients/*/earlier/*")), "what the run may go back to"
+    go_on(tmp_path, config)
+    assert not list(tmp_path.glob("clients/*/earlier/*"))
+    assert len(list(tmp_path.glob("clients/*/personal/*"))) == 4, "heads and models of their own stay"

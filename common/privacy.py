@@ -1,0 +1,141 @@
+"""Differential privacy of what training sends: changes clipped to a norm, and Gaussian noise added to them.
+
+    client   delta_i' = clip(delta_i) + N(0, (z C)^2 I)             on the client, before anything leaves it
+    server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m the cohort as configured, whoever answers
+
+with clip(x) = x min(1, C / |x|). Two changes of norm C are 2 C apart at most, so one release is a Gaussian mechanism
+whose noise is z / 2 times its sensitivity, whatever data take the place of a client's. T releases are as private as one
+of noise z / (2 sqrt(T)), exactly (Dong, Roth, Su: Gaussian Differential Privacy, 2022, corollary 3.3,
+https://arxiv.org/abs/1905.02383); epsilon and delta as in Balle, Wang, ICML 2018, theorem 8.
+
+No amplification by sampling is claimed: a server knows whom it asks, and everybody else can draw the cohorts from the
+run's seed. Averaging with noise on the server is DP-FedAvg (McMahan, Ramage, Talwar, Zhang: Learning Differentially
+Private Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963) with a fixed denominator.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyperbloom.common.config import PrivacyConfig
+from hyperbloom.common.errors import ConfigError, WireError
+
+__all__ = ["add_noise", "clip_norm", "epsilon_of", "noise", "noisy_mean", "promise", "release"]
+
+RandomBytes = Callable[[int], bytes]
+
+_SUMMANDS = 4
+_LIMITS = "no amplification by sampling is claimed; numbers of examples and evaluations' scores carry no noise"
+_AT_ONCE = 2**18  # numbers, of which each takes 64 random bytes
+
+
+def clip_norm(change: Tensor, norm: float) -> Tensor:
+    """Return `(P,)` as float64, scaled down to a norm of at most `norm`.
+
+    Raises:
+        WireError: it is not finite, which no scaling would mend.
+    """
+    exact = change.detach().cpu().double()
+    size = float(exact.norm())
+    if not math.isfinite(size):
+        raise WireError("the change is not finite, so it cannot be clipped")
+    # A hair below, as the product is rounded: the bound is a promise.
+    return exact * (norm / size * (1 - 1e-12)) if size > norm else exact
+
+
+def release(change: Tensor, clip: float, multiplier: float, random_bytes: RandomBytes = secrets.token_bytes) -> Tensor:
+    """Return a `(P,)` change as it may leave the client, float32: clipped, and with noise of `multiplier * clip`."""
+    return add_noise(clip_norm(change, clip), multiplier * clip, random_bytes).to(torch.float32)
+
+
+def noisy_mean(
+    changes: Sequence[Tensor],
+    clip: float,
+    multiplier: float,
+    of: int,
+    random_bytes: RandomBytes = secrets.token_bytes,
+) -> Tensor:
+    """Return the `(P,)` sum of clipped changes and of noise of `multiplier * clip`, divided by `of`, as float32."""
+    total = clip_norm(changes[0], clip)
+    for change in changes[1:]:
+        total = total + clip_norm(change, clip)
+    return (add_noise(total, multiplier * clip, random_bytes) / of).to(torch.float32)
+
+
+def add_noise(values: Tensor, sigma: float, random_bytes: RandomBytes = secrets.token_bytes) -> Tensor:
+    """Return `(P,)` float64 values with independent Gaussian noise of standard deviation `sigma`."""
+    parts = [
+        part + sigma * torch.from_numpy(noise(len(part), random_bytes)) for part in values.split(_AT_ONCE) if len(part)
+    ]
+    return torch.cat(parts) if parts else values
+
+
+def noise(count: int, random_bytes: RandomBytes = secrets.token_bytes) -> NDArray[np.float64]:
+    """Return `(count,)` standard normal numbers from the operating system's cryptographic source.
+
+    Box and Muller's transform on 53 random bits; each number is half the sum of four, so that the low bits of what is
+    sent do not give the noise away (Holohan, Braghin: Secure Random Sampling in Differential Privacy, ESORICS 2021,
+    https://arxiv.org/abs/2107.10138).
+    """
+    raw = np.frombuffer(random_bytes(16 * count * _SUMMANDS), dtype=np.uint64).reshape(2, _SUMMANDS, count)
+    uniform = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
+    normal = np.sqrt(-2 * np.log1p(-uniform[0])) * np.cos(2 * np.pi * uniform[1])
+    scaled: NDArray[np.float64] = normal.sum(0) / math.sqrt(_SUMMANDS)
+    return scaled
+
+
+def epsilon_of(multipliers: Sequence[float], delta: float) -> float:
+    """Return the epsilon, rounded up, that a client has spent at `delta` in releases of these noise multipliers.
+
+    Raises:
+        ConfigError: the accountant is not installed.
+    """
+    if not multipliers:
+        return 0.0
+    return _epsilon(2 * math.sqrt(math.fsum(multiplier**-2 for multiplier in multipliers)), delta)
+
+
+@lru_cache(4096)
+def _epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon of a Gaussian mechanism whose sensitivity is `mu` times its noise, from above.
+
+    By the library's closed form: its accountant for any mechanism takes minutes where mu is large.
+    """
+    try:
+        from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+    except ImportError:
+        raise ConfigError(
+            "privacy: expected the accountant dp-accounting, which is not installed; install the extra `privacy`: "
+            "pip install 'hyperbloom[privacy]', or '.[privacy]' from the sources"
+        ) from None
+    loss = GaussianPrivacyLoss(1 / mu)
+    low, high = 0.0, 1.0
+    if loss.get_delta_for_epsilon(0.0) <= delta:
+        return 0.0
+    while loss.get_delta_for_epsilon(high) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if loss.get_delta_for_epsilon(middle) > delta else (low, middle)
+    return high
+
+
+def promise(privacy: PrivacyConfig, releases: int) -> tuple[str, ...]:
+    """Return in words what holds for a client that has sent `releases` changes."""
+    epsilon = epsilon_of([privacy.noise] * releases, privacy.delta)
+    where = {
+        "client": "it is added on the client, so this holds against the server, too",
+        "server": "it is added on the server, which sees each change; this holds against all who get models only",
+    }[privacy.where]
+    told = "the changes that it sent hardly tell whether all of its training examples were replaced by others"
+    return (
+        f"a client that was asked {releases} times has ({epsilon:.4g}, {privacy.delta:g})-differential privacy: {told}",
+        f"changes are clipped to a norm of {privacy.clip:g}; Gaussian noise of {privacy.noise:g} times that; {where}",
+        f"composed over all times, baselines' and repeated rounds included; {_LIMITS}",
+    )

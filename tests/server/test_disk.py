@@ -1,0 +1,67 @@
+"""A disk that is full: one line, code 6, nothing half-written, and the run goes on when there is room again."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.common import storage
+from hyperbloom.server.cli import main
+from hyperbloom.server.run_folder import RunFolder
+
+RUN = ["--engine", "inline", "--clients", "2", "--rounds", "6", "--eval-every", "2", "--set", "local.steps=2"]
+
+
+class FullDisk:
+    """Takes so many more writes, and half of the next one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+        self.left = writes
+        self._fsync, self._append = os.fsync, RunFolder._append
+        monkeypatch.setattr(storage.os, "fsync", self.fsync)
+
+    def fsync(self, descriptor: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fsync(descriptor)
+
+
+@pytest.mark.parametrize("writes", [12, 15, 18, 21])
+def test_a_full_disk_ends_a_run_that_can_go_on(
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, "--set", "checkpoint_every=2", "--run-dir", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        FullDisk(patch, writes)
+        assert main([*RUN, "--set", "checkpoint_every=2", "--run-dir", str(tmp_path / "run")]) == 6
+    error = capsys.readouterr().err
+    assert f"cannot write to {tmp_path / 'run'}: No space left on device" in error
+    assert "Traceback" not in error and len(error.splitlines()) == 1
+    assert not list((tmp_path / "run").rglob(".*.safetensors.*"))
+    assert main(["--resume", str(tmp_path / "run")]) == 0
+    for name in ("summary.json", "hypernetwork-last.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full takes no byte; a file-size limit takes some: the file is as long as before."""
+    import resource
+    import signal
+
+    from .test_resume import make_config
+
+    folder = RunFolder(tmp_path, make_config("local"), "run")
+    folder._append("metrics.jsonl", [{"round": 1}])
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            folder._append("metrics.jsonl", [{"round": 2}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
