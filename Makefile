@@ -5,7 +5,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: demo test check clean help
+.PHONY: demo test check docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -14,10 +14,13 @@ demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in abo
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6
 
 test: $(VENV)/.installed  ## run the whole test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.installed  ## lint, types and tests: what CI runs
 	scripts/check $(BIN)
+
+docs: $(VENV)/.installed  ## build the pages into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,4 +30,4 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:  ## remove the virtual environment and caches; run folders stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from hyperbloom.common.errors import ConfigError, HyperbloomError
 if TYPE_CHECKING:
     from hyperbloom.common.data import DataSpec
 
-__all__ = ["log_to_stderr", "main", "parse_partition"]
+__all__ = ["build_parser", "log_to_stderr", "main", "parse_partition"]
 
 _COMMANDS = "hyperbloom.client.commands"
 

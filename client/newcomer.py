@@ -21,7 +21,7 @@ from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_la
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.export import Card, write_model
 from hyperbloom.common.messages import Delivery, Description, Offer, Weights
-from hyperbloom.common.models import MODELS, ModelSpec, build, full_layout
+from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
 
 __all__ = ["Newcomer", "Promise", "Sources"]
 
@@ -132,7 +132,7 @@ class Newcomer:
             return self._sent
         if self.size not in offer.sizes:
             raise ConfigError(f"--size: expected one of {', '.join(offer.sizes)}, found {self.size}")
-        if offer.model not in MODELS:
+        if offer.model not in model_names():
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
         inputs = self.sources.inputs(offer)
         spec = EncoderSpec(offer.encoder, offer.input_shape, offer.dim)

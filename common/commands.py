@@ -16,7 +16,7 @@ from types import ModuleType
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.signals import terminate_as_interrupt
 
-__all__ = ["list_commands", "run_command"]
+__all__ = ["add_commands", "list_commands", "run_command"]
 
 
 def run_command(program: str, package: str, arguments: Sequence[str]) -> int | None:
@@ -59,6 +59,14 @@ def list_commands(program: str, package: str) -> str:
     for name, command in _commands(package).items():
         lines += [f"  {name}: {(command.__doc__ or '').splitlines()[0]}", f"    {program} {command.EXAMPLE}"]
     return "\n".join(lines) + "\n"
+
+
+def add_commands(parser: argparse.ArgumentParser, package: str) -> None:
+    """Add the commands of a package as subparsers, for tools that read a parser; programs use `run_command`."""
+    subparsers = parser.add_subparsers(metavar="COMMAND")
+    for name, command in _commands(package).items():
+        summary = (command.__doc__ or "").splitlines()[0].replace("%", "%%")
+        command.add_arguments(subparsers.add_parser(name, help=summary))
 
 
 def _commands(package: str) -> dict[str, ModuleType]:

@@ -34,7 +34,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Rate, Section, check
 from hyperbloom.common.data.pool import Scaling
 from hyperbloom.common.errors import ConfigError, ModelError
-from hyperbloom.common.models import MODELS, ModelSpec, build
+from hyperbloom.common.models import ModelSpec, build, model_names
 from hyperbloom.common.storage import write_bytes, write_json, write_tensors
 
 __all__ = ["OPSET", "Card", "ModelFile", "read_model", "write_model"]
@@ -165,7 +165,7 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
     described = check(ModelFile, values, str(path))
     if len(described.class_names) != described.num_classes:
         raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
-    if described.model not in MODELS:
+    if described.model not in model_names():
         return described, _onnx_session(folder, described.model)
     module = build(described.spec).eval()
     try:

@@ -1,24 +1,33 @@
 """What there is to choose from: `flower-server --list` and `--explain`."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hyperbloom.common.config import RunConfig, Section
 from hyperbloom.common.data import DATASETS, PARTITIONERS
-from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import MODELS
-from hyperbloom.strategies import STRATEGIES
+from hyperbloom.common.plugins import plugin_lines
+from hyperbloom.strategies import STRATEGIES, find_strategy
 
 __all__ = ["print_catalogue", "print_keys"]
 
+NO_LINES: Mapping[str, str] = MappingProxyType({})
+
 
 def print_catalogue(console: Console) -> None:
-    """Print strategies, models, data sets and splits with a line on each."""
-    _print(console, "strategies", {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()})
-    _print(console, "models", {name: info.description for name, info in MODELS.items()})
-    _print(console, "data sets", {name: info.description for name, info in DATASETS.items()})
+    """Print strategies, models, data sets and splits with a line on each; of plug-ins, where they come from."""
+    strategies = {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()}
+    models = {name: info.description for name, info in MODELS.items()}
+    datasets = {name: info.description for name, info in DATASETS.items()}
+    _print(console, "strategies", strategies, plugin_lines("strategies", STRATEGIES))
+    _print(console, "models", models, plugin_lines("models", MODELS))
+    _print(console, "data sets", datasets, plugin_lines("datasets", DATASETS))
     _print(console, "splits", {name: partitioner.description for name, partitioner in PARTITIONERS.items()})
-    console.print("Clients can also bring data of their own: see --data in flower-client --help.")
+    console.print("Clients can also bring data and models of their own: see flower-client --help.")
 
 
 def print_keys(console: Console, strategy: str) -> None:
@@ -27,9 +36,7 @@ def print_keys(console: Console, strategy: str) -> None:
     Raises:
         ConfigError: there is no such strategy.
     """
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"--explain: expected one of {', '.join(STRATEGIES)}, found {strategy!r}")
-    kind = STRATEGIES[strategy]
+    kind = find_strategy(strategy, "--explain")
     console.print(f"[bold]{strategy}[/]: {_first_line(kind.__doc__)}\n")
     table = Table("key", "default", "meaning", box=None, pad_edge=False)
     _add_keys(table, RunConfig, "")
@@ -46,12 +53,12 @@ def _add_keys(table: Table, section: type[Section], prefix: str) -> None:
             table.add_row(prefix + name, "" if default is None else str(default), field.description or "")
 
 
-def _print(console: Console, title: str, lines: dict[str, str]) -> None:
+def _print(console: Console, title: str, lines: dict[str, str], of_plugins: Mapping[str, str] = NO_LINES) -> None:
     table = Table("", "", box=None, show_header=False, title=title, title_justify="left", title_style="bold")
-    for name, text in lines.items():
-        table.add_row(name, text)
+    for name, text in [*lines.items(), *of_plugins.items()]:
+        table.add_row(escape(name), escape(text))
     console.print(table, "")
 
 
 def _first_line(text: str | None) -> str:
-    return (text or "").strip().splitlines()[0]
+    return ((text or "").strip().splitlines() or ["(no description)"])[0]

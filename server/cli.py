@@ -25,11 +25,14 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from hyperbloom.server.listener import Checkpoint
+    from hyperbloom.server.listener import Checkpoint, Listener
     from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
-__all__ = ["add_machines", "fleet_for_newcomers", "log_to", "main"]
+__all__ = ["add_machines", "build_parser", "check_port", "fleet_for_newcomers", "log_to", "main"]
+
+LARGEST_FOR_REPORT = 100_000_000
+"""Bytes of lines up to which a run writes its report at its end: five seconds."""
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -109,6 +112,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
     add_machines(parser, machines)
+    watching = parser.add_argument_group("watching (the folder of any run: flower-server watch, flower-server report)")
+    watching.add_argument(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="serve Prometheus metrics over HTTP there, without a host on loopback; 0 takes a free port",
+    )
+    watching.add_argument(
+        "--tensorboard", action="store_true", help="write event files for TensorBoard to RUN/tensorboard"
+    )
     return parser
 
 
@@ -173,7 +185,7 @@ def _flag(key: str) -> str:
 
 _FILES = ("certs", "tls_certificate", "tls_key", "tls_ca")
 _SECURITY = ("insecure", *_FILES)
-_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", *_SECURITY)
+_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", "metrics_port", "tensorboard", *_SECURITY)
 
 
 def _machines(args: argparse.Namespace) -> dict[str, Any]:
@@ -285,8 +297,12 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         from hyperbloom.server.simulation import check_ray
 
         check_ray()
+    if args.tensorboard:
+        from hyperbloom.server.tensorboard import check_tensorboard
+
+        check_tensorboard()
     if args.engine == "grpc" and args.port:
-        _check_port(args.host, args.port)
+        check_port(args.host, args.port)
     folder = args.resume or new_run_folder(args.run_dir, config.strategy)
     view = TerminalView(console)
     _say(console, f"run folder: {folder}")
@@ -298,7 +314,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             if args.resume:
                 recorder, resume = RunFolder.resume(folder, config, view.event)
                 run_id = resume.checkpoint.run_id
-                view.event(f"going on after {_where(config, resume.checkpoint)}")
+                for listener in (recorder, view):
+                    listener.event(f"going on after {_where(config, resume.checkpoint)}")
             else:
                 run_id = f"{folder.name}-{secrets.token_hex(4)}"
                 if args.engine == "grpc" and not args.port:
@@ -307,16 +324,54 @@ def _run(args: argparse.Namespace, console: Console) -> None:
                     args.port = free_port()
                 recorder = RunFolder(folder, config, run_id, _machines(args))
             stack.enter_context(log_to(folder / "server.log"))
+            listeners = [recorder, view, *_listeners(args, folder, stack, console)]
             grid, watch = stack.enter_context(_grid(args, config, security, folder, view))
-            session = Session(config, grid, run_id, [recorder, view], watch, resume)
-            results = session.run()
+            session = Session(config, grid, run_id, listeners, watch, resume)
+            try:
+                results = session.run()
+            except (HyperbloomError, KeyboardInterrupt) as error:
+                recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
+                raise
     finally:
         view.close()
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     _say(console, "test accuracy in percent, at the round that validation selected")
     novel = {client.client_id for client in session.roster if is_novel(client, config)}
     console.print(results_table(results, examples, novel))
+    _write_report(folder, console)
     _say(console, f"everything is in {folder}")
+
+
+def _listeners(args: argparse.Namespace, folder: Path, stack: ExitStack, console: Console) -> "Iterator[Listener]":
+    """Yield who else wants to hear of the run; what they hold is let go of with `stack`."""
+    if args.metrics_port:
+        from hyperbloom.server.metrics import RunMetrics, served
+
+        metrics = RunMetrics()
+        _say(console, f"metrics: {stack.enter_context(served(metrics, args.metrics_port))}")
+        yield metrics
+    if args.tensorboard:
+        from hyperbloom.server.tensorboard import TensorBoard
+
+        board = TensorBoard(folder)
+        stack.callback(board.close)
+        yield board
+
+
+def _write_report(folder: Path, console: Console) -> None:
+    """Write the report, if that is quickly done; a run that is complete must not fail for it."""
+    from hyperbloom.server.report import write_report
+
+    if sum(path.stat().st_size for path in folder.rglob("*.jsonl")) > LARGEST_FOR_REPORT:
+        _say(console, f"its report would take long; flower-server report {folder} writes it")
+        return
+    with log_to(folder / "server.log"):
+        try:
+            _say(console, f"report: {write_report(folder, mix=False)}")
+        except Exception as error:
+            logging.getLogger(__name__).exception("the report could not be written")
+            hint = f"the report could not be written ({error}); flower-server report {folder} tries again"
+            _say(console, hint, "yellow")
 
 
 def _where(config: RunConfig, checkpoint: "Checkpoint") -> str:
@@ -394,7 +449,7 @@ def fleet_for_newcomers(
     from hyperbloom.server.superlink import free_port
 
     if args.port:
-        _check_port(args.host, args.port)
+        check_port(args.host, args.port)
     args.port = args.port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
     with log_to(folder / "server.log"), _fleet(args, security, folder, console, tell) as grid:
@@ -415,7 +470,13 @@ def _say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
+    """Find out whether this machine can listen at an address.
+
+    Raises:
+        ConfigError: the port is no port.
+        ConnectionFailed: it cannot.
+    """
     if not 0 < port < 65536:
         raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:

@@ -14,7 +14,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from hyperbloom.server.engine import inline_grid, virtual_clients
 from hyperbloom.server.listener import Listener
 from hyperbloom.server.run_folder import RunFolder, adopt_identities
 from hyperbloom.server.session import Session, check_run
-from hyperbloom.strategies import STRATEGIES
+from hyperbloom.strategies import strategy_names
 
 __all__ = ["ENGINES", "Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cells", "shared_by"]
 
@@ -105,9 +105,10 @@ def plan(
     if seeds < 1:
         raise ConfigError(f"--seeds: expected 1 or more, found {seeds}")
     for name in strategies:
-        if name not in STRATEGIES:
-            raise ConfigError(f"--strategies: expected some of {', '.join(STRATEGIES)}, found {name!r}")
-    values, options = _own_options(values, where)
+        if name not in strategy_names() and ":" not in name:
+            raise ConfigError(f"--strategies: expected some of {', '.join(strategy_names())}, found {name!r}")
+    known = {*strategy_names(), *strategies}
+    values, options = _own_options(values, known, where)
     shared: dict[str, Any] = {}
     for key, value in overrides.items():
         first, _, rest = key.partition(".")
@@ -115,7 +116,7 @@ def plan(
             raise ConfigError(f"--set {key}: expected --strategies, or STRATEGY.OPTION=VALUE for an option of one")
         if first in RunConfig.model_fields:
             shared[key] = value
-        elif first in STRATEGIES and rest:
+        elif first in known and rest:
             _put(options.setdefault(first, {}), rest, value)
         else:
             raise ConfigError(f"--set {key}: expected a key of the run, or an option as STRATEGY.OPTION=VALUE")
@@ -131,15 +132,18 @@ def plan(
     ]
 
 
-def _own_options(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _own_options(
+    values: Mapping[str, Any], known: Set[str], where: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Separate what cells share from each strategy's own options."""
     shared = copy.deepcopy(dict(values))
     options = shared.pop(BY_STRATEGY, None) or {}
     if not isinstance(options, dict) or not all(isinstance(own, dict) for own in options.values()):
         raise ConfigError(f"{BY_STRATEGY}: expected strategies, and for each its options, found {options!r} in {where}")
-    unknown = [name for name in options if name not in STRATEGIES]
+    unknown = [name for name in options if name not in known]
     if unknown:
-        raise ConfigError(f"{BY_STRATEGY}: expected some of {', '.join(STRATEGIES)}, found {unknown[0]!r} in {where}")
+        names = ", ".join(strategy_names())
+        raise ConfigError(f"{BY_STRATEGY}: expected some of {names}, found {unknown[0]!r} in {where}")
     shared.pop("baselines", None)
     owner = shared.pop("strategy", RunConfig.model_fields["strategy"].default)
     if of_file := shared.pop("options", None):

@@ -13,7 +13,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.strategies import STRATEGIES
+from hyperbloom.strategies import find_strategy
 
 __all__ = ["client_flags", "disclosure", "local_clients", "make_keys", "own_model", "printed_line"]
 
@@ -34,13 +34,13 @@ def client_flags(config: RunConfig) -> list[str]:
 
 def own_model(config: RunConfig, index: int) -> str | None:
     """Return the own model of client `index` of those started here, or None if the server chooses the model."""
-    names = config.models or ((config.model,) if STRATEGIES[config.strategy].own_models == "must" else ())
+    names = config.models or ((config.model,) if find_strategy(config.strategy).own_models == "must" else ())
     return names[index % len(names)] if names else None
 
 
 def disclosure(config: RunConfig) -> Literal["types", "graph"]:
     """Return what the clients started here tell of their own models: what the strategy needs."""
-    return "graph" if STRATEGIES[config.strategy].asks == "graph" else "types"
+    return "graph" if find_strategy(config.strategy).asks == "graph" else "types"
 
 
 def printed_line(address: str, security: list[str], config: RunConfig) -> str:

@@ -30,8 +30,8 @@ from pydantic import Field
 
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.models import MODELS
-from hyperbloom.strategies import STRATEGIES
+from hyperbloom.common.models import model_names
+from hyperbloom.strategies import strategy_names
 
 __all__ = ["Column", "Figure", "Method", "PaperTable", "load_table", "table_names"]
 
@@ -97,14 +97,14 @@ class PaperTable(Section):
         own = self.methods[method]
         if own.strategy is None:
             return own.why_not
-        if own.strategy not in STRATEGIES:
+        if own.strategy not in strategy_names():
             return f"there is no strategy {own.strategy} in this version"
         values = self._values(method, column)
         for key in values:
             if key not in RunConfig.model_fields:
                 return f"there is no key {key} in this version"
         models = [values.get("model", "auto"), *values.get("models", ())]
-        lacking = [name for name in models if name not in ("auto", *MODELS)]
+        lacking = [name for name in models if name not in ("auto", *model_names())]
         return f"there is no model {lacking[0]} in this version" if lacking else ""
 
     def config(

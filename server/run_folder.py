@@ -4,10 +4,12 @@ RUN/config.yaml                    the resolved configuration; `--config` takes 
 RUN/environment.json               versions, platform, seed, run id
 RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
 RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
+RUN/events.jsonl                   a line for all else that happened: who came, left, was refused; never cut off
 RUN/hypernetwork.safetensors       server state of the round that validation selected
 RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+RUN/report.html                    all of it for a browser (server/report.py)
 RUN/checkpoints/                   from which `--resume RUN` goes on (server/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
@@ -18,10 +20,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
 from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -47,12 +49,12 @@ def new_run_folder(path: Path | None, strategy: str) -> Path:
 
     Args:
         path: where, or None for `runs/DATE-STRATEGY`.
-        strategy: part of the default name.
+        strategy: part of the default name; of `package.module:Class` the class.
 
     Raises:
         ConfigError: the folder holds something already, or cannot be made.
     """
-    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy}")
+    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
     try:
         chosen.mkdir(parents=True, exist_ok=True)
         if any(chosen.iterdir()):
@@ -107,6 +109,7 @@ class RunFolder(Listener):
         self.config = config
         self._phase = path
         self._name = config.strategy
+        self._round = 0
         self._selected: dict[str, Any] = {}
         if run_id is not None:
             write_bytes(path / "config.yaml", dump_run_config(config).encode())
@@ -123,6 +126,7 @@ class RunFolder(Listener):
         folder, checkpoint = cls(path, config, None), resume.checkpoint
         names = [config.strategy, *config.baselines]
         folder._enter(names[checkpoint.phase])
+        folder._round = max(0, checkpoint.progress.round)
         for name, length in lengths.items():
             if (path / name).exists():
                 os.truncate(path / name, length)
@@ -145,33 +149,23 @@ class RunFolder(Listener):
         self._enter(name)
 
     def _enter(self, name: str) -> None:
+        self._round = self._round if name == self._name else 0
         self._name, self._phase = name, self._folder(name)
         self._phase.mkdir(parents=True, exist_ok=True)
 
     def _folder(self, name: str) -> Path:
-        return self.path if name == self.config.strategy else self.path / "baselines" / name
+        return phase_folder(self.path, self.config, name)
+
+    def event(self, text: str) -> None:
+        """Append what happened, with the round that was over by then."""
+        line = {"time": _now(), "strategy": self._name, "round": self._round, "text": text}
+        _append(self.path / EVENTS, [line])
 
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
-        outcome, number = report.outcome, report.number
-        losses = [result.loss for result in outcome.results.values()]
-        line: dict[str, Any] = {"round": number, "seconds": round(report.seconds, 4), "clients": len(losses)}
-        line["elapsed"] = round(report.elapsed, 4)
-        line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
-        if losses:
-            line["loss"] = sum(losses) / len(losses)
-        if report.late:
-            line["late"] = report.late
-        if outcome.lied:
-            line["lied"] = len(outcome.lied)
-        if outcome.quarantined:
-            line["quarantined"] = outcome.quarantined
-        if outcome.staleness:
-            line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}
-        if outcome.evaluation:
-            line |= outcome.evaluation.metrics()
-        self._append("metrics.jsonl", [line])
-        self._append("clients.jsonl", _client_lines(report))
+        self._round = report.number
+        self._append(METRICS, [metrics_line(report)])
+        self._append(CLIENTS, client_lines(report))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""
@@ -183,7 +177,7 @@ class RunFolder(Listener):
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write it, with how long the files are that grow."""
-        files = [self._phase / name for name in ("metrics.jsonl", "clients.jsonl")]
+        files = [self._phase / name for name in (METRICS, CLIENTS)]
         lengths = {str(file.relative_to(self.path)): file.stat().st_size if file.exists() else 0 for file in files}
         chosen = self._phase / "hypernetwork.safetensors"
         write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
@@ -195,8 +189,16 @@ class RunFolder(Listener):
         write_json(self.path / "roster.json", strategy.roster.to_json())
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
-        with (self._phase / name).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        _append(self._phase / name, lines)
+
+
+def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _figures(selection: Selection) -> dict[str, Any]:
@@ -207,28 +209,11 @@ def _figures(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _client_lines(report: RoundReport) -> list[dict[str, Any]]:
-    outcome, common = report.outcome, {"round": report.number}
-    lines = [
-        {**common, "client": name, "loss": result.loss, "seconds": round(result.seconds, 4)}
-        for name, result in outcome.results.items()
-    ]
-    if outcome.evaluation:
-        for name, result in outcome.evaluation.scores.items():
-            lines.append({**common, "client": name, **vars(result)})
-    for name, why in outcome.refused.items():
-        blame: dict[str, Any] = {"lied": True} if name in outcome.lied else {}
-        if name in outcome.quarantined:
-            blame["quarantined_until"] = outcome.quarantined[name]
-        lines.append({**common, "client": name, "refused": why, **blame})
-    return lines
-
-
 def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "run_id": run_id,
         "seed": config.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": _now(),
         "command": sys.argv,
         "machines": machines,
         "python": platform.python_version(),

@@ -10,13 +10,13 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import ASKS
-from hyperbloom.common.models import MODELS, ModelSpec, full_layout
+from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
 from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
 from hyperbloom.server.rounds import run_rounds
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import STRATEGIES, make_strategy
+from hyperbloom.strategies import find_strategy, make_strategy
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -54,6 +54,8 @@ class Session:
             self._initial, self.roster = read_run(Path(self.config.init_from))
             self.roster.seed = self.config.seed
         self.federation = Federation(self.grid, self.roster, self._tell, self.watch)
+        for listener in self.listeners:
+            listener.gathering(self.roster)
 
     def run(self) -> dict[str, Selection]:
         """Run the strategy and its baselines; returns the selected evaluation of each, by name.
@@ -156,7 +158,7 @@ def baseline_config(config: RunConfig, name: str) -> RunConfig:
 
     One that cannot be asynchronous goes by rounds.
     """
-    asynchronous = config.asynchronous and STRATEGIES[name].asynchronous if name in STRATEGIES else False
+    asynchronous = config.asynchronous and find_strategy(name).asynchronous
     return config.model_copy(
         update={"strategy": name, "options": {}, "init_from": None, "models": (), "asynchronous": asynchronous}
     )
@@ -171,7 +173,7 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
 
     Raises:
         ConfigError: a strategy, one of its options, a model or a split does not exist, or they do not go together.
-        ModelError: the target network does not fit the data set.
+        ModelError: the target network does not fit the data set, or is a plug-in's that cannot be imported.
     """
     for name in (config.strategy, *config.baselines):
         one = config if name == config.strategy else baseline_config(config, name)
@@ -187,8 +189,10 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
-    if config.model not in ("auto", *MODELS):
-        raise ConfigError(f"model: expected auto or one of {', '.join(MODELS)}, found {config.model!r}")
+    if config.model not in ("auto", *(names := model_names())):
+        raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
+    if config.model != "auto":
+        find_model(config.model)
     if config.data.split not in PARTITIONERS:
         raise ConfigError(f"data.split: expected one of {', '.join(PARTITIONERS)}, found {config.data.split!r}")
     info = DATASETS.get(config.data.name)

@@ -1,7 +1,11 @@
 """Strategies by name: how a federation learns. One paper per file; see `personalised` for what they share."""
 
+import inspect
+
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.importing import current_directory, describe, find_function
+from hyperbloom.common.plugins import find_plugin, plugins
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.fedavg_ft import FedAvgFT
 from hyperbloom.strategies.fedhenn import FedHeNN
@@ -22,7 +26,7 @@ from hyperbloom.strategies.pfedme import PFedMe
 from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 from hyperbloom.strategies.roster import Roster
 
-__all__ = ["STRATEGIES", "make_strategy"]
+__all__ = ["STRATEGIES", "find_strategy", "make_strategy", "strategy_names"]
 
 STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
     "fedavg": FedAvg,
@@ -49,12 +53,42 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
 }
 
 
+_WHAT = "a subclass of hyperbloom.strategies.personalised.PersonalisedStrategy"
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of all strategies, those of plug-ins last."""
+    return tuple(dict.fromkeys([*STRATEGIES, *plugins("strategies")]))
+
+
+def find_strategy(name: str, where: str = "strategy") -> type[PersonalisedStrategy]:
+    """Return the strategy of a name, which may be a plug-in's or `package.module:Class`; `where` names the setting.
+
+    The current directory is importable meanwhile.
+
+    Raises:
+        ConfigError: there is no such strategy, or it cannot be imported, or is none.
+    """
+    plugin = find_plugin("strategies", name, STRATEGIES, ConfigError)
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    if plugin is None and ":" not in name:
+        known = ", ".join(strategy_names())
+        raise ConfigError(f"{where}: expected one of {known}; or package.module:Class; found {name!r}")
+    with current_directory():
+        found = plugin.load(_WHAT, ConfigError) if plugin else find_function(name, _WHAT, ConfigError)
+    if not isinstance(found, type) or not issubclass(found, PersonalisedStrategy):
+        raise ConfigError(f"{where}: expected {name} to be {_WHAT}, found {describe(found)}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(f"{where}: expected {name} to define {missing} as well")
+    return found
+
+
 def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> PersonalisedStrategy:
     """Return the strategy that `config` names.
 
     Raises:
         ConfigError: there is no such strategy, or its options are wrong.
     """
-    if config.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {config.strategy!r}")
-    return STRATEGIES[config.strategy].for_run(config)(config, run_id, roster)
+    return find_strategy(config.strategy).for_run(config)(config, run_id, roster)

@@ -507,6 +507,10 @@ class PersonalisedStrategy(Strategy):
         novel = {client.client_id for client in self.roster if self.is_novel(client)} if self.config.novel else set()
         return Evaluation({name: scores[name] for name in sorted(scores)}, novel & scores.keys())
 
+    def answers(self, client: Client) -> int:
+        """Return how many answers to one example a client's score counts; more than one where it tries many models."""
+        return 1
+
     def accept_score(self, reply: Message) -> tuple[str, EvaluateResult] | None:
         """Return a client's name and scores from the reply to an evaluation order, or None as in `accept`."""
         order = self._ordered(reply)
@@ -516,7 +520,8 @@ class PersonalisedStrategy(Strategy):
             result = self._unpack(reply, order, EvaluateResult)
             result.check()
             about = order.client.about
-            if result.val_total > about.val_examples or result.test_total > about.test_examples:
+            most = self.answers(order.client)
+            if result.val_total > most * about.val_examples or result.test_total > most * about.test_examples:
                 raise WireError("expected at most the validation and test examples that it said it has, found more")
             return order.client.client_id, result
         except WireError as error:

@@ -114,6 +114,10 @@ class PFLSampled(_Many):
 
     together: ClassVar[bool] = False
 
+    def answers(self, client: Client) -> int:
+        """Every model's counts for itself."""
+        return sum(not self.is_novel(other) for other in self.roster) if self.is_novel(client) else 1
+
 
 class PFLEnsemble(_Many):
     """PFL-ensemble: the mean of the logits of all personal models."""

@@ -1,4 +1,4 @@
-"""Users' own data from a function of theirs, named `package.module:function`."""
+"""Users' own data from a function of theirs, named `package.module:function` or by a plug-in."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,12 @@ from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Pool, Portion, Sca
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.importing import current_directory, describe, find_function
+from hyperbloom.common.plugins import Plugin
 
-__all__ = ["read_function"]
+__all__ = ["read_function", "read_plugin"]
 
 PARTS = ("train", "val", "test")
+_WHAT = "a function without arguments"
 EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays or tensors, or a ClientData"
 
 
@@ -25,13 +27,25 @@ def read_function(spec: DataSpec) -> Pool:
         DataError: It cannot be imported, fails, or returns something else than data.
     """
     with current_directory():
-        function = find_function(spec.data, "a function without arguments", DataError)
-        value = _call(function, spec.data)
+        value = _call(find_function(spec.data, _WHAT, DataError), spec.data)
+    return _pool(value, spec.data)
+
+
+def read_plugin(plugin: Plugin) -> Pool:
+    """Import and call a plug-in's function, whose name is that of the data set.
+
+    Raises:
+        DataError: It cannot be imported, fails, or returns something else than data.
+    """
+    return _pool(_call(plugin.load(_WHAT, DataError), plugin.name), plugin.name)
+
+
+def _pool(value: object, name: str) -> Pool:
     if isinstance(value, ClientData):
-        return _from_client_data(value, spec.data)
+        return _from_client_data(value, name)
     if not isinstance(value, tuple | list) or len(value) != 3:
-        raise DataError(f"{spec.data}: {EXPECTED}; found {describe(value)}")
-    return _from_pairs(value, spec.data)
+        raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
+    return _from_pairs(value, name)
 
 
 def _call(function: Callable[[], object], name: str) -> object:

@@ -8,7 +8,7 @@ from hyperbloom.common.data.chest import read_chest
 from hyperbloom.common.data.cifar import CIFAR10, CIFAR100, read_cifar10, read_cifar100
 from hyperbloom.common.data.digits import SCALING, read_digits
 from hyperbloom.common.data.folder import read_folder
-from hyperbloom.common.data.function import read_function
+from hyperbloom.common.data.function import read_function, read_plugin
 from hyperbloom.common.data.mnist import FASHION, MNIST, read_fashion_mnist, read_mnist
 from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.omniglot import read_omniglot
@@ -16,6 +16,7 @@ from hyperbloom.common.data.pool import Pool, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
+from hyperbloom.common.plugins import find_plugin, plugins
 
 __all__ = ["DATASETS", "SCALINGS", "DatasetInfo", "read_pool"]
 
@@ -83,6 +84,9 @@ def read_pool(spec: DataSpec) -> Pool:
     Raises:
         DataError: It names nothing that can be read.
     """
+    plugin = find_plugin("datasets", spec.data, DATASETS, DataError)
+    if plugin is not None:
+        return read_plugin(plugin)
     if spec.data in _READERS:
         return _READERS[spec.data](spec)
     if spec.data.endswith(".npz"):
@@ -91,5 +95,6 @@ def read_pool(spec: DataSpec) -> Pool:
         return read_folder(spec)
     if ":" in spec.data:
         return read_function(spec)
-    forms = f"one of {', '.join(DATASETS)}; a path ending in .npz; an existing folder of images by class"
+    names = ", ".join([*DATASETS, *plugins("datasets")])
+    forms = f"one of {names}; a path ending in .npz; an existing folder of images by class"
     raise DataError(f"data: expected {forms}; or package.module:function; found {spec.data!r}")

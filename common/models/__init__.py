@@ -11,7 +11,7 @@ from torch import nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models.factory import build_from_factory
+from hyperbloom.common.models.factory import build_from_factory, build_from_plugin, check_plugin
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
@@ -20,6 +20,7 @@ from hyperbloom.common.models.plain import PlainCNN
 from hyperbloom.common.models.pooled import LAYERS, PooledCNN
 from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ResidualCNN
+from hyperbloom.common.plugins import find_plugin, plugins
 
 __all__ = [
     "HEAD",
@@ -37,9 +38,11 @@ __all__ = [
     "build",
     "build_from_factory",
     "build_own",
+    "find_model",
     "full_layout",
     "head_layout",
     "last_layer",
+    "model_names",
     "represent",
 ]
 
@@ -109,15 +112,33 @@ class ModelSpec:
         return cls(name, size, input_shape, num_classes)
 
 
+def model_names() -> tuple[str, ...]:
+    """Return the names of all architectures, those of plug-ins last."""
+    return tuple(dict.fromkeys([*MODELS, *plugins("models")]))
+
+
+def find_model(name: str) -> ModelInfo:
+    """Return the architecture of a name, which may be a plug-in's: these come in one size, M.
+
+    Raises:
+        ModelError: there is none, or the plug-in cannot be used.
+    """
+    plugin = find_plugin("models", name, MODELS, ModelError)
+    if name in MODELS:
+        return MODELS[name]
+    if plugin is None:
+        raise ModelError(f"model: expected one of {', '.join(sorted(model_names()))}, found {name!r}")
+    check_plugin(plugin)
+    return ModelInfo(lambda shape, classes, width: build_from_plugin(plugin, shape, classes), {"M": 0}, plugin.target)
+
+
 def build(spec: ModelSpec) -> nn.Module:
     """Build the network; its initial values come from torch's global generator.
 
     Raises:
         ModelError: no such architecture or size, or it does not fit inputs of this shape.
     """
-    info = MODELS.get(spec.name)
-    if info is None:
-        raise ModelError(f"model: expected one of {', '.join(sorted(MODELS))}, found {spec.name!r}")
+    info = find_model(spec.name)
     if spec.size not in info.widths:
         raise ModelError(f"size: expected one of {', '.join(info.widths)}, found {spec.size!r}")
     if spec.num_classes < 1 or not spec.input_shape or min(spec.input_shape) < 1:

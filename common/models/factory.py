@@ -1,4 +1,6 @@
-"""A user's own network from a function of theirs, named `package.module:factory`."""
+"""A user's own network from a function of theirs, named `package.module:factory` or by a plug-in."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -6,10 +8,12 @@ from torch import Tensor, nn
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.importing import current_directory, describe, find_function
 from hyperbloom.common.modes import untouched
+from hyperbloom.common.plugins import Plugin
 
-__all__ = ["build_from_factory"]
+__all__ = ["build_from_factory", "build_from_plugin", "check_plugin"]
 
-EXPECTED = "expected a function (input_shape, num_classes) that returns a torch.nn.Module"
+_WHAT = "a function (input_shape, num_classes) that returns a torch.nn.Module"
+EXPECTED = f"expected {_WHAT}"
 
 
 def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -29,11 +33,38 @@ def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int
     if ":" not in name:
         raise ModelError(f"model: expected package.module:factory, found {name!r}")
     with current_directory():
-        factory = find_function(name, EXPECTED.removeprefix("expected "), ModelError)
-        try:
-            module = factory(input_shape, num_classes)
-        except Exception as error:
-            raise ModelError(f"{name}: {EXPECTED}; found that it fails with {describe(error)}") from error
+        return _built(find_function(name, _WHAT, ModelError), name, input_shape, num_classes)
+
+
+def check_plugin(plugin: Plugin) -> Callable[..., object]:
+    """Import a plug-in's factory.
+
+    Raises:
+        ModelError: it cannot be imported.
+    """
+    return plugin.load(_WHAT, ModelError)
+
+
+def build_from_plugin(plugin: Plugin, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return a plug-in's network, as `build_from_factory` does; its last layer is called `head`, as that of ours.
+
+    Raises:
+        ModelError: as there, or no layer is called so.
+    """
+    module = _built(check_plugin(plugin), f"plug-in {plugin.name!r}", input_shape, num_classes)
+    if not any(name.startswith("head.") for name, _ in module.named_parameters()):
+        raise ModelError(
+            f"plug-in {plugin.name!r}: expected its last layer to be called head, found "
+            f"{', '.join(name for name, _ in module.named_children()) or 'no layers'}"
+        )
+    return module
+
+
+def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    try:
+        module = factory(input_shape, num_classes)
+    except Exception as error:
+        raise ModelError(f"{name}: {EXPECTED}; found that it fails with {describe(error)}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{name}: {EXPECTED}; found {describe(module)}")
     if next(module.parameters(), None) is None:

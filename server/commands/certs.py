@@ -15,8 +15,9 @@ EXAMPLE = "certs init --host gpu-box.hospital.example --host 10.0.0.5"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `certs`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="init|renew|show")
-    for name in ("init", "renew", "show"):
-        action = actions.add_parser(name)
+    kinds = {"init": "make a CA and a certificate", "renew": "make a new certificate", "show": "say what is there"}
+    for name, text in kinds.items():
+        action = actions.add_parser(name, help=text)
         action.add_argument("--dir", type=Path, metavar="DIR", help="folder (default: $HYPERBLOOM_CERTS, else certs)")
         if name == "show":
             continue

@@ -17,8 +17,9 @@ EXAMPLE = "clients add ward-7 --public-key ward-7.pub"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `clients`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="add|list|revoke")
-    for name in ("add", "list", "revoke"):
-        action = actions.add_parser(name)
+    kinds = {"add": "let a client join", "list": "say who may join", "revoke": "let a client join no more"}
+    for name, text in kinds.items():
+        action = actions.add_parser(name, help=text)
         action.add_argument(
             "--certs", type=Path, metavar="DIR", help="folder of clients.json (default: $HYPERBLOOM_CERTS, else certs)"
         )

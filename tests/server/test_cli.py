@@ -112,6 +112,8 @@ def test_the_run_folder_holds_what_is_promised_and_nothing_else(run: Done) -> No
         "environment.json",
         "metrics.jsonl",
         "clients.jsonl",
+        "events.jsonl",
+        "report.html",
         "hypernetwork.safetensors",
         "hypernetwork-last.safetensors",
         "roster.json",
@@ -399,12 +401,14 @@ def test_a_state_without_embeddings_is_refused(run: Done, refused: Callable[...,
 
 # ---------------------------------------------------------------------- wrong flags
 
+NO_STRATEGY = f"expected one of {', '.join(STRATEGIES)}; or package.module:Class; found 'nothing'"
+
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--strategy nothing", f"strategy: expected one of {', '.join(STRATEGIES)}, found 'nothing'"),
-        ("--baselines nothing", f"strategy: expected one of {', '.join(STRATEGIES)}, found 'nothing'"),
+        ("--strategy nothing", f"strategy: {NO_STRATEGY}"),
+        ("--baselines nothing", f"strategy: {NO_STRATEGY}"),
         ("--baselines pfedhn", "baselines: expected names other than pfedhn, each once, found ('pfedhn',)"),
         (
             "--baselines local,fedavg,local",
@@ -432,7 +436,7 @@ def test_a_state_without_embeddings_is_refused(run: Done, refused: Callable[...,
             "--set freeze=true",
             "options.freeze: expected init_from to name the run whose hypernetwork to keep",
         ),
-        ("--explain nothing", f"--explain: expected one of {', '.join(STRATEGIES)}, found 'nothing'"),
+        ("--explain nothing", f"--explain: {NO_STRATEGY}"),
         (
             "--set compression=zip",
             (

@@ -104,7 +104,11 @@ def left_behind(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or {"checkpoints", "earlier"} & set(path.parts) or path.name == "identity.json":
+        if (
+            not path.is_file()
+            or {"checkpoints", "earlier"} & set(path.parts)
+            or path.name in ("identity.json", "events.jsonl")
+        ):
             continue
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,294 @@
+"""What `flower-server doctor` and `flower-client doctor` look at: this machine, its files, and the way to the server.
+
+Each check returns findings and raises nothing: what is wrong is a row of the table, with what to do about it.
+"""
+
+import argparse
+import datetime as dt
+import os
+import platform
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+
+from hyperbloom.common.errors import HyperbloomError
+
+__all__ = [
+    "Finding",
+    "add_common_flags",
+    "check_expiry",
+    "check_file",
+    "check_folder",
+    "check_machine",
+    "check_server",
+    "report",
+]
+
+State = Literal["ok", "warning", "failure"]
+TIMEOUT_S = 5.0
+SOON = dt.timedelta(days=30)
+LEAST_FREE, LITTLE_FREE = 100 * 2**20, 2**30
+
+# What OpenSSL says, and what to do; the first that fits.
+_VERIFICATION = {
+    "expired": "make a new certificate on the server (flower-server certs renew), or set this machine's clock",
+    "not yet valid": "set this machine's clock",
+    "mismatch": "make a certificate that names this address (flower-server certs renew --host NAME_OR_IP)",
+    "": "get the ca.pem of this server from whoever runs it, and give it as --root-certificates",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table: what was looked at, how it is, what was found, and what to do if it is not ok."""
+
+    what: str
+    state: State
+    found: str
+    do: str = ""
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that both programs' `doctor` have."""
+    parser.add_argument("--server", metavar="HOST:PORT", help="test the way to this server, TLS included")
+    parser.add_argument(
+        "--insecure", action="count", default=0, help="plain text, as the run itself: expect neither TLS nor keys"
+    )
+
+
+def report(findings: Sequence[Finding]) -> int:
+    """Print the table; return the exit code, 1 if something fails."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("what", "", box=None, pad_edge=False)
+    table.add_column("found", overflow="fold")  # a path must not be cut
+    table.add_column("what to do", overflow="fold")
+    for finding in findings:
+        colour = {"ok": "green", "warning": "yellow", "failure": "red"}[finding.state]
+        table.add_row(finding.what, Text(finding.state, colour), Text(finding.found), Text(finding.do))
+    Console().print(table)
+    failures = sum(finding.state == "failure" for finding in findings)
+    said = f"{failures} failure{'s' if failures > 1 else ''}"
+    print(said if failures else "nothing here keeps a run from working")
+    return int(failures > 0)
+
+
+# ---------------------------------------------------------------------- this machine
+
+
+def check_machine() -> list[Finding]:
+    """Look at Python, packages, accelerators and threads."""
+    return [_python(), _packages(), *_torch()]
+
+
+def _python() -> Finding:
+    from packaging.specifiers import SpecifierSet
+
+    found = platform.python_version()
+    try:
+        wanted = metadata("hyperbloom")["Requires-Python"]
+    except PackageNotFoundError:
+        return Finding("Python", "warning", f"{found}; hyperbloom itself is not installed", "pip install it")
+    if SpecifierSet(wanted).contains(found, prereleases=True):
+        return Finding("Python", "ok", found)
+    return Finding("Python", "failure", found, f"take a Python {wanted}")
+
+
+def _packages() -> Finding:
+    """Compare what is installed with the ranges that were tested, those of extras left out."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(text) for text in requires("hyperbloom") or ()]
+    except PackageNotFoundError:
+        wanted = []
+    wanted = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    wrong = []
+    for one in wanted:
+        try:
+            found = version(one.name)
+        except PackageNotFoundError:
+            wrong.append((one, "none"))
+            continue
+        if not one.specifier.contains(found, prereleases=True):
+            wrong.append((one, found))
+    if not wrong:
+        return Finding("packages", "ok", f"{len(wanted)} in their tested ranges")
+    said = "; ".join(f"{one.name} {found}, tested with {one.specifier}" for one, found in wrong)
+    lacking = any(found == "none" for _, found in wrong)
+    line = " ".join(f"'{one.name}{one.specifier}'" for one, _ in wrong)
+    return Finding("packages", "failure" if lacking else "warning", said, f"pip install {line}")
+
+
+def _torch() -> list[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        return [Finding("torch", "failure", f"cannot be imported: {error}", "install it anew")]
+    findings = []
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        findings.append(Finding("accelerator", "ok", f"CUDA: {', '.join(names)}"))
+    elif torch.backends.mps.is_available():
+        findings.append(Finding("accelerator", "ok", "MPS"))
+    elif Path("/dev/nvidia0").exists():
+        found = f"an NVIDIA device, which torch {torch.__version__} does not see"
+        findings.append(Finding("accelerator", "warning", found, "install a driver and a torch of one CUDA version"))
+    else:
+        findings.append(Finding("accelerator", "ok", "none; training is on the CPU"))
+    threads, cores = torch.get_num_threads(), _cores()
+    if threads > cores:
+        do = f"set OMP_NUM_THREADS={cores}, or --threads {cores} of flower-client"
+        findings.append(Finding("threads", "warning", f"{threads} for {cores} cores", do))
+    else:
+        findings.append(Finding("threads", "ok", f"{threads} for {cores} cores"))
+    return findings
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---------------------------------------------------------------------- folders and files
+
+
+def check_folder(what: str, folder: Path) -> Finding:
+    """Try to write into a folder, or where it would be made, and see how much room there is."""
+    there = folder.expanduser().absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=there) as file:
+            file.write(b"x")
+            file.flush()
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        do = f"make {folder} writable for {_user()}, or choose another"
+        return Finding(what, "failure", f"{there}: {error.strerror or error}", do)
+    found = f"{folder}: writable, {free / 2**30:.1f} GiB free"
+    if free < LITTLE_FREE:
+        return Finding(what, "failure" if free < LEAST_FREE else "warning", found, "make room, or choose another disk")
+    return Finding(what, "ok", found)
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+def check_file(what: str, check: Callable[[], str]) -> Finding:
+    """Return what `check` says of a file, or its error: whatever it raises says what to do behind its last ';'."""
+    try:
+        return Finding(what, "ok", check())
+    except HyperbloomError as error:
+        found, semicolon, do = str(error).rpartition("; ")
+        return Finding(
+            what, "failure", found if semicolon else str(error), do if semicolon else "put the right file there"
+        )
+
+
+def check_expiry(what: str, path: Path, renew: str) -> Finding:
+    """See how long the first certificate in a file holds; `renew` is what to do when it ends."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        return Finding(what, "failure", f"{path}: {error.strerror}", "put the file there, or name another")
+    except ValueError:
+        return Finding(what, "failure", f"{path}: no certificate in PEM", "name another file")
+    return _validity(what, certificate, renew)
+
+
+def _validity(what: str, certificate: x509.Certificate, renew: str) -> Finding:
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now, until = dt.datetime.now(dt.UTC), f"valid until {last:%Y-%m-%d}"
+    if now < first:
+        return Finding(what, "failure", f"valid from {first:%Y-%m-%d %H:%M} UTC, now {now:%Y-%m-%d %H:%M}", CLOCK)
+    if now > last:
+        return Finding(what, "failure", f"expired on {last:%Y-%m-%d}", f"{renew}; or {CLOCK}")
+    return Finding(what, "warning", until, renew) if last - now < SOON else Finding(what, "ok", until)
+
+
+CLOCK = "set this machine's clock"
+
+
+# ---------------------------------------------------------------------- the way to the server
+
+
+def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]:
+    """Connect to `HOST:PORT` and shake hands as a client would; nothing is sent that a server could act on.
+
+    Args:
+        address: of the Fleet port.
+        ca: of the server's certificate; None for the CAs of the system.
+        insecure: whether plain text is meant to be spoken there.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        return [Finding("server", "failure", address, "name it as HOST:PORT, such as gpu-box:9092")]
+    try:
+        socket.create_connection((host, int(port)), TIMEOUT_S).close()
+    except socket.gaierror as error:
+        return [Finding("server", "failure", f"{host}: {error.strerror}", "check the name, or use the address")]
+    except ConnectionRefusedError:
+        return [Finding("server", "failure", f"nothing listens at {address}", "start flower-server; check the port")]
+    except OSError as error:
+        do = "check the address, and firewalls on the way"
+        return [Finding("server", "failure", f"{address}: {error.strerror or 'no answer'}", do)]
+    reached = Finding("server", "ok", f"{address} takes connections")
+    if insecure:
+        if _shown(host, int(port)) is None:
+            return [reached]
+        return [reached, Finding("TLS", "failure", "it speaks TLS", "leave --insecure out")]
+    return [reached, *_handshake(host, int(port), ca)]
+
+
+def _handshake(host: str, port: int, ca: Path | None) -> list[Finding]:
+    try:
+        context = ssl.create_default_context(cafile=str(ca) if ca else None)
+    except (OSError, ValueError):  # an ssl.SSLError is an OSError
+        return [Finding("TLS", "failure", f"no certificates in {ca}", "give the server's ca.pem")]
+    context.set_alpn_protocols(["h2"])  # without which gRPC refuses, and says so in the server's log
+    shown = _shown(host, port)
+    if shown is None:
+        return [Finding("TLS", "failure", "it does not speak TLS", "check the port; was it started with --insecure?")]
+    dates = _validity("its certificate", shown, "whoever runs the server: flower-server certs renew")
+    try:
+        with (
+            socket.create_connection((host, port), TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return [Finding("TLS", "ok", f"it is {host}, signed by {ca or 'a CA of the system'}"), dates]
+    except ssl.SSLCertVerificationError as error:
+        do = next(advice for text, advice in _VERIFICATION.items() if text in error.verify_message.lower())
+        return [Finding("TLS", "failure", error.verify_message, do), dates]
+    except OSError as error:
+        return [Finding("TLS", "failure", str(error), "check that it is the Fleet port of a flower-server"), dates]
+
+
+def _shown(host: str, port: int) -> x509.Certificate | None:
+    """Return the certificate that is shown at a port, whosever it is; None if no TLS is spoken there."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host, port), TIMEOUT_S) as plain, context.wrap_socket(plain) as secured:
+            content = secured.getpeercert(binary_form=True)
+    except OSError:
+        return None
+    return x509.load_der_x509_certificate(content) if content else None

@@ -1,0 +1,170 @@
+"""The examples: short, and doing what their pages say."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyperbloom.common.config import make_run_config
+from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.models import build_from_factory
+from hyperbloom.server.cli import main
+from hyperbloom.strategies import find_strategy
+from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.personalised import ClientUpdate
+from hyperbloom.strategies.roster import Roster
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+NAMES = ("hospital", "momentum", "text")
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The examples' own folder is where their commands are run."""
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def test_each_is_under_fifty_lines() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.py")) == list(NAMES)
+    for name in NAMES:
+        assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 50
+
+
+# ---------------------------------------------------------------------- a strategy
+
+
+def strategy(beta: float, rate: float = 1.0) -> FedAvg:
+    """Return the example's strategy with a global model of three parameters, and nothing around it."""
+    values = {"strategy": "momentum:FedAvgM", "options": {"beta": beta, "rate": rate}}
+    config = make_run_config(values, {}, "a test")
+    made = find_strategy(config.strategy)(config, "run", Roster(0))
+    assert isinstance(made, FedAvg)
+    made.weights = torch.tensor([1.0, 2.0, 3.0])
+    made.velocity = torch.zeros(3)  # type: ignore[attr-defined]
+    return made
+
+
+def means(made: FedAvg, monkeypatch: pytest.MonkeyPatch, *rounds: list[float]) -> None:
+    """Let the clients' means be these, round by round."""
+    left = [torch.tensor(mean) for mean in rounds]
+    monkeypatch.setattr(made, "average", lambda updates: left.pop(0))
+    for _ in rounds:
+        made.update([ClientUpdate.__new__(ClientUpdate)])
+
+
+def test_without_momentum_it_is_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = strategy(beta=0.0)
+    means(made, monkeypatch, [4.0, 5.0, 6.0], [-1.0, 0.5, 2.0])
+    assert torch.equal(made.weights, torch.tensor([-1.0, 0.5, 2.0]))
+
+
+def test_momentum_is_the_heavy_ball(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An independent form without v: w' = w + rate (m - w) + beta (w - w_before).
+    beta, rate = 0.5, 0.25
+    made = strategy(beta, rate)
+    before = current = made.weights.clone()
+    rounds = [[4.0, 5.0, 6.0], [-1.0, 0.5, 2.0], [0.0, 8.0, 1.0]]
+    means(made, monkeypatch, *rounds)
+    for mean in rounds:
+        step = rate * (torch.tensor(mean) - current) + beta * (current - before)
+        before, current = current, current + step
+    assert torch.allclose(made.weights, current)
+
+
+def test_nobody_answering_moves_nothing() -> None:
+    made = strategy(beta=0.5)
+    made.velocity = torch.ones(3)  # type: ignore[attr-defined]
+    made.update([])
+    assert torch.equal(made.weights, torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_a_run_with_it_learns_and_keeps_its_velocity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--strategy momentum:FedAvgM --engine inline --clients 2 --cohort 2 --rounds 2 --eval-every 2 --split iid"
+    run = tmp_path / "run"
+    assert main([*flags.split(), "--set", "checkpoint_every=1", "--run-dir", str(run)]) == 0
+    assert "momentum:FedAvgM: round 2/2" in capsys.readouterr().out
+    import momentum  # the current directory's
+
+    config = make_run_config({"strategy": "momentum:FedAvgM", "clients": 2, "input_shape": [4]}, {}, "a test")
+    made = momentum.FedAvgM(config, "run", Roster(0))
+    from hyperbloom.common.layout import Layout
+
+    made.layouts = {"M": Layout.of(torch.nn.Linear(4, 2))}
+    made.weights, made.velocity = torch.arange(10.0), torch.ones(10)
+    kept = copy.deepcopy(made.checkpoint())
+    made.weights, made.velocity = torch.zeros(10), torch.zeros(10)
+    made.restore(kept)
+    assert torch.equal(made.weights, torch.arange(10.0))
+    assert torch.equal(made.velocity, torch.ones(10))
+
+
+def test_it_is_compared_and_is_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = "--set clients=2 --set cohort=2 --set rounds=1 --set eval_every=1 --set local.steps=1"
+    flags = f"--strategies momentum:FedAvgM,fedavg --seeds 1 {few} --set momentum:FedAvgM.beta=0 --no-picture"
+    assert main(["compare", *flags.split(), "--out", str(tmp_path / "out")]) == 0
+    rows = (tmp_path / "out/comparison.csv").read_text().splitlines()
+    own, fedavg = (next(row.split(",") for row in rows if row.startswith(name)) for name in ("momentum", "fedavg"))
+    assert own[2:5] == fedavg[2:5]  # without momentum it is FedAvg
+    flags = f"--engine inline --baselines momentum:FedAvgM {few}"
+    assert main([*flags.split(), "--run-dir", str(tmp_path / "run")]) == 0
+    assert "momentum:FedAvgM: round 1/1" in capsys.readouterr().out
+
+
+def test_its_options_are_explained_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--explain", "momentum:FedAvgM"]) == 0
+    shown = capsys.readouterr().out
+    assert "momentum:FedAvgM: FedAvg with server momentum." in shown
+    assert "options.beta" in shown
+    assert main(["--strategy", "momentum:FedAvgM", "--engine", "inline", "--set", "beta=-1"]) == 2
+    assert "beta: expected greater than or equal to 0, found -1" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- data and models
+
+
+def test_the_hospitals_files_and_networks_train_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (FOLDER / "hospital.py").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(source, "hospital.py", "exec"), {"__name__": "__main__"})
+    north = load_client_data(DataSpec(data="north.npz"))
+    south = load_client_data(DataSpec(data="south.npz"))
+    assert (north.input_shape, north.num_classes) == (south.input_shape, south.num_classes) == ((1, 16, 16), 2)
+    assert len(north.train.labels) == 210
+    # A bright spot: the mean of the brightest 16 pixels tells the classes apart, in the south that of the darkest.
+    for data, sign in ((north, 1), (south, -1)):
+        score = (sign * data.train.inputs).flatten(1).topk(16).values.mean(1)
+        ill, well = score[data.train.labels == 1], score[data.train.labels == 0]
+        assert ill.min() > well.max()
+    monkeypatch.chdir(FOLDER)
+    small, deep = (build_from_factory(f"hospital:{name}", (1, 16, 16), 2) for name in ("small", "deep"))
+    assert [name for name, _ in small.named_parameters()] != [name for name, _ in deep.named_parameters()]
+    flags = ["--engine", "inline", "--strategy", "ghn", "--clients", "2", "--cohort", "2", "--rounds", "2"]
+    flags += ["--eval-every", "2", "--data", str(tmp_path / "north.npz"), "--set", "local.steps=5"]
+    flags += ["--set", "models=[hospital:small,hospital:deep]", "--run-dir", str(tmp_path / "run")]
+    assert main(flags) == 0
+    assert "client-1" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")  # reading other packages' documentation touches names that are on their way out
+def test_the_texts_can_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = load_client_data(DataSpec(data="text:load"))
+    assert (data.input_shape, data.num_classes) == ((512,), 5)
+    centres = torch.stack([data.train.inputs[data.train.labels == label].mean(0) for label in range(5)])
+    cosine = torch.nn.functional.cosine_similarity(data.test.inputs[:, None], centres[None], dim=2)
+    assert (cosine.argmax(1) == data.test.labels).float().mean() > 0.6
+    flags = "--engine inline --data text:load --split dirichlet --clients 3 --cohort 2 --rounds 2 --eval-every 2"
+    assert main([*flags.split(), "--run-dir", str(tmp_path / "run")]) == 0
+    assert "pfedhn: round 2/2" in capsys.readouterr().out
+
+
+def test_the_folder_is_left_as_it_was() -> None:
+    assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == {"demo.yaml", *(f"{n}.py" for n in NAMES)}

@@ -1,0 +1,134 @@
+"""The pages: every command of the tutorial runs, every link leads somewhere, and the site builds without a warning."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.client.cli import build_parser as client_parser
+from hyperbloom.client.cli import main as client_main
+from hyperbloom.common.commands import add_commands
+from hyperbloom.server.cli import build_parser as server_parser
+from hyperbloom.server.cli import main as server_main
+from hyperbloom.server.superlink import free_port
+from tests.processes.conftest import Site, cleared
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+WRITTEN = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md"]
+MAINS: dict[str, Callable[[list[str]], int]] = {"flower-server": server_main, "flower-client": client_main}
+
+
+def blocks(page: Path) -> list[tuple[str, list[str]]]:
+    """Return a page's fenced shell blocks: what stands behind `sh`, and the commands."""
+    found = re.findall(r"^```sh *(.*)\n((?:.*\n)*?)```$", page.read_text(), re.MULTILINE)
+    return [(info, code.replace("\\\n", " ").strip().splitlines()) for info, code in found]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of every command of ours in a page, fenced or indented, without placeholders such as `...`."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text())
+    for line in re.findall(r"^(?: {4,}|)(flower-(?:server|client) .*)$", text, re.MULTILINE):
+        words = shlex.split(line.split(" | ")[0], comments=True)
+        if "..." not in words:
+            yield words
+
+
+# ---------------------------------------------------------------------- the tutorial
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_every_command_of_the_tutorial_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "examples"
+    monkeypatch.chdir(folder)
+    found = blocks(ROOT / "docs/tutorial.md")
+    together = [(info, lines) for info, lines in found if info]
+    assert [info for info, _ in together] == [
+        'title="the server"',
+        'title="a client"',
+        'title="the other client"',
+    ]
+    for line in [line for info, lines in found if not info for line in lines]:
+        program, *words = shlex.split(line)
+        if program == "python":
+            subprocess.run([sys.executable, *words], check=True, timeout=60)
+        else:
+            words += ["--port", str(free_port())] if words[0] == "doctor" else []  # 9092 may be somebody's
+            assert MAINS[program](words) == 0, line
+    sys.modules.pop("hospital", None)
+    shown = capsys.readouterr().out
+    assert "nothing here keeps a run from working" in shown
+    assert "pfedhn: round 10/10" in shown
+    assert "fedavg" in (folder / "runs/compared/comparison.md").read_text()
+    assert {path.name for path in (folder / "runs/first").iterdir()} >= {"config.yaml", "metrics.jsonl"}
+    assert (folder / "north.npz").is_file()
+    _together(folder, [lines for _, lines in together])
+
+
+def _together(folder: Path, terminals: list[list[str]]) -> None:
+    """Run the blocks of several terminals side by side, on a port that is free here; the first is the server's."""
+    with cleared(folder) as site:
+        started = [_start(site, index, line) for index, (line,) in enumerate(terminals)]
+        for process in reversed(started):
+            assert process.wait() == 0, process.output
+        assert "north" in started[0].output
+        assert "mean over clients" in started[0].output
+
+
+def _start(site: Site, index: int, line: str):  # type: ignore[no-untyped-def]
+    program, *words = shlex.split(line.replace(":9092", f":{site.port}"))
+    if program == "flower-server":
+        words += ["--port", str(site.port)]
+    else:
+        words += ["--state-dir", str(site.folder / f"state-{index}"), "--threads", "1"]
+    return site.start(f"hyperbloom.{program.removeprefix('flower-')}", program, *words)
+
+
+# ---------------------------------------------------------------------- all pages
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_every_command_that_is_written_down_has_flags_that_exist(page: Path) -> None:
+    parsers = {"flower-server": server_parser(), "flower-client": client_parser()}
+    for program, parser in parsers.items():
+        add_commands(parser, f"hyperbloom.{program.removeprefix('flower-')}.commands")
+    for program, *words in commands(page):
+        try:
+            parsers[program].parse_args(words)
+        except SystemExit as stop:
+            assert stop.code == 0, f"{page.name}: {program} {shlex.join(words)}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_every_file_that_is_linked_exists(page: Path) -> None:
+    text = page.read_text()
+    linked = [page.parent / name for name in re.findall(r"\]\((?!https?:)([^)#]+)", text)]
+    linked += [ROOT / name for name in re.findall(r"`((?:docs|examples|benchmarks)/[\w/.-]+\.\w+)`", text)]
+    assert [str(path) for path in linked if not path.exists()] == []
+
+
+def test_every_page_can_be_found() -> None:
+    yaml = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if f": {page.name}" not in yaml] == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="pip install 'hyperbloom[docs]'")
+    pytest.importorskip("mkdocstrings", reason="pip install 'hyperbloom[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "site/reference.html").read_text()
+    assert 'id="hyperbloom.strategies.personalised.PersonalisedStrategy.weights_for"' in reference
+    assert 'class="highlight"' in (tmp_path / "site/tutorial.html").read_text()
