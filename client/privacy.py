@@ -1,6 +1,6 @@
 """Differential privacy for the descriptor of a newcomer: noise that is added here, before anything leaves.
 
-Amosy, Eyal, Chechik: On-Demand Unlabeled Personalized Federated Learning, section 7, https://arxiv.org/abs/2111.13202.
+Amosy, Eyal, Chechik: On-Demand Unlabeled Personalized Federated Learning, section 7, https://arxiv.org/abs/2111.08356.
 
     e~ = g(D) + N(0, sigma^2 I)
 

@@ -328,6 +328,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.session import Session, check_run
     from hyperbloom.server.view import TerminalView, results_table
+    from hyperbloom.strategies.personalised import is_novel
 
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
@@ -383,7 +384,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         view.close()
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     _say(console, "test accuracy in percent, at the round that validation selected")
-    console.print(results_table(results, examples))
+    novel = {client.client_id for client in session.roster if is_novel(client, config)}
+    console.print(results_table(results, examples, novel))
     for line in recorder.privacy_report():
         _say(console, line)
     _write_report(folder, console)

@@ -1,7 +1,7 @@
 """What a person sees: a live block while a strategy runs, lines where there is no terminal, a table at the end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -117,12 +117,15 @@ class TerminalView(Listener):
             self._view.evaluated(board)
 
 
-def results_table(results: Mapping[str, Selection], train_examples: Mapping[str, int]) -> Table:
+def results_table(
+    results: Mapping[str, Selection], train_examples: Mapping[str, int], novel: Set[str] = frozenset()
+) -> Table:
     """Return test accuracy per client (of the first `MOST_ROWS`) and strategy, at the round that validation selected.
 
     Args:
         results: selection of each strategy, the main one first.
         train_examples: number of training examples of each client.
+        novel: clients that never train; they have a mean of their own, and no part in the others.
     """
     table = Table()
     table.add_column("client")
@@ -132,7 +135,8 @@ def results_table(results: Mapping[str, Selection], train_examples: Mapping[str,
     for client, examples in islice(train_examples.items(), MOST_ROWS):
         values = [selection.test_accuracy.get(client) for selection in results.values()]
         best = max((value for value in values if value is not None), default=None)
-        table.add_row(Text(client), str(examples), *(_cell(value, best) for value in values))
+        name = f"{client} (novel)" if client in novel else client
+        table.add_row(Text(name), str(examples), *(_cell(value, best) for value in values))
     if len(train_examples) > MOST_ROWS:
         table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")
     table.add_section()
@@ -142,6 +146,10 @@ def results_table(results: Mapping[str, Selection], train_examples: Mapping[str,
     table.add_row("worst client", "", *(_cell(value, max(worst)) for value in worst))
     pooled = [selection.metrics["test_pooled"] for selection in results.values()]
     table.add_row("pooled over examples", "", *(_cell(value, max(pooled)) for value in pooled))
+    if novel:
+        unseen = [selection.metrics.get("novel_test_mean") for selection in results.values()]
+        best = max((value for value in unseen if value is not None), default=None)
+        table.add_row("mean over novel clients", "", *(_cell(value, best) for value in unseen))
     return table
 
 

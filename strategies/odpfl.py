@@ -1,7 +1,7 @@
 """ODPFL-HN: a personal model on demand, for clients with no label at all.
 
 Ohad Amosy, Gal Eyal, Gal Chechik: On-Demand Unlabeled Personalized Federated Learning, 2021,
-https://arxiv.org/abs/2111.13202.
+https://arxiv.org/abs/2111.08356.
 
     e_i = g({x_i}; gamma)      descriptor of client i's examples, without labels, from the encoder g
     w_i = f(e_i; theta)        weights of client i from the hypernetwork f
@@ -28,10 +28,11 @@ Trips (an order and its reply) in a round of training:
 An evaluation has one trip for those whom embeddings serve, and two for the others.
 
 Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and the gradient for a descriptor is the
-one that an embedding would get; the encoder then takes a step of SGD that is worth as many. Before the first round the
-encoder's last layer is scaled and shifted such that the descriptors of some clients have mean 0 and deviation 1, as
-embeddings have: of a fresh encoder they differ by a hundredth of that, which no hypernetwork can tell apart, and what
-it learns first is to move all of them together. One exchange, once in a run.
+one that an embedding would get. Before the first round the encoder's last layer is scaled and shifted such that the
+descriptors of some clients have mean 0 and deviation 1, as embeddings have: of a fresh encoder they differ by a
+hundredth of that, which no hypernetwork can tell apart. One exchange, once in a run. That layer then multiplies
+gradients as well, by a factor that data and architecture decide, and what is left to learn makes them a hundred times
+smaller in the end. So the encoder is trained by Adam, whose steps depend on neither.
 """
 
 import copy
@@ -69,7 +70,6 @@ from hyperbloom.common.messages import (
 )
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import Hypernetwork
-from hyperbloom.strategies.hypernetworks.learner import set_worth
 from hyperbloom.strategies.personalised import ClientUpdate, Evaluation, Leg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 from hyperbloom.strategies.roster import Client
@@ -79,6 +79,9 @@ __all__ = ["ODPFL", "ODPFLOptions"]
 CALIBRATION = 64
 """Clients by whose descriptors a fresh encoder is scaled, at most."""
 
+ADAM = "adam.encoder."
+"""Prefix of the names under which the state of the encoder's optimiser is kept."""
+
 
 class ODPFLOptions(PFedHNOptions):
     """Options of ODPFL-HN beside those of its hypernetwork."""
@@ -87,7 +90,9 @@ class ODPFLOptions(PFedHNOptions):
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
     )
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
-    encoder_learning_rate: Rate = Field(1e-5, description="learning rate of the encoder on the server (end-to-end)")
+    encoder_learning_rate: Rate = Field(
+        1e-4, description="learning rate of the server's Adam for the encoder (end-to-end)"
+    )
     fit_steps: Positive = Field(5, description="two-phase: steps in which a client fits the encoder to its embedding")
     fit_rate: Rate = Field(1e-2, description="two-phase: learning rate of these")
     tune: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="two-phase: share of the rounds in phase 2")
@@ -132,8 +137,7 @@ class ODPFL(PFedHN):
         self._layout = encoder_layout(self.spec_of_encoder)
         self.gamma = nn.Parameter(self._layout.flatten(dict(module.named_parameters())))
         rate = self.options.encoder_learning_rate
-        group = {"params": [self.gamma], "lr": rate, "initial_lr": rate}
-        self._optimizer = torch.optim.SGD([group], lr=rate, momentum=self.options.momentum)
+        self._optimizer = torch.optim.Adam([self.gamma], lr=rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings of before phase 2
         self._original_scores: dict[int, EvaluateResult] = {}  # nothing in them changes any more
         self._tuned: dict[str, float] = {}  # validation accuracy in phase 2 by way of the encoder, by name
@@ -235,7 +239,6 @@ class ODPFL(PFedHN):
             return
         self.gamma.grad = torch.stack(gradients).sum(0)
         nn.utils.clip_grad_norm_([self.gamma], self.options.clip)
-        set_worth(self._optimizer, len(gradients) if self.options.update == "proximal" else 1)
         self._optimizer.step()
         self._renew()
 
@@ -398,9 +401,7 @@ class ODPFL(PFedHN):
         """Hypernetwork, embeddings and encoder; in phase 2 also what serves those who trained."""
         tensors = super().state()
         tensors |= {f"encoder.{name}": value for name, value in self._layout.views(self.gamma.detach()).items()}
-        momentum = self._optimizer.state.get(self.gamma, {}).get("momentum_buffer")
-        if momentum is not None:
-            tensors["momentum.encoder"] = momentum
+        tensors |= {f"{ADAM}{name}": value for name, value in self._optimizer.state.get(self.gamma, {}).items()}
         if self._original is not None:
             network, table = self._original
             tensors |= {f"original.hypernetwork.{name}": value for name, value in network.state_dict().items()}
@@ -416,8 +417,9 @@ class ODPFL(PFedHN):
         super().restore(tensors)
         self._load_encoder(tensors)
         self._calibrated = bool(tensors["calibrated"])
-        if "momentum.encoder" in tensors:
-            self._optimizer.state[self.gamma] = {"momentum_buffer": tensors["momentum.encoder"].clone()}
+        moments = {name.removeprefix(ADAM): x.clone() for name, x in tensors.items() if name.startswith(ADAM)}
+        if moments:
+            self._optimizer.state[self.gamma] = moments
         if "original.embeddings" in tensors:
             self._freeze()
             assert self._original is not None

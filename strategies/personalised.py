@@ -40,7 +40,7 @@ from hyperbloom.common.methods import Method
 from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
 from hyperbloom.strategies.roster import Client, Roster
 
-__all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy"]
+__all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy", "is_novel"]
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
@@ -79,6 +79,11 @@ class ClientUpdate:
     sent: Tensor | None
     returned: Tensor | None
     layout: Layout | None = None  # of both
+
+
+def is_novel(client: Client, config: RunConfig) -> bool:
+    """Return whether a client is one of the last `novel` percent by name."""
+    return bool(config.novel) and client.row >= config.clients - math.ceil(config.clients * config.novel / 100)
 
 
 @dataclass(frozen=True)
@@ -289,9 +294,8 @@ class PersonalisedStrategy(Strategy):
         return [client for client in self.trainable() if not self.is_novel(client)]
 
     def is_novel(self, client: Client) -> bool:
-        """Return whether a client is one of the last `novel` percent: it never trains, and is scored apart."""
-        clients, share = self.config.clients, self.config.novel
-        return bool(share) and client.row >= clients - math.ceil(clients * share / 100)
+        """Return whether a client never trains, and is scored apart."""
+        return is_novel(client, self.config)
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's learned state by name, as it is stored in the run folder."""

@@ -1,6 +1,6 @@
 """Three ways of using a trained pFedHN for a novel client without labels: the comparisons of ODPFL-HN.
 
-Amosy, Eyal, Chechik, https://arxiv.org/abs/2111.13202, section 6.2. Training is pFedHN's. With `init_from` a trained
+Amosy, Eyal, Chechik, https://arxiv.org/abs/2111.08356, section 6.2. Training is pFedHN's. With `init_from` a trained
 run is used as it is: nothing is learned, so that one run serves all three.
 
 * `pfl-sampled`: the accuracy to be expected of the model of a client drawn at random, that is the mean over all.

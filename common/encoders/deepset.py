@@ -1,7 +1,7 @@
 """Deep sets: samples pass one network, are pooled, and what is pooled passes another.
 
 Zaheer et al., Deep Sets, NeurIPS 2017, https://arxiv.org/abs/1703.06114; layers as in ODPFL-HN, section 6.3 and
-appendix C (https://arxiv.org/abs/2111.13202).
+appendix C (https://arxiv.org/abs/2111.08356).
 """
 
 import torch

@@ -3,7 +3,7 @@
 import io
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import pytest
 from rich.console import Console
@@ -39,10 +39,12 @@ def selection(number: int, accuracy: Mapping[str, float], **metrics: float) -> S
     return Selection(number, values, dict(accuracy))
 
 
-def rows(results: Mapping[str, Selection], examples: Mapping[str, int]) -> list[list[str]]:
+def rows(
+    results: Mapping[str, Selection], examples: Mapping[str, int], novel: Set[str] = frozenset()
+) -> list[list[str]]:
     """Return the cells of the table, header first."""
     shown = console()
-    shown.print(results_table(results, examples))
+    shown.print(results_table(results, examples, novel))
     lines = [line for line in text(shown).splitlines() if line.startswith(("│", "┃"))]
     return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
 
@@ -70,6 +72,17 @@ def test_a_client_that_was_not_evaluated_is_shown_as_such() -> None:
     results = {"pfedhn": selection(1, {"a": 10.0}), "local": selection(2, {"b": 20.0})}
     table = rows(results, {"a": 1, "b": 2, "c": 3})
     assert table[2:5] == [["a", "1", "10.0", "-"], ["b", "2", "-", "20.0"], ["c", "3", "-", "-"]]
+
+
+def test_novel_clients_are_marked_and_have_a_mean_of_their_own() -> None:
+    results = {
+        "odpfl": selection(3, {"a": 90.0, "b": 61.5}, test_mean=90.0, novel_test_mean=61.5),
+        "fedma": selection(3, {"a": 80.0}, test_mean=80.0),  # no novel client answered
+    }
+    table = rows(results, {"a": 7, "b": 8}, {"b"})
+    assert [row[0] for row in table[2:4]] == ["a", "b (novel)"]
+    assert table[4] == ["mean over clients", "", "90.0", "80.0"]
+    assert table[-1] == ["mean over novel clients", "", "61.5", "-"]
 
 
 def test_a_table_of_many_clients_says_where_the_others_are() -> None:
