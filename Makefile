@@ -14,7 +14,7 @@ demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in abo
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6
 
 test: $(VENV)/.installed  ## run the whole test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.installed  ## lint, types and tests: what CI runs
 	scripts/check $(BIN)

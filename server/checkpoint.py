@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.storage import keep, write_json, write_tensors
 from hyperbloom.server.listener import Checkpoint, Progress, Resume, Selection
 
-__all__ = ["locked", "read_resume", "selected_file", "write_checkpoint"]
+__all__ = ["has_begun", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
 
 FORMAT = 1
 KEPT = 2
@@ -114,6 +114,19 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         raise ConfigError(f"--resume: the run in {folder} is complete; there is nothing to go on with")
     points = [(each.phase, each.progress.orders) for each, _ in reversed(sound)]
     return Resume(chosen, points, _rewind(folder, points[-1])), body["number"], body["lines"]
+
+
+def has_begun(folder: Path) -> bool:
+    """Return whether a run has left more in `folder` than that its server has waited for clients."""
+    return bool(_all(folder)) or (folder / "metrics.jsonl").exists()
+
+
+def is_over(folder: Path, config: RunConfig) -> bool:
+    """Return whether the run in `folder` is complete; for one without checkpoints that is not known, and False."""
+    for path in reversed(_all(folder)):
+        with suppress(*_DAMAGED):
+            return _read(folder, path)[0].phase > len(config.baselines)
+    return False
 
 
 @contextmanager

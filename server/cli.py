@@ -26,11 +26,14 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from hyperbloom.server.listener import Checkpoint
+    from hyperbloom.server.listener import Checkpoint, Listener
     from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
 __all__ = ["add_machines", "build_parser", "check_port", "fleet_for_newcomers", "log_to", "main"]
+
+LARGEST_FOR_REPORT = 100_000_000
+"""Bytes of lines up to which a run writes its report at its end: five seconds."""
 
 _COMMANDS = "hyperbloom.server.commands"
 
@@ -48,6 +51,8 @@ examples:
     flower-server --strategy pfedhn --engine inline --clients 10
   a run whose server was killed: at most checkpoint_every rounds are done again, clients that wait for it pick up
     flower-server --resume runs/20260102-030405-pfedhn
+  the same command at each start, for systemd, Docker, Kubernetes: it begins the run, or goes on with it
+    flower-server --config run.yaml --run-dir /srv/run-1 --go-on --host 0.0.0.0
 
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
 the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
@@ -101,6 +106,11 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on from the last checkpoint in this run folder, as it began"
     )
+    run.add_argument(
+        "--go-on",
+        action="store_true",
+        help="with --run-dir: begin the run, go on with it if it is there, end with code 0 if it is complete",
+    )
     machines = parser.add_argument_group("machines")
     machines.add_argument(
         "--engine",
@@ -115,6 +125,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     machines.add_argument("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server")
     add_machines(parser, machines)
+    watching = parser.add_argument_group("watching (the folder of any run: flower-server watch, flower-server report)")
+    watching.add_argument(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="serve Prometheus metrics over HTTP there, without a host on loopback; 0 takes a free port",
+    )
+    watching.add_argument(
+        "--tensorboard", action="store_true", help="write event files for TensorBoard to RUN/tensorboard"
+    )
     return parser
 
 
@@ -161,9 +180,11 @@ def main(arguments: list[str] | None = None) -> int:
             from hyperbloom.server.catalogue import print_keys
 
             print_keys(console, args.explain)
+        elif args.go_on and _complete(args):
+            _say(console, f"the run in {args.run_dir} is complete; name a new --run-dir for the next one")
         else:
             with terminate_as_interrupt():
-                _run(_as_it_began(args, arguments) if args.resume else args, console)
+                _run(_as_it_began(args, arguments) if args.resume and not args.go_on else args, console)
     except HyperbloomError as error:
         print(f"flower-server: {error}", file=sys.stderr)
         return error.exit_code
@@ -180,7 +201,7 @@ def _flag(key: str) -> str:
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _FILES = ("certs", "tls_certificate", "tls_key", "tls_ca")
 _SECURITY = ("insecure", *_FILES)
-_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", *_SECURITY)
+_MACHINES = ("engine", "vectorise", "host", "port", "local_clients", "metrics_port", "tensorboard", *_SECURITY)
 
 
 def _machines(args: argparse.Namespace) -> dict[str, Any]:
@@ -213,6 +234,29 @@ def _as_it_began(args: argparse.Namespace, arguments: list[str] | None) -> argpa
     paths = {name: Path(value) for name, value in began.items() if name in _FILES and value}
     parser.set_defaults(**(began | paths))
     return parser.parse_args(arguments)
+
+
+def _complete(args: argparse.Namespace) -> bool:
+    """Return whether the run of `--go-on` is over; one that has begun, but is not over, becomes one to resume.
+
+    Raises:
+        ConfigError: there is no --run-dir or no port, or the run in the folder is another than the flags describe.
+    """
+    if args.resume or not args.run_dir:
+        raise ConfigError("--go-on: expected --run-dir DIR and no --resume")
+    if not args.port:
+        raise ConfigError("--go-on: expected a --port, at which clients find the server again; found 0")
+    from hyperbloom.server.checkpoint import has_begun, is_over
+
+    if not has_begun(args.run_dir):
+        return False
+    config = load_run_config(args.run_dir / "config.yaml", {})
+    if config != _config(args):
+        raise ConfigError(f"--go-on: {args.run_dir} holds another run than these flags describe; name a new --run-dir")
+    if is_over(args.run_dir, config):
+        return True
+    args.resume = args.run_dir
+    return False
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
@@ -293,9 +337,13 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         from hyperbloom.server.simulation import check_ray
 
         check_ray()
+    if args.tensorboard:
+        from hyperbloom.server.tensorboard import check_tensorboard
+
+        check_tensorboard()
     if args.engine == "grpc" and args.port:
         check_port(args.host, args.port)
-    folder = args.resume or new_run_folder(args.run_dir, config.strategy)
+    folder = args.resume or new_run_folder(args.run_dir, config.strategy, anew=args.go_on)
     view = TerminalView(console)
     _say(console, f"run folder: {folder}")
 
@@ -306,7 +354,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             if args.resume:
                 recorder, resume = RunFolder.resume(folder, config, view.event)
                 run_id = resume.checkpoint.run_id
-                view.event(f"going on after {_where(config, resume.checkpoint)}")
+                for listener in (recorder, view):
+                    listener.event(f"going on after {_where(config, resume.checkpoint)}")
             else:
                 run_id = f"{folder.name}-{secrets.token_hex(4)}"
                 if args.engine == "grpc" and not args.port:
@@ -315,9 +364,14 @@ def _run(args: argparse.Namespace, console: Console) -> None:
                     args.port = free_port()
                 recorder = RunFolder(folder, config, run_id, _machines(args))
             stack.enter_context(log_to(folder / "server.log"))
+            listeners = [recorder, view, *_listeners(args, folder, stack, console)]
             grid, watch = stack.enter_context(_grid(args, config, security, folder, view))
-            session = Session(config, grid, run_id, [recorder, view], watch, resume)
-            results = session.run()
+            session = Session(config, grid, run_id, listeners, watch, resume)
+            try:
+                results = session.run()
+            except (HyperbloomError, KeyboardInterrupt) as error:
+                recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
+                raise
     except OSError as error:
         if error.errno not in _DISK:
             raise
@@ -332,7 +386,40 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     console.print(results_table(results, examples))
     for line in recorder.privacy_report():
         _say(console, line)
+    _write_report(folder, console)
     _say(console, f"everything is in {folder}")
+
+
+def _listeners(args: argparse.Namespace, folder: Path, stack: ExitStack, console: Console) -> "Iterator[Listener]":
+    """Yield who else wants to hear of the run; what they hold is let go of with `stack`."""
+    if args.metrics_port:
+        from hyperbloom.server.metrics import RunMetrics, served
+
+        metrics = RunMetrics()
+        _say(console, f"metrics: {stack.enter_context(served(metrics, args.metrics_port))}")
+        yield metrics
+    if args.tensorboard:
+        from hyperbloom.server.tensorboard import TensorBoard
+
+        board = TensorBoard(folder)
+        stack.callback(board.close)
+        yield board
+
+
+def _write_report(folder: Path, console: Console) -> None:
+    """Write the report, if that is quickly done; a run that is complete must not fail for it."""
+    from hyperbloom.server.report import write_report
+
+    if sum(path.stat().st_size for path in folder.rglob("*.jsonl")) > LARGEST_FOR_REPORT:
+        _say(console, f"its report would take long; flower-server report {folder} writes it")
+        return
+    with log_to(folder / "server.log"):
+        try:
+            _say(console, f"report: {write_report(folder, mix=False)}")
+        except Exception as error:
+            logging.getLogger(__name__).exception("the report could not be written")
+            hint = f"the report could not be written ({error}); flower-server report {folder} tries again"
+            _say(console, hint, "yellow")
 
 
 def _where(config: RunConfig, checkpoint: "Checkpoint") -> str:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # `flower-server watch` needs none of what these import
+    from torch import Tensor
 
-from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+    from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
+    from hyperbloom.strategies.roster import Roster
 
 __all__ = ["NOTHING_DONE", "Checkpoint", "Listener", "Progress", "Resume", "RoundReport", "Selection"]
 
@@ -29,7 +30,7 @@ class RoundReport:
 
     number: int
     of: int
-    outcome: Round
+    outcome: "Round"
     seconds: float
     elapsed: float
     late: int = 0
@@ -95,7 +96,7 @@ class Checkpoint:
     results: Mapping[str, Selection]
     roster: Mapping[str, Any]
     here: int
-    tensors: Mapping[str, Tensor]
+    tensors: "Mapping[str, Tensor]"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,10 @@ class Resume:
 class Listener:
     """Override what you want to hear."""
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
+    def gathering(self, roster: "Roster") -> None:
+        """The run begins: whoever takes part is in `roster` from now on."""
+
+    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
         """A strategy starts its rounds."""
 
     def event(self, text: str) -> None:
@@ -128,11 +132,11 @@ class Listener:
     def round_done(self, report: RoundReport) -> None:
         """A round is over; `report.outcome.evaluation` is set if it ended with an evaluation."""
 
-    def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
+    def selected(self, selection: Selection, state: "Mapping[str, Tensor]", roster: "Roster") -> None:
         """The evaluation of this round is the best so far; `state` is the server's that was evaluated."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """All that is known is in `checkpoint`; its tensors change in the next round."""
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:
+    def phase_done(self, strategy: "PersonalisedStrategy") -> None:
         """A strategy has run all its rounds."""

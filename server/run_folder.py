@@ -4,11 +4,13 @@ RUN/config.yaml                    the resolved configuration; `--config` takes 
 RUN/environment.json               versions, platform, seed, run id
 RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
 RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
+RUN/events.jsonl                   a line for all else that happened: who came, left, was refused; never cut off
 RUN/hypernetwork.safetensors       server state of the round that validation selected
 RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
 RUN/privacy.json                   what each client has spent, with differential privacy; never taken back
+RUN/report.html                    all of it for a browser (server/report.py)
 RUN/checkpoints/                   from which `--resume RUN` goes on (server/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
@@ -23,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from safetensors import SafetensorError
@@ -37,6 +38,7 @@ from hyperbloom.common.privacy import epsilon_of, promise
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
 from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -49,12 +51,13 @@ _DAMAGED = (
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
 
-def new_run_folder(path: Path | None, strategy: str) -> Path:
+def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path:
     """Make an empty run folder.
 
     Args:
         path: where, or None for `runs/DATE-STRATEGY`.
         strategy: part of the default name; of `package.module:Class` the class.
+        anew: take a folder that is not empty, for a run that never began.
 
     Raises:
         ConfigError: the folder holds something already, or cannot be made.
@@ -62,7 +65,7 @@ def new_run_folder(path: Path | None, strategy: str) -> Path:
     chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
     try:
         chosen.mkdir(parents=True, exist_ok=True)
-        if any(chosen.iterdir()):
+        if any(chosen.iterdir()) and not anew:
             raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}")
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
@@ -114,6 +117,7 @@ class RunFolder(Listener):
         self.config = config
         self._phase = path
         self._name = config.strategy
+        self._round = 0
         self._selected: dict[str, Any] = {}
         self._spent: Counter[str] = Counter()  # noisy changes that each client was asked for, in all phases
         if run_id is not None:
@@ -132,6 +136,7 @@ class RunFolder(Listener):
         folder._read_spent()
         names = [config.strategy, *config.baselines]
         folder._enter(names[checkpoint.phase])
+        folder._round = max(0, checkpoint.progress.round)
         for name, length in lengths.items():
             if (path / name).exists():
                 os.truncate(path / name, length)
@@ -154,11 +159,17 @@ class RunFolder(Listener):
         self._enter(name)
 
     def _enter(self, name: str) -> None:
+        self._round = self._round if name == self._name else 0
         self._name, self._phase = name, self._folder(name)
         self._phase.mkdir(parents=True, exist_ok=True)
 
     def _folder(self, name: str) -> Path:
-        return self.path if name == self.config.strategy else self.path / "baselines" / name
+        return phase_folder(self.path, self.config, name)
+
+    def event(self, text: str) -> None:
+        """Append what happened, with the round that was over by then."""
+        line = {"time": _now(), "strategy": self._name, "round": self._round, "text": text}
+        _append(self.path / EVENTS, [line])
 
     def released(self, names: Sequence[str]) -> None:
         """Count it before the orders go out. A run that goes back to a checkpoint does not take it back."""
@@ -203,26 +214,15 @@ class RunFolder(Listener):
 
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
-        outcome, number = report.outcome, report.number
-        losses = [result.loss for result in outcome.results.values()]
-        line: dict[str, Any] = {"round": number, "seconds": round(report.seconds, 4), "clients": len(losses)}
-        line["elapsed"] = round(report.elapsed, 4)
-        line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
-        hidden = self.config.privacy.where == "client"
-        if losses and not hidden:
-            line["loss"] = sum(losses) / len(losses)
-        if report.late:
-            line["late"] = report.late
-        if outcome.lied:
-            line["lied"] = len(outcome.lied)
-        if outcome.quarantined:
-            line["quarantined"] = outcome.quarantined
-        if outcome.staleness:
-            line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}
-        if outcome.evaluation:
-            line |= outcome.evaluation.metrics()
-        self._append("metrics.jsonl", [line])
-        self._append("clients.jsonl", _client_lines(report, hidden))
+        self._round = report.number
+        metrics, clients = metrics_line(report), client_lines(report)
+        if self.config.privacy.where == "client":  # they keep their losses to themselves
+            metrics.pop("loss", None)
+            clients = [
+                line if "val_loss" in line else {k: v for k, v in line.items() if k != "loss"} for line in clients
+            ]
+        self._append(METRICS, [metrics])
+        self._append(CLIENTS, clients)
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""
@@ -234,7 +234,7 @@ class RunFolder(Listener):
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write it, with how long the files are that grow."""
-        files = [self._phase / name for name in ("metrics.jsonl", "clients.jsonl")]
+        files = [self._phase / name for name in (METRICS, CLIENTS)]
         lengths = {str(file.relative_to(self.path)): file.stat().st_size if file.exists() else 0 for file in files}
         chosen = self._phase / "hypernetwork.safetensors"
         write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
@@ -246,15 +246,22 @@ class RunFolder(Listener):
         write_json(self.path / "roster.json", strategy.roster.to_json())
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
-        path, content = self._phase / name, "".join(json.dumps(line) + "\n" for line in lines)
-        before = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(content)
-        except OSError:  # the disk is full
-            if path.exists():
-                os.truncate(path, before)
-            raise
+        _append(self._phase / name, lines)
+
+
+def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    content, before = "".join(json.dumps(line) + "\n" for line in lines), path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(content)
+    except OSError:  # the disk is full
+        if path.exists():
+            os.truncate(path, before)
+        raise
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _figures(selection: Selection) -> dict[str, Any]:
@@ -265,28 +272,11 @@ def _figures(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _client_lines(report: RoundReport, hidden: bool) -> list[dict[str, Any]]:
-    outcome, common = report.outcome, {"round": report.number}
-    lines = [
-        {**common, "client": name, **({} if hidden else {"loss": result.loss}), "seconds": round(result.seconds, 4)}
-        for name, result in outcome.results.items()
-    ]
-    if outcome.evaluation:
-        for name, result in outcome.evaluation.scores.items():
-            lines.append({**common, "client": name, **vars(result)})
-    for name, why in outcome.refused.items():
-        blame: dict[str, Any] = {"lied": True} if name in outcome.lied else {}
-        if name in outcome.quarantined:
-            blame["quarantined_until"] = outcome.quarantined[name]
-        lines.append({**common, "client": name, "refused": why, **blame})
-    return lines
-
-
 def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "run_id": run_id,
         "seed": config.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": _now(),
         "command": sys.argv,
         "machines": machines,
         "python": platform.python_version(),

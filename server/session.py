@@ -55,6 +55,8 @@ class Session:
             self._initial, self.roster = read_run(Path(self.config.init_from))
             self.roster.seed = self.config.seed
         self.federation = Federation(self.grid, self.roster, self._tell, self.watch)
+        for listener in self.listeners:
+            listener.gathering(self.roster)
 
     def run(self) -> dict[str, Selection]:
         """Run the strategy and its baselines; returns the selected evaluation of each, by name.

@@ -1,99 +1,120 @@
-"""What a person sees: a live line while a strategy runs, plain lines where there is no terminal, a table at the end."""
+"""What a person sees: a live block while a strategy runs, lines where there is no terminal, a table at the end."""
 
 import time
 from collections.abc import Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.server.board import Board, plain_text
 from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.server.run_lines import client_lines, metrics_line
 
-__all__ = ["TerminalView", "results_table"]
+if TYPE_CHECKING:
+    from hyperbloom.strategies.personalised import PersonalisedStrategy
 
-_WAITING = "waiting for the first evaluation"
+__all__ = ["BoardView", "TerminalView", "results_table"]
 
 MOST_ROWS = 200
 """Clients beyond which the table shows the first ones only; the run folder holds all."""
+
+
+class BoardView:
+    """A strategy's board on a console: a live block on a terminal, a line per evaluation elsewhere.
+
+    Args:
+        console: where to show it.
+    """
+
+    def __init__(self, console: Console) -> None:
+        """Show nothing yet."""
+        self.console = console
+        self._live: Live | None = None
+        self._board: Board | None = None
+
+    def open(self, board: Board) -> None:
+        """Begin a new block; the one before stays as it is."""
+        self.close()
+        self._board = board
+        if self.console.is_terminal:
+            self._live = Live(board.render(), console=self.console, refresh_per_second=4)
+            self._live.start()
+
+    def refresh(self) -> None:
+        """Show what the board knows now."""
+        if self._live and self._board:
+            self._live.update(self._board.render())
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._live:
+            self.refresh()
+            self._live.stop()
+            self._live = None
+
+    def event(self, text: str, style: str = "") -> None:
+        """Show that something happened: in the block if there is one, else as a line."""
+        if self._live and self._board:
+            self._board.add_event(plain_text(text))
+            self.refresh()
+        else:
+            self.line(text, style)
+
+    def line(self, text: str, style: str = "") -> None:
+        """Print text that may come from a client: no markup, no control characters."""
+        self.console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def evaluated(self, board: Board) -> None:
+        """Print the last evaluation as a line where there is no live block."""
+        if not self._live:
+            self.line(board.sentence())
 
 
 class TerminalView(Listener):
     """Follows a run on a console.
 
     Args:
-        console: where to show it; a live line on a terminal, plain lines elsewhere.
+        console: where to show it; a live block on a terminal, plain lines elsewhere.
     """
 
     def __init__(self, console: Console) -> None:
         """Show nothing yet."""
         self.console = console
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
-        self._start = 0.0
-        self._name = ""
-        self._done = 0
-        self._first: int | None = None
+        self._view = BoardView(console)
+        self._board = Board("", 0)
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
-        """Begin a new line for a strategy."""
-        self._start, self._name, self._done, self._first = time.perf_counter(), name, 0, None
-        if self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("[bold]{task.description:<10}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._progress.start()
-            self._task = self._progress.add_task(name, total=strategy.config.rounds, state=_WAITING)
+    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+        """Begin a new block for a strategy."""
+        self._board = Board(name, strategy.config.rounds)
+        self._view.open(self._board)
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:
-        """Leave the line as it is."""
+    def phase_done(self, strategy: "PersonalisedStrategy") -> None:
+        """Leave the block as it is."""
         self.close()
 
     def close(self) -> None:
         """Give the terminal back."""
-        if self._progress:
-            self._progress.stop()
-            self._progress = None
+        self._view.close()
 
     def event(self, text: str) -> None:
-        """Print what happened to a client."""
-        self._line(f"{time.strftime('%H:%M:%S')} {text}")
-
-    def _line(self, text: str, style: str = "") -> None:
-        """Print text that may come from a client: no markup, no control characters."""
-        plain = "".join(character if character.isprintable() else "?" for character in text)
-        self.console.print(plain, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        """Show what happened to a client."""
+        self._view.event(f"{time.strftime('%H:%M:%S')} {text}")
 
     def round_done(self, report: RoundReport) -> None:
         """Advance."""
+        board = self._board
+        board.add_round(metrics_line(report))
+        for line in client_lines(report):
+            board.add_client(line)
         for name, why in report.outcome.refused.items():
-            self._line(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
-        if self._first is None:  # of this process: a run that is resumed does not begin with round 1
-            self._first = max(1, report.number)
-        rate = (report.number - self._first + 1) / max(time.perf_counter() - self._start, 1e-9)
-        metrics = report.outcome.evaluation.metrics() if report.outcome.evaluation else None
-        if self._progress:
-            # In asynchronous mode an evaluation is reported after rounds that came later.
-            self._done = max(report.number, self._done)
-            self._progress.update(self._task, completed=self._done)
-            if metrics:
-                self._progress.update(self._task, state=f"{_accuracy(metrics)}  {rate:.1f} rounds/s")
-        elif metrics:
-            pace = "before training"
-            if report.number:
-                pace = f"{rate:.1f} rounds/s  {(report.of - report.number) / rate:.0f} s left"
-            self._line(f"{self._name}: round {report.number}/{report.of}  {_accuracy(metrics)}  {pace}")
-
-
-def _accuracy(metrics: Mapping[str, float]) -> str:
-    return f"accuracy mean {metrics['test_mean']:.1f} %, worst client {metrics['test_worst']:.1f} %"
+            self._view.event(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
+        self._view.refresh()
+        if report.outcome.evaluation and report.outcome.evaluation.scores:
+            self._view.evaluated(board)
 
 
 def results_table(results: Mapping[str, Selection], train_examples: Mapping[str, int]) -> Table:

@@ -46,6 +46,10 @@ class Conduct:
         record = self._records.get(name)
         return record is not None and round_number <= record.until
 
+    def count_in_quarantine(self, round_number: int) -> int:
+        """Return how many clients are asked nothing in this round."""
+        return sum(round_number <= record.until for record in list(self._records.values()))
+
     def to_json(self) -> dict[str, Any]:
         """Return what is known, as the roster stores it."""
         return {name: asdict(record) for name, record in self._records.items()}

@@ -174,7 +174,7 @@ def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    held = [*SOURCES, *PAPERS]
+    held = [*SOURCES, *PAPERS, *(ROOT / "server/templates").iterdir()]
     expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in held)]
     found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
     assert sorted(found) == sorted(expected)

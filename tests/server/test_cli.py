@@ -112,6 +112,8 @@ def test_the_run_folder_holds_what_is_promised_and_nothing_else(run: Done) -> No
         "environment.json",
         "metrics.jsonl",
         "clients.jsonl",
+        "events.jsonl",
+        "report.html",
         "hypernetwork.safetensors",
         "hypernetwork-last.safetensors",
         "roster.json",
@@ -761,10 +763,10 @@ def test_help_shows_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> N
     assert caught.value.code == 0
     text = capsys.readouterr().out
     examples = [line.split() for line in text.splitlines() if line.startswith("    flower-server --")]
-    assert len(examples) == 5
+    assert len(examples) == 6
     parsed = [build_parser().parse_args(words[1:]) for words in examples]
-    assert [args.local_clients for args in parsed] == [6, 0, 0, 0, 0]
-    assert [args.engine for args in parsed] == ["grpc", "grpc", "grpc", "inline", "grpc"]
+    assert [args.local_clients for args in parsed] == [6, 0, 0, 0, 0, 0]
+    assert [args.engine for args in parsed] == ["grpc", "grpc", "grpc", "inline", "grpc", "grpc"]
     assert parsed[2].set == ["local.steps=20"]
     assert "exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed" in text
 

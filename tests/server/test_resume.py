@@ -104,7 +104,11 @@ def left_behind(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or {"checkpoints", "earlier"} & set(path.parts) or path.name == "identity.json":
+        if (
+            not path.is_file()
+            or {"checkpoints", "earlier"} & set(path.parts)
+            or path.name in ("identity.json", "events.jsonl")
+        ):
             continue
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -287,3 +291,46 @@ def test_clients_keep_earlier_versions_until_the_run_is_complete(tmp_path: Path)
     go_on(tmp_path, config)
     assert not list(tmp_path.glob("clients/*/earlier/*"))
     assert len(list(tmp_path.glob("clients/*/personal/*"))) == 4, "heads and models of their own stay"
+
+
+def test_the_same_command_begins_a_run_goes_on_with_it_and_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--engine", "inline", "--strategy", "pfedhn", "--clients", "2", "--rounds", "4", "--eval-every", "2"]
+    args += ["--set", "checkpoint_every=1", "--set", "local.steps=1", "--set", "hidden_dim=8"]
+    assert main([*args, "--run-dir", str(tmp_path / "whole")]) == 0
+    run, real = tmp_path / "run", RunFolder.round_done
+    supervised = [*args, "--run-dir", str(run), "--go-on"]
+
+    # Killed while it waits for clients, it begins anew; killed in round 3, it goes on.
+    for when in (0, 3):
+
+        def killed(folder: RunFolder, report: RoundReport, when: int = when) -> None:
+            real(folder, report)
+            if report.number == when:
+                raise Crash
+
+        monkeypatch.setattr(RunFolder, "round_done", killed)
+        with monkeypatch.context() as early, pytest.raises(Crash):
+            if not when:
+                early.setattr("hyperbloom.server.session.Session.run", lambda session: killed_early())
+            main(supervised)
+    monkeypatch.setattr(RunFolder, "round_done", real)
+    assert main([*supervised, "--set", "seed=1"]) == 2
+    assert "holds another run than these flags describe" in capsys.readouterr().err
+    assert main(supervised) == 0
+    assert_same(run, tmp_path / "whole")
+    assert json.loads((run / "checkpoints/resumes.json").read_text())
+
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(supervised) == 0
+    assert "is complete; name a new --run-dir" in capsys.readouterr().out.replace("\n", " ")
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main([*args, "--go-on"]) == 2
+    assert "expected --run-dir DIR" in capsys.readouterr().err
+    assert main([*supervised, "--port", "0"]) == 2
+    assert "expected a --port" in capsys.readouterr().err
+
+
+def killed_early() -> None:
+    raise Crash

@@ -158,6 +158,23 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
     ]
 
 
+def test_events_are_lines_with_the_time_and_the_round_before(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG.model_copy(update={"baselines": ("fedavg",)}), "run-1")
+    folder.event("a joined")
+    folder.phase(some_strategy(), "local")
+    folder.round_done(RoundReport(1, 20, Round(), 0.5, 0.5))
+    folder.event("a left\n")
+    folder.phase(some_strategy(), "fedavg")
+    folder.event("a is back")
+    found = lines(tmp_path / "events.jsonl")
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", line.pop("time")) for line in found)
+    assert found == [
+        {"strategy": "local", "round": 0, "text": "a joined"},
+        {"strategy": "local", "round": 1, "text": "a left\n"},
+        {"strategy": "fedavg", "round": 0, "text": "a is back"},
+    ]
+
+
 def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, CONFIG, "run-1")
     best, last = torch.tensor([1.0]), torch.tensor([2.0])

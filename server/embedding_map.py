@@ -1,0 +1,59 @@
+"""Where the clients lie in the space of their embeddings: in a plane, by PCA and by t-SNE (figure 4 of pFedHN)."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from hyperbloom.common.errors import ConfigError
+
+__all__ = ["FEWEST", "flatten_by_pca", "flatten_by_tsne", "read_embeddings"]
+
+FEWEST = 10
+"""Clients below which t-SNE has no neighbourhoods to keep."""
+
+MOST = 1_000
+"""Clients beyond which t-SNE takes many seconds."""
+
+Points = npt.NDArray[np.float64]
+
+
+def read_embeddings(path: Path) -> Points | None:
+    """Return the embeddings `(clients, k)` in a server's state; None if there is no state, or none in it.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            if "embeddings" not in file.keys():  # noqa: SIM118 - no mapping
+                return None
+            return np.asarray(file.get_tensor("embeddings"), dtype=np.float64)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged ({error})") from None
+
+
+def flatten_by_pca(embeddings: Points) -> tuple[Points, tuple[float, float]]:
+    """Return the first two principal components `(clients, 2)`, and their shares of the variance in percent."""
+    centred = embeddings - embeddings.mean(axis=0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    points = (left * sizes)[:, :2]
+    if points.shape[1] < 2:
+        points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
+    shares = [*(100 * sizes**2 / max(float((sizes**2).sum()), 1e-30)), 0.0, 0.0]
+    return points, (float(shares[0]), float(shares[1]))
+
+
+def flatten_by_tsne(embeddings: Points) -> Points | None:
+    """Return the t-SNE `(clients, 2)`; None for too few or too many clients. The same every time."""
+    clients = len(embeddings)
+    if not FEWEST <= clients <= MOST:
+        return None
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (clients - 1) / 3)
+    tsne = TSNE(2, perplexity=perplexity, init="pca" if embeddings.shape[1] > 1 else "random", random_state=0, n_jobs=1)
+    return np.asarray(tsne.fit_transform(embeddings.astype(np.float32)), dtype=np.float64)

@@ -1,0 +1,159 @@
+"""Prometheus metrics of a run, over HTTP: `flower-server --metrics-port`. See docs/watching.md.
+
+Who is where is read off the roster when somebody asks; all else is counted as it happens.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.server.listener import Checkpoint, Listener, RoundReport
+from hyperbloom.strategies.roster import Roster
+
+if TYPE_CHECKING:
+    from hyperbloom.strategies.personalised import PersonalisedStrategy
+
+__all__ = ["REASONS", "RunMetrics", "reason_of", "served"]
+
+REASONS = {
+    "no reply": "timeout",
+    "its node cannot be reached": "unreachable",
+    "left before it was asked": "unreachable",
+    "not evaluated": "busy",
+    "dropped": "dropped",
+    "staleness": "stale",
+}
+"""Class of a reason for which a client was left out, by how the reason begins; beside them `content`, where the reply
+was refused for what it held, `failed`, where the client could not, and `join`, where it was not admitted."""
+
+BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+"""Seconds of a round: from virtual clients to cohorts that wait for a deadline."""
+
+
+class RunMetrics(Listener):
+    """Counts what happens in a run.
+
+    Attributes:
+        registry: what is exported, and nothing of the process beside it.
+    """
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.registry = CollectorRegistry()
+        self._strategy = ""
+        self.rounds = self._counter("rounds", "rounds that are over", "strategy")
+        self.round = Gauge("hyperbloom_round", "the last round that is over", ["strategy"], registry=self.registry)
+        self.planned = Gauge(
+            "hyperbloom_rounds_planned", "rounds of the strategy in all", ["strategy"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "hyperbloom_round_seconds",
+            "seconds that a round took, evaluation included",
+            ["strategy"],
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.clients = Gauge("hyperbloom_clients", "clients by state", ["state"], registry=self.registry)
+        self.sent = self._counter("bytes", "bytes of training messages", "direction")
+        self.left_out = self._counter("refusals", "times that a client was left out or not admitted", "reason")
+        self.late = self._counter("late_replies", "replies that came after their deadline")
+        self.accuracy = Gauge(
+            "hyperbloom_accuracy_percent",
+            "accuracy of the last evaluation, over clients",
+            ["strategy", "split", "over"],
+            registry=self.registry,
+        )
+        self.saved = Gauge(
+            "hyperbloom_checkpoint_timestamp_seconds",
+            "when the last checkpoint was written, 0 before the first one",
+            registry=self.registry,
+        )
+        for direction in ("down", "up"):
+            self.sent.labels(direction)
+        for reason in {*REASONS.values(), "content", "failed", "join"}:
+            self.left_out.labels(reason)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"hyperbloom_{name}", what, labels, registry=self.registry)
+
+    def gathering(self, roster: Roster) -> None:
+        """Show who is where, from now on."""
+        states: dict[str, Callable[[], float]] = {
+            "live": lambda: roster.live_count,
+            "idle": lambda: roster.idle_count,
+            "busy": lambda: roster.live_count - roster.idle_count,
+            "away": lambda: len(roster) - roster.live_count,
+            "quarantined": lambda: roster.conduct.count_in_quarantine(roster.round),
+        }
+        for state, count in states.items():
+            self.clients.labels(state).set_function(count)
+
+    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+        """Count for a strategy."""
+        self._strategy = name
+        self.planned.labels(name).set(strategy.config.rounds)
+
+    def event(self, text: str) -> None:
+        """Count who is not admitted."""
+        if text.startswith("refused node"):
+            self.left_out.labels("join").inc()
+
+    def round_done(self, report: RoundReport) -> None:
+        """Count a round; in asynchronous mode the report of an evaluation alone is no round."""
+        outcome, name = report.outcome, self._strategy
+        if outcome.results or report.bytes_down or not outcome.evaluation:
+            self.rounds.labels(name).inc()
+            self.round.labels(name).set(report.number)
+            self.seconds.labels(name).observe(report.seconds)
+        self.sent.labels("down").inc(report.bytes_down)
+        self.sent.labels("up").inc(report.bytes_up)
+        self.late.inc(report.late)
+        for client, why in outcome.refused.items():
+            self.left_out.labels("content" if client in outcome.lied else reason_of(why)).inc()
+        metrics = outcome.evaluation.metrics() if outcome.evaluation else {}
+        for split in ("val", "test", "novel_test"):
+            for over in ("mean", "worst"):
+                if (value := metrics.get(f"{split}_{over}")) is not None:
+                    self.accuracy.labels(name, split, over).set(value)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Note when it was written."""
+        self.saved.set(time.time())
+
+
+def reason_of(why: str) -> str:
+    """Return the class of a reason for which a client was left out."""
+    return next((kind for start, kind in REASONS.items() if why.startswith(start)), "failed")
+
+
+@contextmanager
+def served(metrics: RunMetrics, address: str) -> Iterator[str]:
+    """Serve metrics over HTTP at `[HOST:]PORT`, on loopback where no host is named; yields the URL.
+
+    Raises:
+        ConfigError: it is no such address.
+        ConnectionFailed: nothing can listen there.
+    """
+    host, port = _parse(address)
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise ConnectionFailed(f"--metrics-port {address}: cannot listen there: {error.strerror or error}") from None
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--metrics-port: expected PORT or HOST:PORT, found {address!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,129 @@
+"""Charts as inline SVG: the few marks that a report needs. Text is escaped wherever it comes from (markupsafe).
+
+Colours are classes of the page's style sheet, so that a chart is right on light and on dark ground.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+__all__ = ["Frame", "nice_ticks", "picture", "short", "tag", "thin"]
+
+Point = tuple[float, float]
+
+MOST_POINTS = 400
+"""Points of a line: more than a screen shows only make the file heavy."""
+
+
+def tag(name: str, *children: str, **attributes: object) -> Markup:
+    """Return an element; children and values that are not `Markup` are escaped, `class_` is `class`, `_` is `-`."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{written}>{''.join(escape(child) for child in children)}</{name}>")
+
+
+def _value(value: object) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def picture(name: str, title: str, description: str, size: tuple[float, float], marks: Sequence[str]) -> Markup:
+    """Return an SVG element of the page with its alternative in words.
+
+    Args:
+        name: makes the ids of title and description unique in the page.
+        title: what is shown, in a few words.
+        description: what a reader who does not see it should know.
+        size: width and height of the coordinates; it is scaled to the width that there is.
+        marks: what is in it.
+    """
+    return tag(
+        "svg",
+        tag("title", title, id=f"{name}-title"),
+        tag("desc", description, id=f"{name}-desc"),
+        *marks,
+        viewBox=f"0 0 {size[0]:g} {size[1]:g}",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+    )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Coordinates with axes: data from `low` to `high` in both directions, drawn inside of margins."""
+
+    low: Point
+    high: Point
+    width: float = 560.0
+    height: float = 300.0
+    left: float = 50.0
+    right: float = 14.0
+    top: float = 34.0
+    bottom: float = 52.0
+
+    def at(self, x: float, y: float) -> Point:
+        """Return where a point of the data is."""
+        (low_x, low_y), (high_x, high_y) = self.low, self.high
+        across = (x - low_x) / ((high_x - low_x) or 1)
+        up = (y - low_y) / ((high_y - low_y) or 1)
+        return (
+            self.left + across * (self.width - self.left - self.right),
+            self.height - self.bottom - up * (self.height - self.top - self.bottom),
+        )
+
+    def axes(self, below: str, unit: str) -> list[Markup]:
+        """Return grid lines with numbers, and what they are of."""
+        marks = []
+        for value in nice_ticks(self.low[1], self.high[1]):
+            x, y = self.at(self.low[0], value)
+            marks.append(tag("path", d=f"M{x:.1f} {y:.1f}H{self.width - self.right:.1f}", class_="grid"))
+            marks.append(tag("text", f"{value:,g}", x=x - 7, y=y + 4.5, class_="tick end"))
+        for value in nice_ticks(self.low[0], self.high[0], whole=True):
+            x, y = self.at(value, self.low[1])
+            marks.append(tag("text", f"{value:,g}", x=x, y=y + 20, class_="tick middle"))
+        middle = (self.left + self.width - self.right) / 2
+        marks.append(tag("text", below, x=middle, y=self.height - 8, class_="label middle"))
+        marks.append(tag("text", unit, x=2.0, y=14.0, class_="label"))
+        return marks
+
+    def line(self, points: Sequence[Point], style: str) -> Markup:
+        """Return a line through points."""
+        return tag("path", d=f"M{_path(self, points)}", class_=f"line {style}")
+
+    def band(self, upper: Sequence[Point], lower: Sequence[Point], style: str) -> Markup:
+        """Return the area between two lines."""
+        return tag("path", d=f"M{_path(self, [*upper, *reversed(lower)])}Z", class_=f"band {style}")
+
+
+def _path(frame: Frame, points: Sequence[Point]) -> str:
+    return "L".join("{:.1f} {:.1f}".format(*frame.at(*point)) for point in points)
+
+
+def nice_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return some four to seven round numbers from `low` to `high`."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    power = 10 ** math.floor(math.log10(span / 4))
+    step = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= 6)
+    step = max(step, 1) if whole else step
+    first = math.ceil(low / step - 1e-9)
+    return [round(index * step, 10) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def thin(points: Sequence[Point]) -> list[Point]:
+    """Return at most `MOST_POINTS` points: of each run of neighbours their mean."""
+    size = math.ceil(len(points) / MOST_POINTS)
+    if size <= 1:
+        return list(points)
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def short(text: str, most: int) -> str:
+    """Return a text cut to so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

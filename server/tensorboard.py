@@ -1,0 +1,82 @@
+"""A run's curves for TensorBoard: RUN/tensorboard/STRATEGY holds event files (`flower-server --tensorboard`)."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.listener import Listener, RoundReport
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from hyperbloom.strategies.personalised import PersonalisedStrategy
+
+__all__ = ["TensorBoard", "check_tensorboard"]
+
+
+def check_tensorboard() -> None:
+    """Raise a ConfigError if there is nothing to write event files with."""
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "--tensorboard: expected the package tensorboard, which is not installed; install the extra: "
+            "pip install 'hyperbloom[tensorboard]', or '.[tensorboard]' from the sources"
+        )
+
+
+class TensorBoard(Listener):
+    """Writes scalars per round, and the distribution over clients per evaluation.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Write nothing yet."""
+        self.folder = folder / "tensorboard"
+        self._writer: SummaryWriter | None = None
+        self._name = ""
+
+    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+        """Begin a strategy's curves."""
+        self.close()
+        self._name = name
+
+    def _open(self, number: int) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = self.folder / self._name
+        # Of a run that went back to a checkpoint, TensorBoard shows nothing that came after it.
+        again = number if place.exists() else None
+        return SummaryWriter(str(place), purge_step=again)
+
+    def round_done(self, report: RoundReport) -> None:
+        """Write what a round brought."""
+        writer, number, outcome = self._writer or self._open(report.number), report.number, report.outcome
+        self._writer = writer
+        if outcome.results or not outcome.evaluation:
+            writer.add_scalar("round/seconds", report.seconds, number)
+            writer.add_scalar("round/bytes down", report.bytes_down, number)
+            writer.add_scalar("round/bytes up", report.bytes_up, number)
+            writer.add_scalar("round/left out", len(outcome.refused), number)
+        if outcome.results:
+            losses = [result.loss for result in outcome.results.values()]
+            writer.add_scalar("training/loss", sum(losses) / len(losses), number)
+        if outcome.evaluation:
+            for name, value in outcome.evaluation.metrics().items():
+                writer.add_scalar(f"accuracy/{name}", value, number)
+            each = [100 * result.score("test").accuracy for result in outcome.evaluation.scores.values()]
+            writer.add_histogram("accuracy/test over clients", np.array(each), number)
+            writer.flush()
+
+    def phase_done(self, strategy: "PersonalisedStrategy") -> None:
+        """End a strategy's curves."""
+        self.close()
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,121 @@
+import argparse
+import importlib
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hyperbloom.client import cli as client_cli
+from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.server import cli as server_cli
+from tests.deploy.conftest import TOP, run, tool
+
+UNITS = sorted((TOP / "deploy/systemd").glob("*.service"))
+MANIFESTS = sorted((TOP / "deploy/kubernetes").glob("*.yaml"))
+WRITTEN = [
+    *[path for folder in ("docker", "deploy") for path in sorted((TOP / folder).rglob("*")) if path.is_file()],
+    TOP / "docs/security.md",
+]
+PROGRAMS = {"flower-server": server_cli, "flower-client": client_cli}
+OTHERS = {"--build-arg"}  # flags of other people's programs
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_takes_the_units_and_finds_them_shut(unit: Path, tmp_path: Path) -> None:
+    analyze = tool("systemd-analyze")
+    # The programs lie elsewhere on this machine.
+    there = tmp_path / unit.name
+    there.write_text(unit.read_text().replace("/opt/hyperbloom/bin/flower-", "/bin/echo flower-"))
+    done = subprocess.run([analyze, "verify", str(there)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, unit.name.partition("@")[0] in done.stderr) == (0, False), done.stderr
+    run(analyze, "security", "--offline=true", "--threshold=20", str(there))
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    run(tool("kubernetes-validate"), "--strict", *map(str, MANIFESTS))
+
+
+def objects() -> list[dict[str, Any]]:
+    return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text())]
+
+
+def test_pods_fit_the_restricted_profile_and_mount_what_there_is() -> None:
+    pods = [one["spec"]["template"]["spec"] for one in objects() if one["kind"] in ("StatefulSet", "Deployment")]
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {volume["name"] for volume in pod["volumes"]} <= mounted.keys()
+        for word in container["args"]:
+            _, _, path = word.partition("=")
+            assert not path.startswith("/") or any(
+                path.startswith(f"{place}/") or path == place for place in mounted.values()
+            )
+
+
+def test_the_runs_that_are_shown_are_runs(tmp_path: Path) -> None:
+    (shown,) = (one["data"]["run.yaml"] for one in objects() if one["kind"] == "ConfigMap")
+    (tmp_path / "run.yaml").write_text(shown)
+    assert isinstance(load_run_config(tmp_path / "run.yaml", {}), RunConfig)
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(TOP)))
+def test_commands_that_are_written_down_exist(path: Path) -> None:
+    text = re.sub(r"\\\n\s*", " ", path.read_text())
+    for program, words in re.findall(r"(flower-(?:server|client))(?=[\s`\"'])([^\n`|;&#]*)", text):
+        known, commands = _flags(program)
+        said = re.findall(r"[^\s,\[\]]+", words)
+        if said and re.fullmatch(r"[a-z]+", said[0]) and said[0] in commands:
+            known = commands[said[0]]
+            actions = known.pop("", [])
+            assert not actions or len(said) == 1 or said[1] in actions, (program, words)
+        flags = [word.split("=")[0] for word in said if word.startswith("--") and word != "--"]
+        for flag in flags:
+            assert flag in known, f"{path}: {program} has no {flag}"
+    named = set(re.findall(r"`(--[a-z-]+)", text)) - OTHERS
+    assert named <= {flag for program in PROGRAMS for flag in _all_flags(program)}
+    if path.suffix in (".yaml", ".service"):
+        for program in PROGRAMS:
+            if f"- {program}\n" in text:  # a list of arguments
+                block = text.split(f"- {program}\n", 1)[1]
+                flags = re.findall(r"^ +- (--[a-z-]+)", re.split(r"\n +[a-z]\w+:|\n +#", block)[0], re.M)
+                assert flags and set(flags) <= _flags(program)[0].keys(), (path, flags)
+
+
+def _flags(program: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return a program's flags, and by its subcommands theirs, with their actions under an empty key."""
+    module = PROGRAMS[program]
+    commands = {}
+    folder = TOP / program.removeprefix("flower-") / "commands"
+    for path in folder.glob("[a-z]*.py"):
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"{module._COMMANDS}.{path.stem}").add_arguments(parser)
+        commands[path.stem] = _options(parser)
+    return _options(module.build_parser()), commands
+
+
+def _all_flags(program: str) -> set[str]:
+    flags, commands = _flags(program)
+    return {flag for some in (flags, *commands.values()) for flag in some}
+
+
+def _options(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found[""] = list(action.choices)
+            for child in action.choices.values():
+                found |= _options(child)
+    return found
