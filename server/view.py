@@ -86,10 +86,12 @@ class TerminalView(Listener):
         self.console = console
         self._view = BoardView(console)
         self._board = Board("", 0)
+        self._hidden = False  # whether clients keep their losses to themselves
 
     def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
         """Begin a new block for a strategy."""
         self._board = Board(name, strategy.config.rounds)
+        self._hidden = strategy.config.privacy.where == "client"
         self._view.open(self._board)
 
     def phase_done(self, strategy: "PersonalisedStrategy") -> None:
@@ -107,8 +109,8 @@ class TerminalView(Listener):
     def round_done(self, report: RoundReport) -> None:
         """Advance."""
         board = self._board
-        board.add_round(metrics_line(report))
-        for line in client_lines(report):
+        board.add_round(metrics_line(report, self._hidden))
+        for line in client_lines(report, self._hidden):
             board.add_client(line)
         for name, why in report.outcome.refused.items():
             self._view.event(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
