@@ -72,6 +72,8 @@ SCALINGS: Mapping[str, Scaling] = {
     "cifar10": CIFAR10.scaling,
     "cifar100": CIFAR100.scaling,
     "omniglot": Scaling(),
+    "chest-xray-1000": Scaling(255.0),
+    "airline-tweets": Scaling(),
 }
 """What is done to each registered data set's stored numbers, known without reading it."""
 

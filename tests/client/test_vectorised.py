@@ -219,7 +219,7 @@ def test_clients_of_every_size_and_with_few_examples(
         if private != "none":
             files = zip(personal_files(others[present]), personal_files(ones[present]), strict=True)
             for one, other in files:
-                assert one.keys() == other.keys() == {"values", "momentum"}
+                assert one.keys() == other.keys() == {"values", "momentum", "moment"}
                 for name in one:
                     torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-5)
     # Two of size M; then four of M, one of them with smaller batches, and two of S. The L is alone.

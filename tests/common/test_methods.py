@@ -4,7 +4,7 @@ import pytest
 
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.messages import PRIVATE
-from hyperbloom.common.methods import METHODS, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import METHODS, Aligned, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
 
 EXAMPLES: list[Method] = [
     FedProx(mu=0.1),
@@ -12,6 +12,7 @@ EXAMPLES: list[Method] = [
     PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
     PFedMe(lamda=15.0, inner_steps=5, inner_rate=0.05),
     Frozen(names=("fc1.weight", "fc1.bias")),
+    Aligned(eta=0.1, kernel="rbf", bandwidth=0.5, reference="d1ce", rows=500, draw=3),
 ]
 
 
