@@ -30,7 +30,8 @@ An evaluation has one trip for those whom embeddings serve, and two for the othe
 Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and the gradient for a descriptor is the
 one that an embedding would get. Before the first round the encoder's last layer is scaled and shifted such that the
 descriptors of some clients have mean 0 and deviation 1, as embeddings have: of a fresh encoder they differ by a
-hundredth of that, which no hypernetwork can tell apart. One exchange, once in a run. That layer then multiplies
+hundredth of that, which no hypernetwork can tell apart. One exchange, once in a run; two for `encoder: private`, whose
+features are centred first. That layer then multiplies
 gradients as well, by a factor that data and architecture decide, and what is left to learn makes them a hundred times
 smaller in the end. So the encoder is trained by Adam, whose steps depend on neither.
 """
@@ -180,29 +181,41 @@ class ODPFL(PFedHN):
             yield from self._train(server_round, cohort)
 
     def calibration(self, server_round: int) -> Iterator[Leg]:
-        """Once, give the descriptors of a fresh encoder mean 0 and deviation 1 over some clients in each dimension."""
+        """Once, give the descriptors of a fresh encoder mean 0 and deviation 1 over some clients.
+
+        In each dimension; where a bound on the tail matters, by one factor for all: a dimension in which clients hardly
+        differ would decide how much noise all of them get.
+        """
         if self._calibrated:
             return
-        yield self._describe(server_round, self.roster.draw(0, CALIBRATION, self.candidates()), keep=False)
+        clients = self.roster.draw(0, CALIBRATION, self.candidates())
+        views = self._layout.views(self.gamma.detach())
+        bounded = "centre" in views  # encoder: private
+        if bounded:
+            yield self._describe(server_round, clients, keep=False)
+            if self._descriptors:
+                views["centre"].copy_(self._some_descriptors().mean(0))  # of features, as the tail is fresh
+                self._renew()
+        yield self._describe(server_round, clients, keep=False)
         self._calibrated = True
         if len(self._descriptors) < 2:  # nothing to tell apart
             return
-        descriptors = torch.stack([entry[2] for entry in self._descriptors.values()])
+        descriptors = self._some_descriptors()
         deviation = descriptors.std(0)
+        if bounded:
+            deviation = deviation.square().mean().sqrt().expand_as(deviation)
         # A dimension in which they hardly differ shall not become one of rounding errors.
         deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
-        with torch.no_grad():
-            tail = self._layout.views(self.gamma)
-            tail["tail.weight"].div_(deviation[:, None])
-            tail["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
+        views["tail.weight"].div_(deviation[:, None])
+        views["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
         self._renew()
+
+    def _some_descriptors(self) -> Tensor:
+        return torch.stack([descriptor for _, _, descriptor in self._descriptors.values()])
 
     def _train(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
         """Train those of the cohort that are described."""
         described = [client for client in cohort if self._known(client)]
-        with torch.no_grad():
-            for client in described:
-                self.learner.table.weight[client.row] = self._descriptors[client.row][2]
         yield Leg(described, partial(self.train_orders, server_round), partial(self.aggregate_train, server_round))
 
     def update(self, updates: Sequence[ClientUpdate]) -> None:
@@ -334,6 +347,9 @@ class ODPFL(PFedHN):
         def take(replies: Iterator[Message]) -> None:
             for client, result in self.collect(replies, DescribeResult, check, quorum=keep):
                 self._descriptors[client.row] = (result.version, client.node_id, result.weights.values)
+                if not self._embedded(client):  # novel clients too: whoever reads the state finds all of one encoder
+                    with torch.no_grad():
+                        self.learner.table.weight[client.row] = result.weights.values
 
         return Leg(clients, lambda some: self.post(server_round, ((client, order) for client in some)), take)
 

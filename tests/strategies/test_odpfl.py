@@ -361,6 +361,39 @@ def test_a_fresh_encoder_is_scaled_once_by_the_descriptors_of_those_who_train(tm
     assert next(made.strategy.calibration(2), None) is None
 
 
+def test_a_private_encoder_is_centred_first_and_scaled_by_one_factor(tmp_path: Path, doubles: None) -> None:
+    """From the mean direction of those who train; in all dimensions alike, so that the noise is not one's alone."""
+    options = {"encoder": "private"}
+    made = Inline(config(clients=5, cohort=1, novel=20, options=options), Clients("abcde", tmp_path).grid()).join()
+    clients = Clients("abcde", tmp_path)
+    fresh, _ = in_one_program(made)
+    exchange(made, made.strategy.calibration(1))
+    scaled, _ = in_one_program(made)
+    directions = [F.normalize(fresh.features(clients.data[name][0]), dim=1) for name in "abcd"]  # e is novel
+    centre = torch.stack([each.mean(0) for each in directions]).mean(0)
+    means = torch.stack([F.normalize(each - centre, dim=1).mean(0) for each in directions])
+    factor = means.std(0).square().mean().sqrt().detach()
+    assert torch.allclose(scaled.centre, centre)
+    assert torch.allclose(scaled.tail.weight, torch.eye(3) / factor)
+    assert scaled.sensitivity(10) == pytest.approx(0.2 / float(factor), rel=1e-4)
+    known = torch.stack([scaled(clients.data[name][0]) for name in "abcd"])
+    assert torch.allclose(known, (means - means.mean(0)) / factor)
+
+
+@pytest.mark.parametrize("mode", ["end-to-end", "two-phase"])
+def test_the_state_after_an_evaluation_holds_all_descriptors_of_its_encoder(
+    tmp_path: Path, doubles: None, mode: str
+) -> None:
+    """Also of novel clients and of those who did not train lately; in phase 1 only novel clients have a descriptor."""
+    made, clients = federation(tmp_path, clients=4, cohort=1, novel=25, rounds=4, options={"mode": mode})
+    train(made)
+    served(made)
+    encoder, _ = in_one_program(made)
+    kept = made.state()["embeddings"]
+    described = [torch.allclose(kept[c.row], encoder(clients.data[c.client_id][0])) for c in made.roster]
+    assert described == ([True] * 4 if mode == "end-to-end" else [False, False, False, True])
+
+
 # ---------------------------------------------------------------------- two phases
 
 

@@ -105,8 +105,17 @@ def test_dss_layers_see_the_mean_of_all() -> None:
 # ---------------------------------------------------------------------- sensitivity
 
 
+def private(shape: tuple[int, ...] = FEATURES) -> torch.nn.Module:
+    """Return a private encoder as it is in the course of training: with a centre and a tail that is no identity."""
+    encoder = made("private", shape)
+    with torch.no_grad():
+        encoder.centre.copy_(0.4 * samples(1, (5,), seed=2)[0])
+        encoder.tail.weight.copy_(samples(5, (5,), seed=3))
+    return encoder
+
+
 def test_no_exchanged_example_moves_a_private_descriptor_further_than_the_bound() -> None:
-    encoder, count = made("private"), 5
+    encoder, count = private(), 5
     inputs = samples(count)
     bound = encoder.sensitivity(count)
     assert bound == pytest.approx(2 * float(torch.linalg.svdvals(encoder.tail.weight.detach())[0]) / count, rel=1e-4)
@@ -120,10 +129,11 @@ def test_no_exchanged_example_moves_a_private_descriptor_further_than_the_bound(
 
 def test_the_bound_is_tight() -> None:
     """Two opposite features along the tail's first singular vector lead as far apart as it says."""
-    encoder = made("private")
+    encoder = private()
     direction = torch.linalg.svd(encoder.tail.weight.detach())[2][0]
     encoder.features = torch.nn.Identity()
-    rest = samples(3, (64,))
+    torch.nn.init.zeros_(encoder.centre)  # from any other centre, none are opposite to each other in these directions
+    rest = samples(3, (5,))
     one, other = (encoder(torch.cat([rest, sign * direction[None]])) for sign in (1, -1))
     assert float((one - other).detach().norm()) == pytest.approx(encoder.sensitivity(4), rel=1e-4)
 
@@ -131,7 +141,18 @@ def test_the_bound_is_tight() -> None:
 def test_features_of_nothing_do_not_break_the_sphere() -> None:
     encoder = made("private")
     encoder.features = torch.nn.Identity()
-    assert torch.isfinite(encoder(torch.zeros(2, 64, dtype=torch.float64))).all()
+    assert torch.isfinite(encoder(torch.zeros(2, 5, dtype=torch.float64))).all()
+
+
+def test_a_fresh_private_descriptor_is_the_mean_direction_seen_from_the_centre() -> None:
+    encoder = made("private", dim=2)
+    encoder.features = torch.nn.Identity()
+    mean = encoder(torch.tensor([[3.0, 4.0], [0.0, 2.0]]).double())
+    assert torch.allclose(mean, torch.tensor([0.3, 0.9]).double())
+    torch.nn.init.constant_(encoder.centre, 1.0)  # from (0.6, 0.8) back by (1, 1): (-0.4, -0.2)
+    expected = torch.tensor([-0.4, -0.2]).double() / 0.2**0.5
+    assert torch.allclose(encoder(torch.tensor([[3.0, 4.0]]).double()), expected)
+    assert encoder.sensitivity(7) == pytest.approx(2 / 7, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["deepset", "dss", "set-transformer"])
