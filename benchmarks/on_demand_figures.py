@@ -39,7 +39,12 @@ from hyperbloom.server.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
 SIZES = (50, 100, 200, 400, 800, 1600, 3200)
-NOISES: tuple[tuple[float, Mechanism], ...] = ((0.1, "analytic"), (0.3, "analytic"), (1.0, "analytic"), (0.3, "classical"))
+NOISES: tuple[tuple[float, Mechanism], ...] = (
+    (0.1, "analytic"),
+    (0.3, "analytic"),
+    (1.0, "analytic"),
+    (0.3, "classical"),
+)
 DELTA = 0.01
 BLURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 ANGLES = (0.0, 15.0, 30.0, 45.0, 60.0, 90.0)
@@ -192,7 +197,8 @@ def rotated(inputs: Tensor, degrees: float, black: Sequence[float]) -> Tensor:
 
 def shift(study: Study, other: Study) -> list[dict[str, Any]]:
     """Accuracy of novel clients all of whose images are changed: on demand, and of one model for all."""
-    ours, theirs = (each.trained.config.model_dump(include={"data", "clients", "seed", "novel"}) for each in (study, other))
+    keys = {"data", "clients", "seed", "novel"}
+    ours, theirs = (each.trained.config.model_dump(include=keys) for each in (study, other))
     if ours != theirs:
         raise SystemExit("the two runs deal different data")
     encoder, shared = study.encoder, other.shared()
@@ -366,7 +372,9 @@ def main() -> None:
     torch.set_num_threads(1)
     study = Study(args.run)
     config = study.trained.config
-    title = f"{config.data.name}, {config.clients} clients of which {len(study.novel)} novel, round {study.trained.round}"
+    title = (
+        f"{config.data.name}, {config.clients} clients of which {len(study.novel)} novel, round {study.trained.round}"
+    )
     if args.part == "privacy":
         results = privacy(study, args.draws)
         count, fill = 1, partial(draw_privacy, results)
