@@ -17,8 +17,8 @@ class Private(Encoder):
     """`g(D) = A mean_x phi(x) + b`: one example of many moves it a little, whatever the example.
 
     `phi(x) = u(u(f(x)) - c)` with `u(z) = z / |z|`: without the centre `c` all of a fresh network's features point the
-    same way (their mean has norm 0.98 on CIFAR-10), clients differ by hundredths, and the tail that makes descriptors of
-    them makes as much of the noise. Seen from the centre they are all around, and the bound is the same.
+    same way (their mean has norm 0.98 on CIFAR-10), clients differ by hundredths, and the tail that makes descriptors
+    of them makes as much of the noise. Seen from the centre they are all around, and the bound is the same.
 
     A fresh tail is the identity, as in the paper; so descriptors are then the mean of `phi`.
 

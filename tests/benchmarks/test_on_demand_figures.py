@@ -103,9 +103,7 @@ def test_scores_of_a_descriptor_are_those_of_its_model(study: figures.Study) -> 
     assert torch.allclose(found.descriptors, stored[[client.row for client in study.roster]], atol=1e-4)
 
 
-def test_the_probe_finds_what_is_there(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_finds_what_is_there(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     shares = torch.eye(4)[torch.arange(60) % 4] * 0.6 + torch.eye(4)[torch.randint(4, (60,))] * 0.4
     told = figures.Space(shares @ torch.randn(4, 5), shares, range(50, 60))

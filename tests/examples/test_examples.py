@@ -1,10 +1,12 @@
 """The examples: short, and doing what their pages say."""
 
 import copy
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ from hyperbloom.strategies.personalised import ClientUpdate
 from hyperbloom.strategies.roster import Roster
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("hospital", "momentum", "text")
+NAMES = ("hospital", "momentum", "text", "text_on_demand")
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +129,48 @@ def test_its_options_are_explained_and_checked(capsys: pytest.CaptureFixture[str
 
 
 # ---------------------------------------------------------------------- data and models
+
+
+def write_reviews(path: Path, texts: int, labels: bool = True) -> None:
+    """Write a table of made-up reviews: three classes, of which one is rare; each has words of its own."""
+    rows = ["text,kind,detail" if labels else "text"]
+    for index in range(texts):
+        text = f"the {('good', 'late', 'lost', 'odd')[index % 4]} thing {index % 7} the"
+        kind, detail = (("praise", ""), ("blame", "delay"), ("blame", "luggage"), ("odd", ""))[index % 4]
+        rows += [f"{text},{kind},{detail}" if labels else text] if index % 4 < 3 or index < 40 else []
+    path.write_text("\n".join(rows))
+
+
+def test_texts_become_tfidf_and_a_newcomers_agree_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = (FOLDER / "text_on_demand.py").read_text()
+    monkeypatch.chdir(tmp_path)
+
+    def call(words: str) -> dict[str, np.ndarray]:
+        monkeypatch.setattr(sys, "argv", ["text_on_demand.py", *words.split()])
+        exec(compile(program, "text_on_demand.py", "exec"), {"__name__": "__main__"})
+        with np.load(words.split()[1]) as file:
+            return dict(file)
+
+    write_reviews(tmp_path / "all.csv", 400)
+    made = call("all.csv all.npz --text text --labels kind,detail")
+    assert "all.npz: 300 texts, 3 classes" in capsys.readouterr().out  # ten odd ones are too few
+    assert made["class_names"].tolist() == ["delay", "luggage", "praise"]
+    assert made["y"][:6].tolist() == [2, 0, 1, 2, 0, 1]
+    words = {"good": math.log(301 / 101) + 1, "the": 1.0, "thing": 1.0}  # ln((1 + N) / (1 + n)) + 1
+    raw = {"good": words["good"], "the": 1 + math.log(2), "thing": 1.0}  # (1 + ln of the count in the text) times that
+    row = dict(zip(made["words"].tolist(), made["x"][0].tolist(), strict=True))
+    norm = sum(value**2 for value in raw.values()) ** 0.5
+    assert {word: value for word, value in row.items() if value} == pytest.approx(
+        {word: value / norm for word, value in raw.items()}
+    )
+    write_reviews(tmp_path / "mine.csv", 3, labels=False)
+    mine = call("mine.csv mine.npz --text text --words all.npz")
+    assert sorted(mine) == ["idf", "words", "x"]
+    assert np.array_equal(mine["x"], made["x"][:3])
+    data = load_client_data(DataSpec(data="all.npz"))
+    assert (data.input_shape, data.class_names) == ((made["x"].shape[1],), ("delay", "luggage", "praise"))
 
 
 def test_the_hospitals_files_and_networks_train_together(

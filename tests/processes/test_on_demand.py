@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.encoders import EncoderSpec, build_encoder
 from hyperbloom.server.cli import main
+from hyperbloom.server.on_demand import Generator, check_on_demand
+from hyperbloom.server.trained import read_trained
 from tests.processes.conftest import Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -110,5 +112,32 @@ def test_two_newcomers_get_models_and_nothing_but_a_descriptor_leaves(
     (entry,) = json.loads((states[1] / "privacy.json").read_text())["spent"]
     assert (entry["epsilon"], entry["examples"]) == (0.3, 900)
 
+    server.interrupt()
+    assert server.wait() == 130
+
+
+def test_a_newcomer_with_feature_vectors_and_no_label_gets_the_model_that_the_run_would_give_it(
+    site: Site, tmp_path: Path
+) -> None:
+    """As of texts; `examples/text_on_demand.py` writes such files."""
+    run, data, mine = tmp_path / "run", tmp_path / "texts.npz", tmp_path / "mine.npz"
+    rng = np.random.default_rng(0)
+    x, y = rng.random((300, 40)).astype(np.float32), np.arange(300) % 3
+    np.savez(data, x=x, y=y)
+    np.savez(mine, x=x[:50], words=np.array(["not", "an", "input"]))
+    assert main(["--strategy", "odpfl", *SHORT, *OPTIONS, "--data", str(data), "--run-dir", str(run)]) == 0
+    server = site.start("hyperbloom.server", "server", "serve", str(run), "--port", str(site.port), "--insecure")
+    server.wait_for("flower-client join --server 127.0.0.1:")
+    flags = ["--insecure", "--data", str(mine), "--out", str(tmp_path / "model"), "--state-dir", str(tmp_path / "s")]
+    newcomer = site.start("hyperbloom.client", "client", "join", "--server", f"127.0.0.1:{site.port}", *flags)
+    assert newcomer.wait() == 0, newcomer.output
+    served = Generator(read_trained(run, check_on_demand))
+    encoder = build_encoder(EncoderSpec("private", (40,), 4))
+    encoder.load_state_dict(served.offer.weights.layout.views(served.offer.weights.values))
+    with torch.no_grad():
+        weights = served.write([encoder(torch.from_numpy(x[:50]))], "M")[0]
+    model = load_file(tmp_path / "model/model.safetensors")
+    for name, expected in served.layouts["M"].views(weights).items():
+        torch.testing.assert_close(model[name], expected, rtol=1e-4, atol=1e-5)
     server.interrupt()
     assert server.wait() == 130
