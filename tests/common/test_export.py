@@ -92,6 +92,13 @@ def test_without_the_extra_there_is_no_onnx_and_the_card_does_not_name_it(
         assert text in readme
 
 
+def test_a_small_logit_beside_large_ones_need_be_no_more_exact_than_these() -> None:
+    expected = np.array([[-200.0, 0.01], [0.5, 0.01]], dtype=np.float32)
+    found = expected + np.array([[0.0, 2e-4], [0.0, 2e-6]], dtype=np.float32)
+    assert export.difference(found, expected) == pytest.approx(2e-6, rel=0.05)  # 1e-6 of 200, 2e-6 of 1
+    assert export.difference(expected + np.float32(1.0), expected) == pytest.approx(1.0)
+
+
 @quiet
 def test_onnx_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="extra export")
