@@ -13,6 +13,8 @@ Secrets are in memory alone: a client that is started again is out of the round.
 
 import logging
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -62,19 +64,20 @@ def begin(settings: ClientSettings, order: KeysOrder) -> KeysResult:
     return _rounds[settings].keys()
 
 
-def current(settings: ClientSettings, order: SharesOrder | MaskedOrder | UnmaskOrder) -> "SecureRound":
-    """Return the round that an order is for, which with that has moved on to it.
+@contextmanager
+def current(settings: ClientSettings, order: SharesOrder | MaskedOrder | UnmaskOrder) -> Iterator["SecureRound"]:
+    """Yield the round that an order is for; whatever fails meanwhile, its secrets are forgotten.
 
     Raises:
         WireError: there is none, or it is not the order's turn.
     """
-    found = _rounds.get(settings)
+    found = _rounds.pop(settings, None)
     if found is None:
         raise WireError("order: no keys of such a round are here; was this client started again?")
     found.advance(order)
-    if isinstance(order, UnmaskOrder):
-        del _rounds[settings]
-    return found
+    yield found
+    if not isinstance(order, UnmaskOrder):
+        _rounds[settings] = found
 
 
 @dataclass
@@ -95,7 +98,7 @@ class SecureRound:
         self._there: tuple[int, ...] = ()
 
     def advance(self, order: SharesOrder | MaskedOrder | UnmaskOrder) -> None:
-        """Move on to an order's stage, for better or worse; WireError if it is not that order's turn."""
+        """Move on to an order's stage; WireError if it is not that order's turn."""
         if (order.run_id, order.round) != (self.run_id, self.round):
             raise WireError(
                 f"order: for round {order.round} of {order.run_id}, but the keys here are for round {self.round} of "

@@ -249,7 +249,8 @@ class Worker:
 
     def deal_shares(self, order: SharesOrder) -> SharesResult:
         """Deal shares of the round's secrets; WireError if the order would not keep them."""
-        return secure_aggregation.current(self.settings, order).share(order)
+        with secure_aggregation.current(self.settings, order) as secure:
+            return secure.share(order)
 
     def train_masked(self, order: MaskedOrder) -> MaskedResult:
         """Train as ordered, and return the change masked.
@@ -257,13 +258,14 @@ class Worker:
         Raises:
             WireError: the order does not fit this client, or this point of the round.
         """
-        secure = secure_aggregation.current(self.settings, order)
-        secure.expect(order)
-        return secure.mask(order, self.train(order), len(self.train_data))
+        with secure_aggregation.current(self.settings, order) as secure:
+            secure.expect(order)
+            return secure.mask(order, self.train(order), len(self.train_data))
 
     def unmask(self, order: UnmaskOrder) -> UnmaskResult:
         """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
-        return secure_aggregation.current(self.settings, order).unmask(order)
+        with secure_aggregation.current(self.settings, order) as secure:
+            return secure.unmask(order)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
         """Return what the ordered encoder makes of the training examples; labels are not looked at."""

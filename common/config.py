@@ -42,7 +42,7 @@ _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, 
 SectionT = TypeVar("SectionT", bound="Section")
 
 FEWEST_CLIENTS = 3
-"""Cohort below which a secure sum hides nobody: of two, each knows the other's part of it."""
+"""Clients that a secure sum is of at least: of two, each knows the other's part."""
 
 MOST_CLIENTS = 512
 """Cohort beyond which the steps of the fixed-point numbers become coarse, and masks for every pair costly."""

@@ -75,12 +75,12 @@ _ZEROS = bytes(4 * _AT_ONCE)
 
 
 def threshold_of(clients: int, share: float) -> int:
-    """Return how many of `clients` must stay to the end: two thirds, or `share` of them if that is more.
+    """Return how many of `clients` must stay to the end: two thirds, or `share` of them if that is more, and three.
 
     More than half, so that no two halves of a cohort can be told different stories of who has vanished.
     """
     # A hair less, as 0.14 * 50 is a little more than 7.
-    return max(2, -(-2 * clients // 3), math.ceil(share * clients - 1e-9))
+    return max(FEWEST_CLIENTS, -(-2 * clients // 3), math.ceil(share * clients - 1e-9))
 
 
 # ---------------------------------------------------------------------- numbers
@@ -175,8 +175,11 @@ class Agreement:
             raise WireError(f"expected two keys for each of {clients} clients, found {len(keys)}")
         if len(set(keys)) != len(keys) or any(len(key) != KEY_BYTES for key in keys):
             raise WireError(f"expected keys of {KEY_BYTES} bytes, all different")
-        if not clients / 2 < self.threshold <= clients:
-            raise WireError(f"expected a threshold of more than half of {clients} clients, found {self.threshold}")
+        if not max(clients / 2, FEWEST_CLIENTS - 1) < self.threshold <= clients:
+            raise WireError(
+                f"expected a threshold of more than half of {clients} clients, at least {FEWEST_CLIENTS}, found "
+                f"{self.threshold}"
+            )
 
     @property
     def digest(self) -> bytes:

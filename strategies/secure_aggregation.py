@@ -305,8 +305,8 @@ class _SecureRound:
 class _Sum:
     """How the parameters of all clients lie in one sum.
 
-    Those that too few clients have are left out: whoever vanishes, at least two must be left of those who have one, or
-    its sum would be one client's change.
+    Those that too few clients have are left out: whoever vanishes, three must be left of those who have one, or its sum
+    would tell too much of each.
 
     Args:
         layouts: by row, of the clients that may be in the sum.
@@ -320,7 +320,7 @@ class _Sum:
             for shape, length in zip(layout.shapes, layout.sizes, strict=True):
                 self._owners.setdefault(shape, []).append(row)
                 lengths[shape] = length
-        fewest = len(layouts) - threshold + 2
+        fewest = len(layouts) - threshold + FEWEST_CLIENTS
         self._places: dict[tuple[str, tuple[int, ...]], slice] = {}
         self.total = 0
         for shape, length in lengths.items():
