@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from hyperbloom.client.settings import ClientSettings
@@ -41,7 +42,9 @@ from hyperbloom.common.secure_aggregation import (
     Agreement,
     Scale,
     add_mask,
+    agree,
     commit,
+    new_key,
     pair_mask,
     public_key,
     seal,
@@ -86,14 +89,15 @@ class SecureRound:
 
     run_id: str
     round: int
-    cipher_secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
-    mask_secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
+    cipher_key: X25519PrivateKey = field(default_factory=new_key, repr=False)
+    mask_key: X25519PrivateKey = field(default_factory=new_key, repr=False)
     own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
 
     def __post_init__(self) -> None:
         """Be at the first stage."""
         self._stage = 0
         self._place = 0
+        self._pairs: dict[int, bytes] = {}  # by place, keys of what is sealed between this client and that
         self._held: dict[int, tuple[bytes, bytes]] = {}  # by place, shares of its secret and of its key
         self._there: tuple[int, ...] = ()
 
@@ -112,7 +116,7 @@ class SecureRound:
 
     def keys(self) -> KeysResult:
         """Return the public keys."""
-        return KeysResult(public_key(self.cipher_secret), public_key(self.mask_secret))
+        return KeysResult(public_key(self.cipher_key), public_key(self.mask_key))
 
     def share(self, order: SharesOrder) -> SharesResult:
         """Deal shares of what takes this client's masks off to all clients.
@@ -129,23 +133,23 @@ class SecureRound:
         ):
             raise WireError(f"order: expected this client's own keys in place {order.place}")
         self._agreement, self._place, self._digest = agreement, order.place, agreement.digest
-        of_secret, of_key = (
-            split(each, order.threshold, scale.clients) for each in (self.own_secret, self.mask_secret)
-        )
-        self._held[self._place] = of_secret[self._place], of_key[self._place]
-        sealed = [
-            b"" if place == self._place else self._seal(place, key, of_secret[place] + of_key[place])
+        self._pairs = {
+            place: agree(self.cipher_key, key, "shares", self._digest)
             for place, key in enumerate(order.cipher_keys)
-        ]
+            if place != self._place
+        }
+        dealt = (self.own_secret, self.mask_key.private_bytes_raw())
+        of_secret, of_key = (split(secret, order.threshold, scale.clients) for secret in dealt)
+        self._held[self._place] = of_secret[self._place], of_key[self._place]
+        sealed = [b""] * scale.clients
+        for place, key in self._pairs.items():
+            sealed[place] = seal(key, self._place, place, of_secret[place] + of_key[place])
         return SharesResult(
             tuple(sealed),
             commit(self.own_secret, "secret", self._digest),
             tuple(self._commit("secret", share) for share in of_secret),
             tuple(self._commit("key", share) for share in of_key),
         )
-
-    def _seal(self, place: int, key: bytes, shares: bytes) -> bytes:
-        return seal(self.cipher_secret, key, self._place, place, self._digest, shares)
 
     def _commit(self, what: str, share: bytes) -> bytes:
         return commit(share, f"share of {what}", self._digest)
@@ -169,8 +173,7 @@ class SecureRound:
         for place, sealed, digests in zip(order.there, order.sealed, order.digests, strict=True):
             if place == self._place:
                 continue
-            key = self._agreement.cipher_keys[place]
-            text = unseal(self.cipher_secret, key, place, self._place, self._digest, sealed) or b""
+            text = unseal(self._pairs[place], place, self._place, sealed) or b""
             of_secret, of_key = text[:SHARE_BYTES], text[SHARE_BYTES:]
             # What is not as its dealer says is not revealed: it would look like this client's lie.
             if digests == self._commit("secret", of_secret) + self._commit("key", of_key):
@@ -199,7 +202,7 @@ class SecureRound:
         for place in self._there:
             if place != self._place:
                 key = self._agreement.mask_keys[place]
-                pair_mask(words, self.mask_secret, key, self._place, place, self._digest)
+                pair_mask(words, self.mask_key, key, self._place, place, self._digest)
         return MaskedResult(result.seconds, words.astype("<u4").tobytes())
 
     def unmask(self, order: UnmaskOrder) -> UnmaskResult:

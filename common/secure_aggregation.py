@@ -49,8 +49,10 @@ __all__ = [
     "agree",
     "combine",
     "commit",
+    "new_key",
     "pair_mask",
     "public_key",
+    "read_key",
     "seal",
     "split",
     "threshold_of",
@@ -189,37 +191,49 @@ class Agreement:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
-def public_key(private: bytes) -> bytes:
+def new_key() -> X25519PrivateKey:
+    """Return a private key for one round."""
+    return X25519PrivateKey.generate()
+
+
+def read_key(secret: bytes) -> X25519PrivateKey:
+    """Return the private key of which these 32 bytes are the secret."""
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def public_key(private: X25519PrivateKey) -> bytes:
     """Return what others need for `agree`."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return private.public_key().public_bytes_raw()
 
 
-def agree(private: bytes, public: bytes, purpose: str, digest: bytes) -> bytes:
+def agree(private: X25519PrivateKey, public: bytes, purpose: str, digest: bytes) -> bytes:
     """Return the 32 bytes that two clients share for one purpose of one round.
 
     Raises:
         WireError: the public key is none.
     """
     try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise WireError("a client's public key is none") from None
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=digest, info=purpose.encode()).derive(shared)
 
 
-def seal(private: bytes, public: bytes, sender: int, receiver: int, digest: bytes, text: bytes) -> bytes:
-    """Encrypt what `sender` tells `receiver` in this round; both are places in the lists of keys."""
-    key = agree(private, public, f"shares from {sender} to {receiver}", digest)
-    return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)  # a key for this very message
+def seal(key: bytes, sender: int, receiver: int, text: bytes) -> bytes:
+    """Encrypt with a pair's key of this round what one of them, by place, tells the other: one text each way."""
+    return ChaCha20Poly1305(key).encrypt(_nonce(sender, receiver), text, None)
 
 
-def unseal(private: bytes, public: bytes, sender: int, receiver: int, digest: bytes, sealed: bytes) -> bytes | None:
+def unseal(key: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
     """Return what was sealed, or None if it is not what that sender sealed for this receiver in this round."""
-    key = agree(private, public, f"shares from {sender} to {receiver}", digest)
     try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
+        return ChaCha20Poly1305(key).decrypt(_nonce(sender, receiver), sealed, None)
     except InvalidTag:
         return None
+
+
+def _nonce(sender: int, receiver: int) -> bytes:
+    return sender.to_bytes(6, "big") + receiver.to_bytes(6, "big")
 
 
 def commit(secret: bytes, purpose: str, digest: bytes) -> bytes:
@@ -237,7 +251,7 @@ def add_mask(vector: Words, seed: bytes, sign: int = 1) -> None:
 
 
 def pair_mask(
-    vector: Words, private: bytes, public: bytes, place: int, other: int, digest: bytes, sign: int = 1
+    vector: Words, private: X25519PrivateKey, public: bytes, place: int, other: int, digest: bytes, sign: int = 1
 ) -> None:
     """Add to the words of the client in `place` the mask that it shares with `other`, or take it away (`sign` -1)."""
     seed = agree(private, public, "mask", digest)

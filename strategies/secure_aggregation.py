@@ -52,6 +52,7 @@ from hyperbloom.common.secure_aggregation import (
     commit,
     pair_mask,
     public_key,
+    read_key,
     threshold_of,
 )
 from hyperbloom.strategies.personalised import ClientUpdate, Leg, Order, PersonalisedStrategy
@@ -258,9 +259,10 @@ class _SecureRound:
             if dealer not in self.dead:
                 add_mask(total, secret, -1)
                 continue
+            private = read_key(secret)
             for row in self.alive:
                 place, key = self.rows.index(row), self.keys[row].mask_key
-                pair_mask(total, secret, key, place, self.rows.index(dealer), self.digest, -1)
+                pair_mask(total, private, key, place, self.rows.index(dealer), self.digest, -1)
 
     def _recover(self, dealer: int, shares: Mapping[int, bytes]) -> bytes:
         """Return the secret of a client that lives on, or the private key of one that does not, from shares by place.
@@ -273,7 +275,7 @@ class _SecureRound:
             raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
         secret = combine(dict(list(shares.items())[: self.threshold]))
         if dealer in self.dead:
-            sound = secret is not None and public_key(secret) == self.keys[dealer].mask_key
+            sound = secret is not None and public_key(read_key(secret)) == self.keys[dealer].mask_key
         else:
             sound = secret is not None and commit(secret, "secret", self.digest) == self.dealt[dealer].secret
         if secret is None or not sound:

@@ -105,7 +105,7 @@ def test_masked_words_are_noise_until_all_masks_are_off(four: Four) -> None:
         # Whoever knows the keys of some others, or the own secret and the keys of all but one, sees noise still.
         part = words.copy()
         for other in known:
-            sa.pair_mask(part, first.mask_secret, four.order.mask_keys[other], 0, other, digest, -1)
+            sa.pair_mask(part, first.mask_key, four.order.mask_keys[other], 0, other, digest, -1)
         assert looks_random(part)
         sa.add_mask(part, first.own_secret, -1)
         assert looks_random(part) == (len(known) < COUNT - 1)
@@ -216,7 +216,7 @@ def test_one_kind_of_share_is_revealed_for_each_client(four: Four) -> None:
     for place in (0, 1, 2):
         four.mask(place)
     revealed = [four.rounds[place].unmask(UnmaskOrder("run", 1, (0, 1, 2), (3,))).shares for place in (0, 1, 2)]
-    secrets = [each.own_secret for each in four.rounds[:3]] + [four.rounds[3].mask_secret]
+    secrets = [each.own_secret for each in four.rounds[:3]] + [four.rounds[3].mask_key.private_bytes_raw()]
     for dealer, secret in enumerate(secrets):
         assert sa.combine({place: shares[dealer] for place, shares in enumerate(revealed)}) == secret
 

@@ -10,7 +10,7 @@ from hyperbloom.common import secure_aggregation as sa
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.secure_aggregation import Agreement, Scale
 
-PRIVATE = [bytes([index + 1]) * 32 for index in range(6)]
+PRIVATE = [sa.read_key(bytes([index + 1]) * 32) for index in range(6)]
 PUBLIC = [sa.public_key(private) for private in PRIVATE]
 
 
@@ -77,7 +77,7 @@ def test_two_clients_agree_and_others_do_not() -> None:
     assert shared == sa.agree(PRIVATE[1], PUBLIC[0], "mask", digest) and len(shared) == 32
     others = [
         sa.agree(PRIVATE[2], PUBLIC[1], "mask", digest),
-        sa.agree(PRIVATE[0], PUBLIC[1], "shares from 0 to 1", digest),
+        sa.agree(PRIVATE[0], PUBLIC[1], "shares", digest),
         sa.agree(PRIVATE[0], PUBLIC[1], "mask", agreement(round=2).digest),
     ]
     assert shared not in others and len(set(others)) == 3
@@ -87,13 +87,15 @@ def test_two_clients_agree_and_others_do_not() -> None:
 
 def test_sealed_shares_are_read_by_their_receiver_as_their_senders_in_their_round() -> None:
     digest = agreement().digest
-    sealed = sa.seal(PRIVATE[0], PUBLIC[1], 0, 1, digest, b"shares")
-    assert sa.unseal(PRIVATE[1], PUBLIC[0], 0, 1, digest, sealed) == b"shares"
-    assert sa.unseal(PRIVATE[2], PUBLIC[0], 0, 1, digest, sealed) is None
-    assert sa.unseal(PRIVATE[1], PUBLIC[0], 1, 0, digest, sealed) is None  # sent back to its sender
-    assert sa.unseal(PRIVATE[1], PUBLIC[0], 0, 1, agreement(round=2).digest, sealed) is None
-    assert sa.unseal(PRIVATE[1], PUBLIC[0], 0, 1, digest, sealed[:-1] + bytes([sealed[-1] ^ 1])) is None
-    assert sa.unseal(PRIVATE[1], PUBLIC[0], 0, 1, digest, b"") is None
+    key = sa.agree(PRIVATE[0], PUBLIC[1], "shares", digest)
+    sealed = sa.seal(key, 0, 1, b"shares")
+    assert sa.unseal(sa.agree(PRIVATE[1], PUBLIC[0], "shares", digest), 0, 1, sealed) == b"shares"
+    assert sa.unseal(sa.agree(PRIVATE[2], PUBLIC[0], "shares", digest), 0, 1, sealed) is None
+    assert sa.unseal(key, 1, 0, sealed) is None  # sent back to its sender
+    assert sa.unseal(sa.agree(PRIVATE[1], PUBLIC[0], "shares", agreement(round=2).digest), 0, 1, sealed) is None
+    assert sa.unseal(key, 0, 1, sealed[:-1] + bytes([sealed[-1] ^ 1])) is None
+    assert sa.unseal(key, 0, 1, b"") is None
+    assert sa.seal(key, 1, 0, b"shares")[:6] != sealed[:6], "two texts are not under one key stream"
 
 
 def test_masks_between_pairs_cancel_to_the_bit_and_hide_each_summand() -> None:
