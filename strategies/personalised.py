@@ -178,7 +178,7 @@ class PersonalisedStrategy(Strategy):
     asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     noise_at: ClassVar[tuple[str, ...]] = ()  # where noise can hide all that training sends, of PrivacyConfig.where
-    sums: ClassVar[bool] = False  # whether the server needs no single reply, only their weighted sum
+    sums: ClassVar[bool] = False  # whether `update` makes nothing of replies but their mean by `counts`
     options: Section
 
     @classmethod

@@ -215,7 +215,7 @@ class _SecureRound:
             yield (
                 client,
                 MaskedOrder(
-                    **strategy.training(self.number),
+                    **strategy.training(self.number) | {"reply": "weights"},
                     weights=weights,
                     there=there,
                     sealed=tuple(dealer.sealed[place] for dealer in dealers),
@@ -297,7 +297,8 @@ class _SecureRound:
         updates = []
         for row, result in masked.items():
             layout, sent = strategy.layout_for(self.clients[row]), self.sent[row]
-            returned = (sent.double() + torch.from_numpy(self.sum.gather(mean, layout))).to(sent.dtype)
+            change = torch.from_numpy(self.sum.gather(mean, layout))
+            returned = (change if strategy.reply == "delta" else sent.double() + change).to(sent.dtype)
             told = TrainResult(loss, result.seconds, None)
             updates.append(ClientUpdate(self.clients[row], told, sent, returned, layout))
         strategy.round.results = {update.client.client_id: update.result for update in updates}

