@@ -48,8 +48,10 @@ from hyperbloom.common.secure_aggregation import (
     Scale,
     Words,
     add_mask,
+    agree,
     combine,
     commit,
+    new_key,
     pair_mask,
     public_key,
     read_key,
@@ -95,6 +97,7 @@ class _SecureRound:
         self.strategy, self.number, self.cohort = strategy, number, cohort
         self.threshold = threshold_of(len(cohort), strategy.config.min_replies)
         self.clients: dict[int, Client] = {client.row: client for client in cohort}
+        self._seen: set[bytes] = set()  # keys that have come
         self.keys: Mapping[int, KeysResult] = {}
         self.dealt: Mapping[int, SharesResult] = {}
 
@@ -104,6 +107,7 @@ class _SecureRound:
             raise _Dropped(f"secure aggregation needs {FEWEST_CLIENTS} clients, and {len(self.cohort)} could be asked")
         self.keys = yield from self._ask(self.cohort, self._keys_orders, KeysResult, self._check_keys)
         self.rows = tuple(self.keys)  # by place
+        self.place = {row: place for place, row in enumerate(self.rows)}
         self.agreement = self._agree()
         self.digest = self.agreement.digest
         self.dealt = yield from self._ask(self._who(self.keys), self._shares_orders, SharesResult, self._check_dealt)
@@ -141,19 +145,20 @@ class _SecureRound:
         return [self.clients[row] for row in answers]
 
     def _places(self, rows: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted(self.rows.index(row) for row in rows))
+        return tuple(sorted(self.place[row] for row in rows))
 
     # ------------------------------------------------------------------ keys
 
     def _keys_orders(self, clients: Sequence[Client]) -> Iterable[tuple[Client, Order]]:
         order = KeysOrder(self.strategy.run_id, self.number)
-        self._seen: set[bytes] = set()
         return [(client, order) for client in clients]
 
     def _check_keys(self, client: Client, result: KeysResult) -> None:
         keys = {result.cipher_key, result.mask_key}
         if len(keys) < 2 or any(len(key) != KEY_BYTES for key in keys) or keys & self._seen:
             raise WireError(f"expected two keys of {KEY_BYTES} bytes of its own")
+        for key in keys:
+            agree(new_key(), key, "trial", b"")  # one that nobody can use would put everybody out of the round
         self._seen |= keys
 
     def _agree(self) -> Agreement:
@@ -178,7 +183,7 @@ class _SecureRound:
                 SharesOrder(
                     agreed.run_id,
                     agreed.round,
-                    self.rows.index(client.row),
+                    self.place[client.row],
                     agreed.threshold,
                     agreed.scale.bound,
                     agreed.scale.examples,
@@ -188,7 +193,7 @@ class _SecureRound:
             )
 
     def _check_dealt(self, client: Client, result: SharesResult) -> None:
-        own, count = self.rows.index(client.row), len(self.rows)
+        own, count = self.place[client.row], len(self.rows)
         lengths = [0 if place == own else SEALED_BYTES for place in range(count)]
         digests = [result.secret, *result.secret_shares, *result.key_shares]
         if (
@@ -208,7 +213,7 @@ class _SecureRound:
         rows = strategy.weights_for(clients) if clients else []
         assert rows is not None, "who sums changes sends weights"
         for client, row in zip(clients, rows, strict=True):
-            place, layout = self.rows.index(client.row), strategy.layout_for(client)
+            place, layout = self.place[client.row], strategy.layout_for(client)
             weights = Weights(strategy.sent_layout_for(client), row)
             self.sent[client.row] = weights.part(layout)
             dealers = [self.dealt[self.rows[dealer]] for dealer in there]
@@ -241,7 +246,7 @@ class _SecureRound:
         """A holder has compared what it was dealt with the digests: if they do not fit now, it is not the dealer."""
         if len(result.shares) != len(self.dealt):
             raise WireError(f"shares: expected {len(self.dealt)}, found {len(result.shares)}")
-        place = self.rows.index(holder.row)
+        place = self.place[holder.row]
         for dealer, share in zip(self.dealt, result.shares, strict=True):
             purpose, digests = self._digests(dealer)
             if share and (len(share) != SHARE_BYTES or commit(share, purpose, self.digest) != digests[place]):
@@ -254,15 +259,15 @@ class _SecureRound:
     def _unmask(self, total: Words, revealed: Mapping[int, UnmaskResult]) -> None:
         """Take off `total` the masks of those who live on, and those that they share with the dead."""
         for index, dealer in enumerate(self.dealt):
-            shares = {self.rows.index(row): result.shares[index] for row, result in revealed.items()}
+            shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
             secret = self._recover(dealer, {place: share for place, share in shares.items() if share})
             if dealer not in self.dead:
                 add_mask(total, secret, -1)
                 continue
             private = read_key(secret)
             for row in self.alive:
-                place, key = self.rows.index(row), self.keys[row].mask_key
-                pair_mask(total, private, key, place, self.rows.index(dealer), self.digest, -1)
+                place, key = self.place[row], self.keys[row].mask_key
+                pair_mask(total, private, key, place, self.place[dealer], self.digest, -1)
 
     def _recover(self, dealer: int, shares: Mapping[int, bytes]) -> bytes:
         """Return the secret of a client that lives on, or the private key of one that does not, from shares by place.

@@ -195,6 +195,18 @@ def test_the_result_is_the_average_over_those_whose_change_has_come(count: int, 
     assert not client_side._rounds or gone, "secrets are gone with the round"
 
 
+def test_changes_without_the_weights_are_summed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy of one's own may want deltas: it gets the mean of these."""
+    crew = Crew(3)
+    monkeypatch.setattr(type(crew.strategy), "reply", "delta")
+    crew.strategy.update = crew.updates.extend
+    crew.run()
+    assert crew.sent is not None
+    for update in crew.updates:
+        assert update.returned is not None
+        torch.testing.assert_close(crew.sent + update.returned, crew.expected(crew.names), rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("leg", LEGS)
 def test_a_round_with_too_few_learns_nothing_and_says_why(leg: Any) -> None:
     crew = Crew(4)
@@ -310,6 +322,7 @@ def badly_dealt(result: SharesResult, crew: Crew) -> SharesResult:
 
 LIES: dict[str, tuple[type[Packable], Callable[[Any], Packable]]] = {
     "a key too short": (KeysOrder, lambda r: replace(r, mask_key=b"1234")),
+    "a key that nobody can use": (KeysOrder, lambda r: replace(r, cipher_key=bytes(32))),
     "one key twice": (KeysOrder, lambda r: replace(r, mask_key=r.cipher_key)),
     "another message": (KeysOrder, lambda r: UnmaskResult((b"",))),
     "no shares": (SharesOrder, lambda r: replace(r, sealed=())),
