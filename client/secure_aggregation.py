@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.common.errors import WireError
+from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.messages import (
     KeysOrder,
     KeysResult,
@@ -184,11 +184,14 @@ class SecureRound:
 
         Raises:
             WireError: the order's pieces do not fit the weights.
+            HyperbloomError: the training diverged; nobody could see it in the sum.
         """
         if result.weights is None or order.weights is None:
             raise WireError("order: expected weights to sum")
         sent = order.weights.part(result.weights.layout)
         change = (result.weights.values.double() - sent.double()).numpy()
+        if not np.isfinite(change).all():
+            raise HyperbloomError("training diverged (weights are not finite); lower local.learning_rate")
         scale = self._agreement.scale
         weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
         if beyond:
