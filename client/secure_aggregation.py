@@ -56,6 +56,9 @@ __all__ = ["SecureRound", "begin", "current"]
 
 log = logging.getLogger("hyperbloom.client")
 
+LARGEST_SUM = 2**29
+"""Numbers in a sum, beyond which a server asks for memory rather than for a change."""
+
 _rounds: dict[ClientSettings, "SecureRound"] = {}
 
 _STAGES = (KeysOrder, SharesOrder, MaskedOrder, UnmaskOrder)
@@ -234,7 +237,13 @@ def _placed(change: NDArray[np.float64], pieces: tuple[int, ...], total: int) ->
     )
     # Each number of a change must be in the sum once: it would tell more of itself twice.
     once = not _overlap([(start, length) for start, _, length in triples])
-    if len(pieces) % 3 or not inside or not once or _overlap([(to, n) for _, to, n in triples]):
+    if (
+        not 0 <= total <= LARGEST_SUM
+        or len(pieces) % 3
+        or not inside
+        or not once
+        or _overlap([(to, n) for _, to, n in triples])
+    ):
         raise WireError("order: expected pieces of the change, each in a place of its own in the sum")
     placed = np.zeros(total)
     for start, to, length in triples:

@@ -186,6 +186,12 @@ def test_pieces_that_do_not_fit_or_would_send_a_number_twice_are_refused(four: F
         four.rounds[0].mask(order, TrainResult(1.0, 0.0, Weights(LAYOUT, torch.zeros(SIZE))), 10)
 
 
+@pytest.mark.parametrize("total", [-1, 2**29 + 1, 2**62])
+def test_a_sum_of_no_length_or_beyond_memory_is_refused(total: int) -> None:
+    with pytest.raises(WireError, match="pieces"):
+        client._placed(np.zeros(3), (), total)
+
+
 def test_pieces_lie_where_they_belong_and_the_rest_stays(four: Four) -> None:
     change = np.arange(6.0)
     assert client._placed(change, (4, 0, 2, 0, 5, 1), 7).tolist() == [4, 5, 0, 0, 0, 0, 0]
