@@ -77,7 +77,10 @@ def test_sums_have_a_mean_loss_and_no_other(tmp_path: Path, capsys: pytest.Captu
     assert load_run_config(tmp_path / "run/config.yaml", {}).secure_aggregation
     for args, message in (
         ([*run, "--engine", "ray"], "--engine ray: expected grpc or inline with secure_aggregation"),
-        ([*run, "--baselines", "pfedhn"], "secure_aggregation: it cannot work: pfedhn needs each single reply"),
+        (
+            [*run, "--engine", "inline", "--baselines", "pfedhn"],
+            "secure_aggregation: it cannot work: pfedhn needs each single reply",
+        ),
         (["--resume", str(tmp_path / "run"), "--secure-aggregation"], "--secure-aggregation would change the run"),
     ):
         assert main(args) == 2
