@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -40,6 +41,7 @@ __all__ = ["Proxy", "Siege", "besiege"]
 CLIENTS, ROUNDS = 3, 60
 QUIET_AFTER = 0.7  # share of the rounds after which nothing more is broken
 PATIENCE_S = 240.0
+BREATH_AFTER, BREATH_S = 5, 90.0  # faults without a round between them, and how long we then wait for one
 CHANCE = 2 / 3  # accuracy, as a share, that is above it
 
 
@@ -182,15 +184,24 @@ class Siege:
         path = self.run / "metrics.jsonl"
         return path.read_text(errors="replace").count("\n") if path.exists() else 0
 
+    def _is_after(self, done: int) -> bool:
+        return self.done > done
+
     # ------------------------------------------------------------------ what happens
 
     def rage(self, seconds: float) -> None:
         """Break something now and then, for so long or until most rounds are done; then heal everything."""
         self._wait(lambda: self.done >= 2, "two rounds")
-        end = time.monotonic() + seconds
+        end, done, faults = time.monotonic() + seconds, self.done, 0
         while time.monotonic() < end and self.done < QUIET_AFTER * self.rounds and not self.problems:
             getattr(self, f"_{self._random.choice(_FAULTS)}")()
             self._live(self._random.uniform(1.0, 6.0))
+            faults = 0 if self.done > done else faults + 1
+            if faults == BREATH_AFTER:
+                # On a busy machine a server takes longer to start than we take to kill it again.
+                self._wait(partial(self._is_after, self.done), None, min(BREATH_S, end - time.monotonic()))
+                faults = 0
+            done = self.done
         for _, mend in self._pending:
             mend()
         self._pending = []
@@ -294,11 +305,13 @@ class Siege:
                 self.problems.append(f"c{index}: head of round {number} after {self._heads[index]}")
             self._heads[index] = (rewinds, number)
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + PATIENCE_S
+    def _wait(self, condition: Callable[[], bool], what: str | None, seconds: float = PATIENCE_S) -> None:
+        """Let time pass until something is so; if it has a name, that it is not is a problem."""
+        end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
-                self.problems.append(f"not within {PATIENCE_S:.0f} s: {what}")
+                if what:
+                    self.problems.append(f"not within {seconds:.0f} s: {what}")
                 return
             self._live(0.2)
 
