@@ -338,7 +338,7 @@ class Siege:
         for index, client in enumerate(self.clients):
             if client.lives:  # it was on its way back while the others heard the goodbye
                 self._note(f"missed the goodbye: {index}")
-                client.signal(signal.SIGINT)
+                client.signal(signal.SIGTERM)  # whoever started us in the background has us ignore SIGINT
             try:
                 code = client.popen.wait(30)
             except subprocess.TimeoutExpired:
@@ -350,13 +350,14 @@ class Siege:
         lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
         if [line["round"] for line in lines] != list(range(1, self.rounds + 1)):
             self.problems.append(f"rounds in metrics.jsonl: {[line['round'] for line in lines]}")
+        members = [json.loads(line) for line in (self.run / "clients.jsonl").read_text().splitlines()]
         unscored = [line["round"] for line in lines if line["round"] % 10 == 0 and "test_mean" not in line]
-        if unscored:
-            self.problems.append(f"rounds {unscored} were not evaluated")
+        for number in unscored:  # all may have been cut off, but then it says so of each
+            told = {line["client"] for line in members if line["round"] == number and "refused" in line}
+            if len(told) < CLIENTS:
+                self.problems.append(f"round {number} was not evaluated, which is told of {sorted(told)} only")
         if max((line.get("test_mean", 0.0) for line in lines), default=0.0) < 100 * CHANCE:
             self.problems.append("they have not learned")
-        for line in (self.run / "clients.jsonl").read_text().splitlines():
-            json.loads(line)
         clients = json.loads((self.run / "roster.json").read_text())["clients"]
         if [(each["client_id"], each["row"]) for each in clients] != [(f"c{i}", i) for i in range(CLIENTS)]:
             self.problems.append(f"roster: {[(each['client_id'], each['row']) for each in clients]}")
