@@ -8,8 +8,8 @@ process with the hypernetwork (12.1 million weights, and momentum), `superlink` 
     python -m benchmarks.memory [--quick] [--rounds N]
 
 `--soak` prints a table instead: memory, open files and threads of each process after 20 rounds, after 200 and at the
-end, bytes that the SuperLink keeps on the disk, and seconds per round of the first hundred and of the last. Its exit code is
-1 if anything was not flat.
+end, bytes that the SuperLink keeps on the disk, and seconds per round of the first hundred and of the last. Its exit
+code is 1 if anything was not flat.
 
     python -m benchmarks.memory --soak --rounds 1000
 """

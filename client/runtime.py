@@ -307,8 +307,8 @@ class _Retries(RetryInvoker):
 def _retries(link: Link) -> _Retries:
     """Retry while the server is away, for ever; give up at once on everything that waiting does not mend.
 
-    When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often than
-    that already.
+    When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
+    than that already.
     """
 
     def wait(seconds: float) -> None:

@@ -273,9 +273,10 @@ def superlink(
             if not _wait_until_up(child, http_address, tls):
                 _fail(child, reader, fleet_address, log_path)
             with _task(http_address, version, tls) as grid:
+                _give_up_at_its_end(grid, child)
                 yield grid
         except httpx.HTTPError as error:
-            raise ConnectionFailed(f"the SuperLink does not answer any more ({error}); see {log_path}") from None
+            raise ConnectionFailed(f"the SuperLink {_fate(child, error)}; see {log_path}") from None
         finally:
             child.terminate()
             try:
@@ -318,6 +319,20 @@ def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None)
         env={"FLWR_LOG_LEVEL": "WARNING", **os.environ, **quiet, **(TRACE if tls else {})},
         start_new_session=True,
     )
+
+
+def _give_up_at_its_end(grid: LiveGrid, child: subprocess.Popen[bytes]) -> None:
+    """Wait for a SuperLink that does not answer, but for none that is dead."""
+    retries = grid._retry_invoker
+    hopeless = retries.should_giveup
+    retries.should_giveup = lambda error: child.poll() is not None or bool(hopeless and hopeless(error))
+
+
+def _fate(child: subprocess.Popen[bytes], error: Exception) -> str:
+    code = child.poll()
+    if code is None:
+        return f"does not answer any more ({error})"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, tls: Tls | None) -> bool:

@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> None:
     program = importlib.import_module("flwr.superlink.cli.flower_superlink")
     program.GRPC_MAX_MESSAGE_LENGTH = largest_message()  # type: ignore[attr-defined]
     program.FleetServicer = Fleet  # type: ignore[attr-defined]
-    object_store_factory.InMemoryObjectStore = Store  # type: ignore[misc]
+    object_store_factory.InMemoryObjectStore = Store  # type: ignore[attr-defined]
     if registries:
         paths = [ClientRegistry(Path(path)) for path in registries.split("\n")]
         program.NodeAuthServerInterceptor = _door(paths)  # type: ignore[attr-defined]

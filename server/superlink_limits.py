@@ -3,8 +3,8 @@
 Flower 1.39 lets every call to the Fleet port have 2 GB, and keeps whatever was announced. Here
 
 * gRPC refuses a message of over `largest_message()` bytes when it has read the five bytes that say how long it is;
-* an object of a reply over `reply_limit` is thrown away as it comes: the store notes `TOO_LARGE` in its place, so that the
-  server, which collects the reply, can count it against its sender;
+* an object of a reply over `reply_limit` is thrown away as it comes: the store notes `TOO_LARGE` in its place, so that
+  the server, which collects the reply, can count it against its sender;
 * all objects of a reply together may have twice that, and a reply may be announced as `MOST_OBJECTS` objects and one;
 * whatever else is kept of a call (an announcement, a node's key) has at most `MOST_WORDS` bytes.
 
@@ -29,7 +29,6 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResp
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-from google.protobuf.message import Message as Protobuf
 
 from hyperbloom.common.errors import ConfigError
 
@@ -168,6 +167,6 @@ class Fleet(FleetServicer):
         return response
 
 
-def _refuse_many_words(request: Protobuf, context: grpc.ServicerContext) -> None:
+def _refuse_many_words(request: RegisterNodeFleetRequest | PushMessagesRequest, context: grpc.ServicerContext) -> None:
     if request.ByteSize() > MOST_WORDS:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected at most {MOST_WORDS} bytes that are no object")

@@ -93,3 +93,17 @@ def test_every_loss_is_seen(siege: Siege) -> None:
     siege._check_files()
     for sign in ("c0: head of round 3 after (0, 4)", "c1 has another secret", "c2 has 0 heads", "rounds in", "roster"):
         assert any(sign in problem for problem in siege.problems), (sign, siege.problems)
+
+
+def test_a_round_without_scores_is_one_in_which_nobody_answered(siege: Siege) -> None:
+    folder = siege.folder
+    siege.rounds = 10
+    lines = [{"round": number, "test_mean": 90.0} for number in range(1, 10)]
+    (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"round": 10}]))
+    told = [json.dumps({"round": 10, "client": f"c{index}", "refused": "no reply"}) + "\n" for index in range(CLIENTS)]
+    (folder / "run/clients.jsonl").write_text("".join(told))
+    siege._check_files()
+    assert siege.problems == []
+    (folder / "run/clients.jsonl").write_text("".join(told[1:]))
+    siege._check_files()
+    assert siege.problems == ["round 10 was not evaluated, which is told of ['c1', 'c2'] only"]
