@@ -36,6 +36,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from benchmarks import LEASH
+
 __all__ = ["Proxy", "Siege", "besiege"]
 
 CLIENTS, ROUNDS = 3, 60
@@ -122,7 +124,7 @@ class Process:
         self.log = log
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", module, *args],
+                [*LEASH, sys.executable, "-u", "-m", module, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import LEASH
 from benchmarks.federation import LENET_FLOATS, write_images
 from benchmarks.measure import Comparison, machine
 
@@ -121,7 +122,8 @@ def watch(words: list[str], metrics: Path, rounds: int) -> list[Sample]:
         RuntimeError: the run failed, or stood still for `PATIENCE_S` seconds.
     """
     samples: list[Sample] = []
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    null = subprocess.DEVNULL
+    child = subprocess.Popen([*LEASH, *words], stdin=null, stdout=null, start_new_session=True)
     try:
         done, since = 0, time.monotonic()
         while child.poll() is None and done < rounds:

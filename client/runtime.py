@@ -8,6 +8,7 @@ that turn a message into objects and back.
 
 import logging
 import random
+import signal
 import socket
 import ssl
 import threading
@@ -392,4 +393,8 @@ def _explanation(link: Link, error: Exception | None) -> HyperbloomError:
 
 def exit_with_parent(parent_pid: int) -> None:
     """Leave as on Ctrl-C when the process `parent_pid` ends, for clients that a server started beside itself."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # inherited from a script that put the server in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     start_parent_process_monitor(parent_pid)

@@ -2,6 +2,9 @@
 
 import json
 import socket
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import LEASH
 from benchmarks.faults import CLIENTS, Proxy, Siege
 
 
@@ -44,6 +48,22 @@ def test_a_proxy_forwards_hangs_cuts_and_heals(echo: socket.socket) -> None:
     near.close()
     far.close()
     echo.close()
+
+
+@pytest.mark.skipif(not LEASH, reason="needs setpriv of util-linux")
+def test_nothing_outlives_whoever_started_it() -> None:
+    starts = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
+    words = [sys.executable, "-c", starts, *LEASH, "sleep", "1000"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        status = Path(f"/proc/{int(parent.stdout.readline())}/status")
+        while "Name:\tsleep" not in status.read_text():  # setpriv has not become it yet
+            time.sleep(0.01)
+        parent.kill()
+    end = time.monotonic() + 20
+    while status.exists() and "zombie" not in status.read_text():
+        assert time.monotonic() < end, "it lives on"
+        time.sleep(0.01)
 
 
 def sound(folder: Path, siege: Siege) -> None:

@@ -5,6 +5,8 @@ import logging
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -735,3 +737,16 @@ def test_a_client_leaves_though_nobody_answers_its_goodbye(monkeypatch: pytest.M
     finally:
         hanging.over.set()
         server.stop(None)
+
+
+def test_a_client_beside_a_server_hears_of_its_end_though_it_was_started_to_ignore_it() -> None:
+    words = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    words += "from hyperbloom.client.runtime import exit_with_parent; exit_with_parent({}); "
+    words += "[time.sleep(0.1) for _ in range(6000)]"
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        child = subprocess.Popen([sys.executable, "-c", words.format(parent.pid)], stderr=subprocess.DEVNULL)
+        parent.kill()
+    try:
+        assert child.wait(60) != 0
+    finally:
+        child.kill()
