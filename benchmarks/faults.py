@@ -43,7 +43,7 @@ __all__ = ["Proxy", "Siege", "besiege"]
 CLIENTS, ROUNDS = 3, 60
 QUIET_AFTER = 0.7  # share of the rounds after which nothing more is broken
 PATIENCE_S = 240.0
-BREATH_AFTER, BREATH_S = 5, 90.0  # faults without a round between them, and how long we then wait for one
+BREATH_AFTER, BREATH_S = 5, 180.0  # faults without a round between them, and how long we then wait for one
 CHANCE = 2 / 3  # accuracy, as a share, that is above it
 
 
