@@ -15,7 +15,7 @@ from torch import nn
 
 from hyperbloom.client.state import ClientState, Moment, default_state_dir
 from hyperbloom.client.training import FlatPart
-from hyperbloom.common.errors import HyperbloomError, RefusedError
+from hyperbloom.common.errors import HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 
 
@@ -47,6 +47,18 @@ def test_the_default_place_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_nothing_is_written_before_it_is_needed(state: ClientState) -> None:
     assert not state.folder.exists()
     assert not state.load_personal("run", make_part())
+    assert not state.folder.exists()
+
+
+@pytest.mark.parametrize("run_id", ["../run", "/tmp/run", "a/b", "", ".", "..", "r\0", "r" * 201])
+def test_a_server_cannot_name_a_file_outside(state: ClientState, run_id: str) -> None:
+    part = make_part()
+    for call in (
+        lambda: state.save_personal(run_id, part, Moment(1)),
+        lambda: state.load_personal(run_id, part),
+    ):
+        with pytest.raises(WireError, match="run_id: expected the name of a run, found"):
+            call()
     assert not state.folder.exists()
 
 
