@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+MINUTES ?= 30
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: demo test check docs clean help
+.PHONY: demo test check siege soak docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,6 +19,13 @@ test: $(VENV)/.installed  ## run the whole test suite
 
 check: $(VENV)/.installed  ## lint, types and tests: what CI runs
 	scripts/check $(BIN)
+
+siege: $(VENV)/.installed  ## kill, freeze and cut off real processes for MINUTES (30), and a third of that again read nonsense
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz --minutes $$((($(MINUTES) + 2) / 3))
+
+soak: $(VENV)/.installed  ## play 1,000 rounds over gRPC and see that nothing grows
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory --soak --rounds 1000
 
 docs: $(VENV)/.installed  ## build the pages into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""Resident memory of every process of a gRPC run: once it is warm, and at the end. What grows with rounds, leaks.
+"""What every process of a gRPC run holds: once it is warm, and at the end. What grows with rounds, leaks.
 
 `flower-server --local-clients 4` with pFedHN and a LeNet of 121,182 floats, all four clients in every round, one local
 step with one image, evaluation every 50 rounds, for 200 rounds or as many as asked. The ratio is the memory in rounds
@@ -6,9 +6,16 @@ step with one image, evaluation every 50 rounds, for 200 rounds or as many as as
 process with the hypernetwork (12.1 million weights, and momentum), `superlink` its child. Needs Linux's /proc.
 
     python -m benchmarks.memory [--quick] [--rounds N]
+
+`--soak` prints a table instead: memory, open files and threads of each process after 20 rounds, after 200 and at the
+end, bytes that the SuperLink keeps on the disk, and seconds per round of the first hundred and of the last. Its exit
+code is 1 if anything was not flat.
+
+    python -m benchmarks.memory --soak --rounds 1000
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -18,7 +25,9 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks import LEASH
 from benchmarks.federation import LENET_FLOATS, write_images
 from benchmarks.measure import Comparison, machine
 
@@ -27,6 +36,21 @@ WARM = 20
 WINDOW = 10
 ROUNDS = 200
 PATIENCE_S = 120.0
+SETTLED = 200
+GROWTH = 1.1  # of memory between round 200 and the end, at most; and 16 MiB, as an allocator's steps are large
+MORE_FILES = 5
+SLOWER = 1.5  # a round of the last hundred against one of the first; other programs' load is in it
+
+
+class Footprint(NamedTuple):
+    """What a process holds."""
+
+    mib: float
+    files: float
+    threads: float
+
+
+Sample = tuple[int, dict[str, Footprint]]
 
 
 def run(quick: bool = False, rounds: int = ROUNDS) -> list[Comparison]:
@@ -34,14 +58,52 @@ def run(quick: bool = False, rounds: int = ROUNDS) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_images(folder / "images.npz", train=80, held_out=40)
-        start, end = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
+        samples = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
+    start, end = median(samples, WARM, WARM + WINDOW), median(samples, rounds - WINDOW, rounds)
     conditions = (
         f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way; 'ours' is in the last "
         f"{WINDOW} of {rounds} rounds, 'other' in rounds {WARM} to {WARM + WINDOW}"
     )
     return [
-        Comparison(f"memory that stays, {role}", "MiB", end[role], start[role], conditions) for role in sorted(start)
+        Comparison(f"memory that stays, {role}", "MiB", end[role].mib, start[role].mib, conditions)
+        for role in sorted(start)
     ]
+
+
+def soak(rounds: int) -> list[str]:
+    """Play the rounds, print a table, and return what was not flat."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = write_images(folder / "images.npz", train=80, held_out=40)
+        samples = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
+        seconds = [json.loads(line)["seconds"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        kept = sum(path.stat().st_size for path in (folder / "run" / "flwr").rglob("*") if path.is_file())
+        log = (folder / "run" / "superlink.log").stat().st_size
+    moments = (WARM, SETTLED, rounds - WINDOW)
+    found = [median(samples, moment, moment + WINDOW) for moment in moments]
+    print("| process | MiB | open files | threads |\n|---|---|---|---|")
+    for role in sorted(found[0]):
+        print("|", " | ".join([role, *(" / ".join(f"{each[role][k]:.0f}" for each in found) for k in range(3))]), "|")
+    early, late = statistics.median(seconds[:100]), statistics.median(seconds[-100:])
+    print(f"seconds per round: {early:.3f} in the first hundred, {late:.3f} in the last (medians)")
+    print(f"the SuperLink's folder: {kept:,} bytes; its log: {log:,} bytes")
+    problems = _growth(found[1], found[2])
+    if late > SLOWER * early:
+        problems.append(f"a round takes {late:.3f} s after {early:.3f} s")
+    return problems
+
+
+def _growth(before: dict[str, Footprint], after: dict[str, Footprint]) -> list[str]:
+    """Return a line for everything that a process holds more of."""
+    problems = []
+    for role, old in sorted(before.items()):
+        new = after[role]
+        if new.mib > GROWTH * old.mib + 16:
+            problems.append(f"{role}: {new.mib:.0f} MiB after {old.mib:.0f}")
+        for name in ("files", "threads"):
+            if getattr(new, name) > getattr(old, name) + MORE_FILES:
+                problems.append(f"{role}: {getattr(new, name):.0f} {name} after {getattr(old, name):.0f}")
+    return problems
 
 
 def command(data: Path, run_folder: Path, rounds: int) -> list[str]:
@@ -53,14 +115,15 @@ def command(data: Path, run_folder: Path, rounds: int) -> list[str]:
     return [*words, "--run-dir", str(run_folder)]
 
 
-def watch(words: list[str], metrics: Path, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Run a command and return its processes' MiB early and late: medians over `WINDOW` rounds.
+def watch(words: list[str], metrics: Path, rounds: int) -> list[Sample]:
+    """Run a command and return what its processes held, with the number of rounds that were done.
 
     Raises:
         RuntimeError: the run failed, or stood still for `PATIENCE_S` seconds.
     """
-    samples: list[tuple[int, dict[str, float]]] = []
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    samples: list[Sample] = []
+    null = subprocess.DEVNULL
+    child = subprocess.Popen([*LEASH, *words], stdin=null, stdout=null, start_new_session=True)
     try:
         done, since = 0, time.monotonic()
         while child.poll() is None and done < rounds:
@@ -70,7 +133,7 @@ def watch(words: list[str], metrics: Path, rounds: int) -> tuple[dict[str, float
                 done, since = now, time.monotonic()
             if time.monotonic() - since > PATIENCE_S:
                 raise RuntimeError(f"no round was finished for {PATIENCE_S:.0f} s after round {done}")
-            samples.append((done, resident(child.pid)))
+            samples.append((done, footprints(child.pid)))
         code = child.wait(PATIENCE_S)
     finally:
         if child.poll() is None:
@@ -78,40 +141,51 @@ def watch(words: list[str], metrics: Path, rounds: int) -> tuple[dict[str, float
             child.wait(PATIENCE_S)
     if code or done < rounds:
         raise RuntimeError(f"the run ended with code {code} after {done} rounds")
-    return _median(samples, WARM, WARM + WINDOW), _median(samples, rounds - WINDOW, rounds)
+    return samples
 
 
-def _median(samples: list[tuple[int, dict[str, float]]], first: int, last: int) -> dict[str, float]:
-    """Return each process's median while the rounds from `first` to `last` were played; an evaluation is a peak."""
+def median(samples: list[Sample], first: int, last: int) -> dict[str, Footprint]:
+    """Return each process's medians while the rounds from `first` to `last` were played; an evaluation is a peak."""
     chosen = [sizes for done, sizes in samples if first <= done < last and len(sizes) == CLIENTS + 2]
-    return {role: statistics.median(sizes[role] for sizes in chosen) for role in chosen[0]}
+    return {
+        role: Footprint(*(statistics.median(sizes[role][k] for sizes in chosen) for k in range(3)))
+        for role in chosen[0]
+    }
 
 
-def resident(server: int) -> dict[str, float]:
-    """Return MiB of resident memory of the server and its children, by role."""
-    sizes = {"flower-server": _mib(server)}
+def footprints(server: int) -> dict[str, Footprint]:
+    """Return what the server and its children hold, by role."""
+    sizes = {"flower-server": _footprint(server)}
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     for pid in children:
         with suppress(FileNotFoundError):  # it left a moment ago
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             if len(words) > 1:  # else it has left, and nobody has asked for its exit code yet
                 role = words[words.index("--client-id") + 1] if "--client-id" in words else "superlink"
-                sizes[role] = _mib(int(pid))
+                sizes[role] = _footprint(int(pid))
     return sizes
 
 
-def _mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def _footprint(pid: int) -> Footprint:
+    proc = Path(f"/proc/{pid}")
+    pages = int((proc / "statm").read_text().split()[1])
+    files, threads = (len(os.listdir(proc / name)) for name in ("fd", "task"))
+    return Footprint(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, files, threads)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--soak", action="store_true", help="all that could grow, and whether it did")
     args = parser.parse_args()
-    if args.rounds < WARM + WINDOW:
-        parser.error(f"--rounds: expected at least {WARM + WINDOW}, found {args.rounds}")
+    least = SETTLED + 2 * WINDOW if args.soak else WARM + WINDOW
+    if args.rounds < least:
+        parser.error(f"--rounds: expected at least {least}, found {args.rounds}")
     print(machine())
+    if args.soak:
+        unstable = soak(args.rounds)
+        print("; ".join(unstable) or "all flat")
+        sys.exit(bool(unstable))
     for comparison in run(args.quick, args.rounds):
         print(comparison)

@@ -7,13 +7,13 @@ Ten virtual clients share the digits, all take part in every round; clients 0 an
 
 What is reported is the mean test accuracy, in percent, of the eight others after the last round.
 
-    python -m benchmarks.robust [--split iid] [--seeds 2] [--rounds 60]
+    python -m benchmarks.robust [--split iid] [--seeds 2] [--rounds 60] [--attack labels]
 """
 
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,10 @@ def _flipping(honest: Callable[[Message, Context], Message]) -> Callable[[Messag
     return answer
 
 
-def run(split: str, rounds: int, seeds: int) -> dict[tuple[str, str], list[float]]:
+def run(split: str, rounds: int, seeds: int, attacks: Sequence[str]) -> dict[tuple[str, str], list[float]]:
     """Return the accuracy of each seed, by attack and defence."""
     found: dict[tuple[str, str], list[float]] = {}
-    for attack in ATTACKS:
+    for attack in attacks:
         for defence in DEFENCES:
             for seed in range(seeds):
                 config = RunConfig(
@@ -106,7 +106,8 @@ def run(split: str, rounds: int, seeds: int) -> dict[tuple[str, str], list[float
                 found.setdefault((attack, defence), []).append(accuracy(attack, defence, config))
             values = ", ".join(f"{value:.1f}" for value in found[attack, defence])
             print(
-                f"attack {attack:<7} defence {defence:<5} {statistics.fmean(found[attack, defence]):5.1f}  ({values})"
+                f"attack {attack:<7} defence {defence:<5} {statistics.fmean(found[attack, defence]):5.1f}  ({values})",
+                flush=True,
             )
     return found
 
@@ -116,6 +117,7 @@ if __name__ == "__main__":
     parser.add_argument("--split", default="shares")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--attack", choices=ATTACKS, help="this one only (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    run(args.split, args.rounds, args.seeds)
+    run(args.split, args.rounds, args.seeds, [args.attack] if args.attack else ATTACKS)

@@ -8,6 +8,7 @@ that turn a message into objects and back.
 
 import logging
 import random
+import signal
 import socket
 import ssl
 import threading
@@ -50,6 +51,7 @@ log = logging.getLogger("hyperbloom.client")
 RECONNECT_DELAY_S = 10
 TRANSFER_DEADLINE_S = 120.0
 PROBE_S = 5.0
+LEAVING_S = 5.0
 
 # What an error says, and what it means; the first that fits.
 _REASONS = {
@@ -168,6 +170,13 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
         channels.append(channel)
         return FleetStub(channel)
 
+    def close() -> None:
+        for channel in channels:
+            channel.close()
+
+    # Flower takes leave of the server, and waits for an answer for as long as the connection stands.
+    patience = threading.Timer(LEAVING_S, close)
+    patience.daemon = True
     try:
         connection = grpc_request_response(
             link.address,
@@ -187,6 +196,8 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
                 outcome = _refusal(error)
             except (_Finished, HyperbloomError) as error:
                 outcome = error  # Flower's context manager would log and swallow it
+            finally:
+                patience.start()
     except SystemExit:
         # Flower ends the process when a session cannot be opened for a reason that waiting does not mend.
         raise _explanation(link, retries.gave_up_on) from None
@@ -195,8 +206,8 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
         # and an open channel keeps the process from ending.
         log.debug("session closed uncleanly: %s", error)
     finally:
-        for channel in channels:
-            channel.close()
+        patience.cancel()
+        close()
     if outcome is not None:
         raise outcome
 
@@ -295,9 +306,20 @@ class _Retries(RetryInvoker):
 
 
 def _retries(link: Link) -> _Retries:
-    """Retry while the server is away, for ever; give up at once on everything that waiting does not mend."""
+    """Retry while the server is away, for ever; give up at once on everything that waiting does not mend.
+
+    When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
+    than that already.
+    """
+
+    def wait(seconds: float) -> None:
+        while retries.max_tries is None and seconds > 0:
+            time.sleep(min(seconds, 0.1))
+            seconds -= 0.1
 
     def hopeless(error: Exception) -> bool:
+        if retries.max_tries is not None:
+            return True
         unavailable = cast(grpc.RpcError, error).code() == grpc.StatusCode.UNAVAILABLE
         # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
         wrong = "handshake" in str(error).lower() or (link.insecure and _speaks_tls(link.address))
@@ -321,6 +343,7 @@ def _retries(link: Link) -> _Retries:
         on_backoff=away,
         on_success=back,
         should_giveup=hopeless,
+        wait_function=wait,
     )
     return retries
 
@@ -370,4 +393,8 @@ def _explanation(link: Link, error: Exception | None) -> HyperbloomError:
 
 def exit_with_parent(parent_pid: int) -> None:
     """Leave as on Ctrl-C when the process `parent_pid` ends, for clients that a server started beside itself."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # inherited from a script that put the server in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     start_parent_process_monitor(parent_pid)

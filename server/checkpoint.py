@@ -14,11 +14,12 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -33,6 +34,7 @@ __all__ = ["has_begun", "is_over", "locked", "read_resume", "selected_file", "wr
 
 FORMAT = 1
 KEPT = 2
+LOCK_TRIES = 10
 
 # What a damaged file makes its reader raise.
 _DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -138,11 +140,18 @@ def locked(folder: Path) -> Iterator[None]:
     """
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     with (folder / "checkpoints" / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"--resume: another server is still at work in {folder}; end it first") from None
+        if not any(_lock(file) for _ in range(LOCK_TRIES)):
+            raise ConfigError(f"--resume: another server is still at work in {folder}; end it first")
         yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(0.05)  # who watches the run tries the lock as well, and holds it for a moment
+        return False
+    return True
 
 
 def _rewind(folder: Path, point: tuple[int, int]) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, cast
@@ -58,8 +58,16 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.messages import UNREADABLE
+from hyperbloom.server.superlink_limits import (
+    LARGEST_VARIABLE,
+    MOST_OBJECTS,
+    MOST_WORDS,
+    TOO_LARGE,
+    largest_message,
+    reply_limit,
+)
 from hyperbloom.server.superlink_log import TRACE, relay
 
 START_DEADLINE_S = 60.0
@@ -67,12 +75,6 @@ PATIENCE_S = 30.0  # with a SuperLink that does not answer
 # A reply is announced before its objects are uploaded. Stock Flower then backs off for a second and waits two hours;
 # we look again at once, and give a client half a minute to finish what it announced.
 UPLOAD_DEADLINE_S = 30.0
-
-MOST_OBJECTS = 64
-"""Objects of a reply: ours have three."""
-
-SMALLEST_LIMIT = 16 * 2**20
-"""Bytes that a reply may have, and twice those of the largest order beside."""
 
 # What a stock `flower-supernode` receives: two lines that point at the installed package.
 _BUNDLE = {
@@ -121,9 +123,19 @@ class LiveGrid(HttpGrid):
     _activated: Mapping[int, str] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages; the largest decides how large a reply may be."""
-        outgoing = list(messages)
+        """Push messages; the largest decides how large a reply may be.
+
+        Raises:
+            ConfigError: one is larger than what the network takes.
+        """
+        outgoing, most = list(messages), largest_message()
         self._largest = max([self._largest, *map(_size, outgoing)])
+        if self._largest + MOST_WORDS > most:
+            found, allowed = (round(size / 2**20) for size in (self._largest, most))
+            raise ConfigError(
+                f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
+                f"{LARGEST_VARIABLE}, up to 2047"
+            )
         return super().push_messages(outgoing)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
@@ -150,12 +162,12 @@ class LiveGrid(HttpGrid):
     def _pull(self, announced: ProtoMetadata, tree: ObjectTree) -> Message:
         run_id, message_id, reply_to = self.run.run_id, announced.message_id, announced.reply_to_message_id
         objects = [node.object_id for node in iterate_object_tree(tree)]
-        limit, sizes = SMALLEST_LIMIT + 2 * self._largest, [0]
+        limit, sizes = reply_limit(self._largest), [0]
         fetch = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, run_id)
 
         def pull(object_id: str) -> bytes:
             content = fetch(object_id) if sum(sizes) <= limit else b""
-            sizes.append(len(content))
+            sizes.append(limit + 1 if content == TOO_LARGE else len(content))
             if sum(sizes) > limit:
                 raise ObjectPullError(object_id, "the reply is too large")
             return content
@@ -261,9 +273,10 @@ def superlink(
             if not _wait_until_up(child, http_address, tls):
                 _fail(child, reader, fleet_address, log_path)
             with _task(http_address, version, tls) as grid:
+                _give_up_at_its_end(grid, child)
                 yield grid
         except httpx.HTTPError as error:
-            raise ConnectionFailed(f"the SuperLink does not answer any more ({error}); see {log_path}") from None
+            raise ConnectionFailed(f"the SuperLink {_fate(child, error)}; see {log_path}") from None
         finally:
             child.terminate()
             try:
@@ -272,6 +285,8 @@ def superlink(
                 child.kill()
                 child.wait()
             reader.join(timeout=5)
+            if child.stdout and not reader.is_alive():
+                child.stdout.close()
 
 
 def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None) -> subprocess.Popen[bytes]:
@@ -304,6 +319,20 @@ def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None)
         env={"FLWR_LOG_LEVEL": "WARNING", **os.environ, **quiet, **(TRACE if tls else {})},
         start_new_session=True,
     )
+
+
+def _give_up_at_its_end(grid: LiveGrid, child: subprocess.Popen[bytes]) -> None:
+    """Wait for a SuperLink that does not answer, but for none that is dead."""
+    retries = grid._retry_invoker
+    hopeless = retries.should_giveup
+    retries.should_giveup = lambda error: child.poll() is not None or bool(hopeless and hopeless(error))
+
+
+def _fate(child: subprocess.Popen[bytes], error: Exception) -> str:
+    code = child.poll()
+    if code is None:
+        return f"does not answer any more ({error})"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, tls: Tls | None) -> bool:
@@ -341,9 +370,11 @@ def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     ca = tls.ca.read_bytes() if tls else None
     control = ControlHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
-    control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+    with closing(control):
+        control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
     runtime = RuntimeHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
-    token = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
+    with closing(runtime):
+        token = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     if not token:
         raise ConnectionFailed("the SuperLink did not hand out the run's task; another process took it first")
 

@@ -8,7 +8,10 @@ registered key. On top of it, `Door`
 * lets a key activate its own node only (Flower compares them in every call but this one), and at once even where
   Flower still takes the node for alive: whoever holds the key is that client, come back after a crash;
 * lets a node answer in its own name only (Flower leaves the sender's id in a reply to the node);
-* says which key was refused, to the client and in the log, where Flower says neither.
+* says which key was refused, to the client and in the log, where Flower says neither, and before it reads what the
+  stranger sends.
+
+How much of its memory clients can take is in `superlink_limits.py`.
 
 Internals used: `NodeAuthServerInterceptor`, `LinkState`'s methods for nodes.
 
@@ -24,15 +27,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, PUBLIC_KEY_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
 from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.object_store import object_store_factory
+from flwr.supercore.utils import get_metadata_bytes
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.keys import fingerprint
 from hyperbloom.server.registry import ClientRegistry
+from hyperbloom.server.superlink_limits import Fleet, Store, largest_message
 from hyperbloom.server.superlink_log import SAYS
 
 __all__ = ["Door", "Keys", "main"]
@@ -97,6 +103,17 @@ class Door(NodeAuthServerInterceptor):
         super().__init__(state_factory)
         self._keys = keys
 
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler:
+        """Refuse a key that nobody knows, or let Flower check the signature."""
+        key = get_metadata_bytes(handler_call_details.invocation_metadata, PUBLIC_KEY_HEADER)
+        self._keys.follow()
+        if key and self.state_factory.state().get_node_id_by_public_key(key) is None:
+            # gRPC reads a message when the method asks for it, if the method is one that takes several.
+            return grpc.stream_unary_rpc_method_handler(lambda requests, context: _refuse_key(context, key))
+        return super().intercept_service(continuation, handler_call_details)
+
     def _wrap_method_handler(
         self, method_handler: grpc.RpcMethodHandler, received_public_key: bytes
     ) -> grpc.RpcMethodHandler:
@@ -117,8 +134,7 @@ class Door(NodeAuthServerInterceptor):
         state = self.state_factory.state()
         node = state.get_node_id_by_public_key(key)
         if node is None:
-            shown = fingerprint(key.decode())
-            _refuse(context, f"its key {shown} is unknown or revoked", f"key {shown} is unknown or revoked")
+            _refuse_key(context, key)
         if isinstance(request, ActivateNodeRequest):
             if request.public_key != key:
                 _refuse(context, "it asked to be another client", "this is another client's public key")
@@ -127,6 +143,14 @@ class Door(NodeAuthServerInterceptor):
             message.metadata.src_node_id != node for message in request.messages_list
         ):
             _refuse(context, f"node {node} answered in the name of another", "a reply in another client's name")
+
+
+def _refuse_key(context: grpc.ServicerContext, key: bytes) -> NoReturn:
+    try:
+        shown = f"key {fingerprint(key.decode())} is unknown or revoked"
+    except ValueError:
+        shown = "key is damaged"
+    _refuse(context, f"its {shown}", shown)
 
 
 def _refuse(context: grpc.ServicerContext, said: str, answer: str) -> NoReturn:
@@ -172,6 +196,9 @@ def main(arguments: list[str]) -> None:
     start_parent_process_monitor(int(parent))
     # By its full name: the package has a function of the same name.
     program = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    program.GRPC_MAX_MESSAGE_LENGTH = largest_message()  # type: ignore[attr-defined]
+    program.FleetServicer = Fleet  # type: ignore[attr-defined]
+    object_store_factory.InMemoryObjectStore = Store  # type: ignore[attr-defined]
     if registries:
         paths = [ClientRegistry(Path(path)) for path in registries.split("\n")]
         program.NodeAuthServerInterceptor = _door(paths)  # type: ignore[attr-defined]

@@ -23,7 +23,13 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
-USE_INTERNALS = {"server/superlink.py", "server/superlink_child.py", "server/inline.py", "client/runtime.py"}
+USE_INTERNALS = {
+    "server/superlink.py",
+    "server/superlink_child.py",
+    "server/superlink_limits.py",
+    "server/inline.py",
+    "client/runtime.py",
+}
 PURE_FOLDERS = ("strategies/hypernetworks/", "common/encoders/", "common/graphs/", "common/models/")
 _PURE = (
     "training",

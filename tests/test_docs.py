@@ -123,6 +123,21 @@ def test_every_file_that_is_linked_exists(page: Path) -> None:
     assert [str(path) for path in linked if not path.exists()] == []
 
 
+def test_every_fault_and_every_lie_is_shown_by_a_test_that_exists() -> None:
+    tests = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    text = (ROOT / "docs/failures.md").read_text()
+    tables = [text.split(f"## {title}\n")[1].strip().split("\n\n")[0] for title in ("Faults", "Lies")]
+    rows = [line.strip("| ").split(" | ") for table in tables for line in table.splitlines()[2:]]
+    assert len(rows) > 25
+    for fault, *_, shown in rows:
+        named = re.findall(r"`(\w+)`", shown)
+        assert named and set(named) <= tests, (fault, set(named) - tests)
+
+
 def test_every_page_can_be_found() -> None:
     yaml = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f": {page.name}" not in yaml] == []

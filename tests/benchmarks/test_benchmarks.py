@@ -162,10 +162,25 @@ def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None
     child = subprocess.Popen([sys.executable, "-c", "print(); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None and child.stdout.readline()  # Python is up, not only its process
-        (size,) = memory.resident(child.pid).values()
-        assert 1 < size < 1000
+        (held,) = memory.footprints(child.pid).values()
+        assert 1 < held.mib < 1000 and 3 <= held.files < 20 and held.threads == 1
     finally:
         child.communicate(b"\n")
+
+
+def test_what_grows_in_a_soak_is_named() -> None:
+    def samples(late: memory.Footprint) -> list[memory.Sample]:
+        early = memory.Footprint(100, 10, 5)
+        return [(done, dict.fromkeys("abcdef", early if done < 300 else late)) for done in range(400)]
+
+    def problems(late: memory.Footprint) -> list[str]:
+        found = samples(late)
+        return memory._growth(memory.median(found, 200, 210), memory.median(found, 390, 400))
+
+    assert problems(memory.Footprint(120, 14, 9)) == []
+    assert problems(memory.Footprint(127, 10, 5))[0] == "a: 127 MiB after 100"
+    assert problems(memory.Footprint(100, 16, 5))[0] == "a: 16 files after 10"
+    assert len(problems(memory.Footprint(50, 10, 11))) == 6
 
 
 def test_the_comparison_for_novel_clients_goes_on_where_it_stopped(

@@ -2,6 +2,9 @@
 
 import json
 import socket
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import LEASH
 from benchmarks.faults import CLIENTS, Proxy, Siege
 
 
@@ -44,6 +48,22 @@ def test_a_proxy_forwards_hangs_cuts_and_heals(echo: socket.socket) -> None:
     near.close()
     far.close()
     echo.close()
+
+
+@pytest.mark.skipif(not LEASH, reason="needs setpriv of util-linux")
+def test_nothing_outlives_whoever_started_it() -> None:
+    starts = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
+    words = [sys.executable, "-c", starts, *LEASH, "sleep", "1000"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        status = Path(f"/proc/{int(parent.stdout.readline())}/status")
+        while "Name:\tsleep" not in status.read_text():  # setpriv has not become it yet
+            time.sleep(0.01)
+        parent.kill()
+    end = time.monotonic() + 20
+    while status.exists() and "zombie" not in status.read_text():
+        assert time.monotonic() < end, "it lives on"
+        time.sleep(0.01)
 
 
 def sound(folder: Path, siege: Siege) -> None:
@@ -93,3 +113,17 @@ def test_every_loss_is_seen(siege: Siege) -> None:
     siege._check_files()
     for sign in ("c0: head of round 3 after (0, 4)", "c1 has another secret", "c2 has 0 heads", "rounds in", "roster"):
         assert any(sign in problem for problem in siege.problems), (sign, siege.problems)
+
+
+def test_a_round_without_scores_is_one_in_which_nobody_answered(siege: Siege) -> None:
+    folder = siege.folder
+    siege.rounds = 10
+    lines = [{"round": number, "test_mean": 90.0} for number in range(1, 10)]
+    (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"round": 10}]))
+    told = [json.dumps({"round": 10, "client": f"c{index}", "refused": "no reply"}) + "\n" for index in range(CLIENTS)]
+    (folder / "run/clients.jsonl").write_text("".join(told))
+    siege._check_files()
+    assert siege.problems == []
+    (folder / "run/clients.jsonl").write_text("".join(told[1:]))
+    siege._check_files()
+    assert siege.problems == ["round 10 was not evaluated, which is told of ['c1', 'c2'] only"]

@@ -5,6 +5,8 @@ import logging
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +22,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.proto import fleet_pb2, fleet_pb2_grpc
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
@@ -204,6 +208,36 @@ def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) -> None:
         retries.invoke(failing(error))
     assert caught.value is error
     assert waits == []
+
+
+def test_who_leaves_does_not_wait_for_retries_that_began_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower sets the tries to one as it leaves; whoever is at the third looks for `== 1` for ever."""
+    retries, calls = _retries(LINK), []
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def away() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            retries.max_tries = 1
+        assert len(calls) < 5, "it goes on"
+        raise Lost(grpc.StatusCode.UNAVAILABLE, "connection refused")
+
+    with pytest.raises(Lost):
+        retries.invoke(away)
+    assert len(calls) == 3
+    assert retries.gave_up_on is None
+
+
+def test_who_leaves_does_not_sleep_out_the_wait_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    retries, slept = _retries(LINK), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        retries.max_tries = 1 if len(slept) == 4 else None
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    retries.wait_function(10.0)
+    assert slept == [0.1] * 4
 
 
 # ---------------------------------------------------------------------- a session
@@ -662,3 +696,57 @@ def test_outside_the_main_thread_signals_are_left_alone(connect: Callable[..., A
     thread.join(30)
     assert not thread.is_alive()
     assert errors == []
+
+
+class Hanging(fleet_pb2_grpc.FleetServicer):
+    """A server that lets a client in, fails its first poll, and never answers its goodbye."""
+
+    def __init__(self) -> None:
+        self.goodbye, self.over = threading.Event(), threading.Event()
+
+    def RegisterNode(self, request: Any, context: Any) -> Any:
+        return fleet_pb2.RegisterNodeFleetResponse(node_id=1)
+
+    def ActivateNode(self, request: Any, context: Any) -> Any:
+        return fleet_pb2.ActivateNodeResponse(node_id=1)
+
+    def SendNodeHeartbeat(self, request: Any, context: Any) -> Any:
+        return SendNodeHeartbeatResponse(success=True)
+
+    def PullMessages(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INTERNAL, "lost")
+
+    def DeactivateNode(self, request: Any, context: Any) -> Any:
+        self.goodbye.set()
+        self.over.wait(60)
+        return fleet_pb2.DeactivateNodeResponse()
+
+
+def test_a_client_leaves_though_nobody_answers_its_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "LEAVING_S", 0.3)
+    hanging, server = Hanging(), grpc.server(ThreadPoolExecutor(4))
+    fleet_pb2_grpc.add_FleetServicer_to_server(hanging, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        leaving = threading.Thread(target=_serve, args=(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {}))
+        leaving.start()
+        assert hanging.goodbye.wait(30)
+        leaving.join(30)
+        assert not leaving.is_alive()
+    finally:
+        hanging.over.set()
+        server.stop(None)
+
+
+def test_a_client_beside_a_server_hears_of_its_end_though_it_was_started_to_ignore_it() -> None:
+    words = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    words += "from hyperbloom.client.runtime import exit_with_parent; exit_with_parent({}); "
+    words += "[time.sleep(0.1) for _ in range(6000)]"
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        child = subprocess.Popen([sys.executable, "-c", words.format(parent.pid)], stderr=subprocess.DEVNULL)
+        parent.kill()
+    try:
+        assert child.wait(60) != 0
+    finally:
+        child.kill()

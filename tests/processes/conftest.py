@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import LEASH
+
 DEADLINE_S = 100
 
 
@@ -22,7 +24,7 @@ class Process:
         self.log = log
         with log.open("wb") as file:
             self.popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", module, *args],
+                [*LEASH, sys.executable, "-u", "-m", module, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

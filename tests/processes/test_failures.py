@@ -1,7 +1,9 @@
 """Clients that are killed, doubled, interrupted; a server that dies under its clients."""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,6 +78,39 @@ def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until
     assert second.wait(150) == 0, second.output
     assert [client.wait() for client in clients] == [0, 0], clients[0].output
     assert rounds(site.folder / "second") == 10
+
+
+def test_a_superlink_that_is_killed_ends_the_server_in_one_line_and_the_run_goes_on(site: Site, until: Until) -> None:
+    run = site.folder / "run"
+    args = [
+        "--clients",
+        "2",
+        "--cohort",
+        "2",
+        "--rounds",
+        "300",
+        "--set",
+        "checkpoint_every=2",
+        "--set",
+        "hidden_dim=8",
+    ]
+    first = site.server(*args, "--eval-every", "100", "--set", "local.steps=50", "--run-dir", str(run))
+    clients = [site.client(f"c{index}", "--partition", f"{index}/2") for index in range(2)]
+    until(lambda: rounds(run) >= 3, "three rounds")
+    child = int(Path(f"/proc/{first.popen.pid}/task/{first.popen.pid}/children").read_text().split()[0])
+    os.kill(child, signal.SIGKILL)
+    assert first.wait() == 5
+    done = rounds(run)
+    assert done < 300
+    last = first.output.splitlines()[-1]
+    assert last == f"flower-server: the SuperLink was killed by signal 9; see {run}/superlink.log", first.output
+    assert "Traceback" not in first.output
+    assert all(client.popen.poll() is None for client in clients), "they outlive it"
+    again = site.start("hyperbloom.server", "server", "--resume", str(run))
+    until(lambda: "going on after round" in again.output and rounds(run) >= done + 2, "rounds after the crash")
+    again.interrupt()
+    assert again.wait() == 130
+    assert [client.wait() for client in clients] == [0, 0]
 
 
 def test_only_the_fleet_port_faces_clients(site: Site) -> None:

@@ -13,9 +13,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import UNREADABLE
-from hyperbloom.server import superlink
+from hyperbloom.server import superlink_limits
 from hyperbloom.server.superlink import LiveGrid
+from hyperbloom.server.superlink_limits import TOO_LARGE
 
 
 class Desk:
@@ -81,6 +83,11 @@ def garble(desk: Desk) -> None:
     desk.objects = dict.fromkeys(desk.objects, b"\xff" * 40)
 
 
+def lose(desk: Desk) -> None:
+    """Leave what the SuperLink notes of an object that was too large to keep."""
+    desk.objects = dict.fromkeys(desk.objects, TOO_LARGE)
+
+
 @pytest.mark.parametrize(
     ("make", "spoil", "told"),
     [
@@ -88,13 +95,14 @@ def garble(desk: Desk) -> None:
         (content, impersonate, "another message than was announced"),
         (content, garble, "no message"),
         (lambda: content(2000), lambda desk: None, "expected a reply of at most 1000 bytes, found 20"),
+        (content, lose, "expected a reply of at most 1000 bytes, found 1001 and more"),
         (lambda: content(1, 70), lambda desk: None, "expected a reply of at most 64 objects, found 72"),
     ],
 )
 def test_what_is_no_reply_to_the_order_is_refused_and_forgotten(
     make: Callable[[], RecordDict], spoil: Callable[[Desk], None], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(superlink, "SMALLEST_LIMIT", 1000)
+    monkeypatch.setattr(superlink_limits, "SMALLEST_LIMIT", 1000)
     desk = Desk(make())
     spoil(desk)
     reply = pulled(desk, monkeypatch)
@@ -106,8 +114,15 @@ def test_what_is_no_reply_to_the_order_is_refused_and_forgotten(
 
 
 def test_a_reply_may_be_as_large_as_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "SMALLEST_LIMIT", 1000)
+    monkeypatch.setattr(superlink_limits, "SMALLEST_LIMIT", 1000)
     assert not pulled(Desk(content(2000)), monkeypatch, largest_order=1000).has_error()
+
+
+def test_an_order_that_the_network_does_not_take_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERBLOOM_MESSAGE_MIB", "3")
+    order = Message(content(2 * 2**20 + 1), 7, "train")
+    with pytest.raises(ConfigError, match=r"an order has 2 MiB, of 3 MiB that a message may have.*HYPERBLOOM_MESSAGE"):
+        LiveGrid(token="token").push_messages([order])
 
 
 def test_a_client_that_came_back_before_it_was_missed_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from hyperbloom.common.keys import fingerprint, make_key, public_pem
 from hyperbloom.server import superlink_child
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.superlink_child import Door, Keys
+from hyperbloom.server.superlink_limits import Fleet, Store
 
 IN_MEMORY = ":flwr-in-memory:"
 DENIED, UNAUTHENTICATED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
@@ -42,6 +43,16 @@ class Context:
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """End the call."""
         raise Aborted(code, details)
+
+
+class Unread:
+    """What a stranger sends, which nobody reads."""
+
+    def __next__(self) -> NoReturn:
+        raise AssertionError("it was read")
+
+
+UNREAD = Unread()
 
 
 class House:
@@ -70,6 +81,8 @@ class House:
             method="/flwr.proto.Fleet/Any", invocation_metadata=[*headers, (SIGNATURE_HEADER, signature)]
         )
         handler = self.door.intercept_service(lambda _: grpc.unary_unary_rpc_method_handler(self._answer), details)
+        if handler.stream_unary:
+            return handler.stream_unary(UNREAD, Context())
         return handler.unary_unary(request, Context())
 
     def _answer(self, request: Any, context: Any) -> Any:
@@ -121,6 +134,14 @@ def test_a_key_that_is_not_in_the_file_is_refused_and_named_on_both_sides(
         house.activate(stranger)
     assert caught.value.args == (DENIED, f"key {shown} is unknown or revoked")
     assert capsys.readouterr().err == f"door: refused ipv4:10.0.0.9:5: its key {shown} is unknown or revoked\n"
+
+
+def test_a_key_that_is_none_is_refused(house: House) -> None:
+    details = SimpleNamespace(method="/flwr.proto.Fleet/Any", invocation_metadata=[(PUBLIC_KEY_HEADER, b"a\nb\nc")])
+    handler = house.door.intercept_service(lambda _: None, details)  # type: ignore[arg-type, return-value]
+    with pytest.raises(Aborted) as caught:
+        handler.stream_unary(UNREAD, Context())
+    assert caught.value.args == (DENIED, "key is damaged")
 
 
 def test_the_file_is_followed_without_being_asked(house: House) -> None:
@@ -244,13 +265,17 @@ def test_flowers_own_checks_stand(house: House) -> None:
 
 def test_the_child_puts_the_door_where_flower_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = SimpleNamespace(NodeAuthServerInterceptor=None, flower_superlink=lambda: None)
+    monkeypatch.setattr(superlink_child.object_store_factory, "InMemoryObjectStore", None)
     real = superlink_child.importlib.import_module("flwr.superlink.cli.flower_superlink")
+    assert {"FleetServicer", "GRPC_MAX_MESSAGE_LENGTH"} <= vars(real).keys()
     assert real.NodeAuthServerInterceptor is superlink_child.NodeAuthServerInterceptor
     monkeypatch.setattr(superlink_child.importlib, "import_module", lambda name: program)
     monkeypatch.setattr(superlink_child, "start_parent_process_monitor", lambda pid: None)
     monkeypatch.setattr(superlink_child.sys, "argv", [])
     superlink_child.main(["1", "", "--insecure"])
     assert (program.NodeAuthServerInterceptor, superlink_child.sys.argv) == (None, ["flower-superlink", "--insecure"])
+    assert (program.FleetServicer, program.GRPC_MAX_MESSAGE_LENGTH) == (Fleet, 512 * 2**20)
+    assert isinstance(ObjectStoreFactory().store(), Store)
     registry = ClientRegistry(tmp_path / "clients.json")
     registry.add("ward-7", public_pem(make_key()))
     superlink_child.main(["1", f"{registry.path}\n{tmp_path / 'other.json'}", "--enable-supernode-auth"])

@@ -1,5 +1,6 @@
 """`flower-server watch`: on folders that are whole, that grow, that were cut back."""
 
+import fcntl
 import io
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hyperbloom.server import checkpoint
 from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
 from hyperbloom.server.watching import is_running, watch
@@ -115,6 +117,16 @@ def test_whoever_holds_the_folder_is_at_work(tmp_path: Path) -> None:
     assert not is_running(tmp_path)
     with locked(tmp_path):  # who has looked holds nothing
         pass
+
+
+def test_a_server_that_begins_while_somebody_looks_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with locked(tmp_path):
+        pass
+    with (tmp_path / "checkpoints/lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: looking.close())
+        with locked(tmp_path):
+            assert looking.closed
 
 
 def test_another_folder_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
