@@ -142,5 +142,5 @@ def _check(strategy: PersonalisedStrategy, run: Path) -> None:
 def _on_its_machine(run: Path) -> str:
     """Say what to run where; the state of virtual and local clients lies in the run folder."""
     states = run / "clients"
-    state = f" --state-dir {states}/NAME" if states.is_dir() else ""
+    state = f" --state-dir {states}/NAME" if states.is_dir() and any(states.iterdir()) else ""
     return f"on its machine run: flower-client export --client-id NAME{state} --data ... --out DIR"
