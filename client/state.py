@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hyperbloom.client.training import Flat
 from hyperbloom.common.config import Section, check
-from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import Weights
 from hyperbloom.common.storage import keep, write_json, write_tensors
@@ -79,6 +79,7 @@ class Scored(Section):
 
 
 NO_MOMENT = Moment()
+LONGEST_RUN_ID = 200
 """Of a run that never goes back."""
 
 
@@ -297,10 +298,11 @@ class ClientState:
         """Write parameters and buffers of the model that this client was scored with, over the last one.
 
         Raises:
-            HyperbloomError: the disk does not take them.
+            HyperbloomError: the disk does not take them, or the id is no run's.
         """
+        path = self._scored / f"{_file_name(run_id)}.safetensors"
         with _disk():
-            write_tensors(self._scored / f"{run_id}.safetensors", tensors, {"facts": facts.model_dump_json()})
+            write_tensors(path, tensors, {"facts": facts.model_dump_json()})
 
     def load_scored(self, run_id: str) -> tuple[dict[str, Tensor], Scored]:
         """Return what `save_scored` wrote.
@@ -379,7 +381,7 @@ class ClientState:
         return _Versioned(self._personal_path(run_id), self._earlier, run_id)
 
     def _residual(self, run_id: str) -> _Versioned:
-        return _Versioned(self._residual_path, self._earlier, f"residual-{run_id}")
+        return _Versioned(self._residual_path, self._earlier, f"residual-{_file_name(run_id)}")
 
     @property
     def _earlier(self) -> Path:
@@ -390,7 +392,18 @@ class ClientState:
         return self.folder / "residual.safetensors"
 
     def _personal_path(self, run_id: str) -> Path:
-        return self.folder / "personal" / f"{run_id}.safetensors"
+        return self.folder / "personal" / f"{_file_name(run_id)}.safetensors"
+
+
+def _file_name(run_id: str) -> str:
+    """Return a run's id, which servers choose.
+
+    Raises:
+        WireError: it would lead out of the folder.
+    """
+    if not run_id.strip(".") or Path(run_id).name != run_id or "\0" in run_id or len(run_id) > LONGEST_RUN_ID:
+        raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
+    return run_id
 
 
 @contextmanager

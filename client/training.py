@@ -91,7 +91,8 @@ def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tenso
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(batch_size, examples)
-    return torch.stack([torch.randperm(examples, generator=generator)[:size] for _ in range(steps)])
+    # Copies: a slice would keep the whole shuffle in memory, for every step.
+    return torch.stack([torch.randperm(examples, generator=generator)[:size].clone() for _ in range(steps)])
 
 
 def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Tensor) -> Tensor:

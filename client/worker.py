@@ -22,6 +22,7 @@ from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState, FileState, Moment, Scored
 from hyperbloom.client.training import Flat, FlatPart, evaluate, has_running_norms, settle_norms
 from hyperbloom.common.compression import Codec
+from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import ConfigError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Layout
@@ -60,6 +61,9 @@ __all__ = ["Worker", "worker_for"]
 Order = TrainOrder | EvaluateOrder | RepresentOrder
 
 log = logging.getLogger("hyperbloom.client")
+
+CHECKPOINTS = 2
+"""That a server keeps, and may go back to."""
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
@@ -181,8 +185,11 @@ class Worker:
         Raises:
             WireError: the order does not fit this client.
         """
-        if order.reply not in REPLIES or order.steps < 1 or order.batch_size < 1:
-            raise WireError(f"order: expected reply in {REPLIES} and steps, found {order.reply!r}, {order.steps} steps")
+        steps = (order.steps, order.fit_steps) if isinstance(order, FitOrder) else (order.steps,)
+        if order.reply not in REPLIES or order.steps < 1 or max(steps) > MOST_STEPS or order.batch_size < 1:
+            raise WireError(
+                f"order: expected reply in {REPLIES} and 1 to {MOST_STEPS} steps, found {order.reply!r}, {steps} steps"
+            )
         self._check_privacy(order)
         _codec(order)  # refused before any work is done, as is a method
         trainer(order)
@@ -215,8 +222,10 @@ class Worker:
             HyperbloomError: the training diverged.
         """
         network.holds = None  # where several train at once, the one before has concluded on it
+        hidden = self.settings.min_noise is not None or order.dp_noise is not None  # the loss is of training examples
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
-            raise HyperbloomError(f"training diverged (loss {loss}); lower local.learning_rate")
+            shown = "" if hidden else f" (loss {loss})"
+            raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate")
         if network.personal.layout.numel:
             self.state.save_personal(order.run_id, network.personal, _moment(order))
             network.holds = self._held(order)
@@ -226,15 +235,15 @@ class Worker:
             layout, codec = network.shared.layout, _codec(order)
             sent = order.weights.part(layout)
             if order.dp_clip is not None and order.dp_noise is not None:
-                # Nothing below sees the change itself; and the loss is of the same examples.
-                trained, loss = sent + release(trained - sent, order.dp_clip, order.dp_noise), 0.0
+                # Nothing below sees the change itself.
+                trained = sent + release(trained - sent, order.dp_clip, order.dp_noise)
             if codec is None:
                 reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
             else:
                 bounded = order.reply == "delta"
                 moment = _moment(order)
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded, moment)
-        return TrainResult(loss, seconds, reply, encoded)
+        return TrainResult(0.0 if hidden else loss, seconds, reply, encoded)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
         """Return what the ordered encoder makes of the training examples; labels are not looked at."""
@@ -423,7 +432,8 @@ def _memory() -> Iterator[None]:
 
 
 def _moment(order: Order) -> Moment:
-    return Moment(order.round, order.resume_points or (), order.rewound or ())
+    # Whatever a server says, no more versions stay than there are checkpoints.
+    return Moment(order.round, (order.resume_points or ())[-CHECKPOINTS:], order.rewound or ())
 
 
 def _codec(order: TrainOrder) -> Codec | None:

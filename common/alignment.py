@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hyperbloom.common.cka import Kernel, centred, cka, gram, linear_cka, linear_factor, unit
+from hyperbloom.common.cka import Kernel, centred, centred_gram, cka, gram, linear_cka, linear_factor, unit
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import LARGEST_NORM, Weights
@@ -108,7 +108,7 @@ def mean_factor(
     if kernel == "linear":
         scaled = [w**0.5 * (linear_factor(f) if normalise else centred(f)) for w, f in pairs]
         return linear_factor(_narrowed(torch.cat(scaled, 1), columns))
-    grams = [(w, _centred_gram(gram(kernel, f, bandwidth))) for w, f in pairs]
+    grams = [(w, centred_gram(gram(kernel, f, bandwidth))) for w, f in pairs]
     mean = torch.stack([w * (unit(k) if normalise else k) for w, k in grams]).sum(0)
     return linear_factor(_root(mean, columns))
 
@@ -178,7 +178,3 @@ def _root(k: Tensor, columns: int) -> Tensor:
         left, values, _ = torch.svd_lowrank(k, min(columns + SPARE, len(k)))
     made: Tensor = (left * values.sqrt())[:, :columns]
     return made
-
-
-def _centred_gram(k: Tensor) -> Tensor:
-    return k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()

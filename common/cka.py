@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Kernel", "centred", "cka", "gram", "hsic", "linear_cka", "linear_factor", "rbf_gram", "unit"]
+__all__ = ["Kernel", "centred", "centred_gram", "cka", "gram", "linear_cka", "linear_factor", "rbf_gram", "unit"]
 
 Kernel = Literal["linear", "rbf"]
 
@@ -84,19 +84,13 @@ def _ratio(both: Tensor, one: Tensor, other: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- with kernel matrices
 
 
-def hsic(k: Tensor, other: Tensor) -> Tensor:
-    """Return the biased estimator of the Hilbert-Schmidt independence criterion of two kernel matrices `(n, n)`."""
-    # The trace of a product of symmetric matrices; one of them centred is enough, as H H = H.
-    return (_centred_gram(k) * other).sum() / (len(k) - 1) ** 2
-
-
 def cka(k: Tensor, other: Tensor) -> Tensor:
     """Return the CKA of two symmetric kernel matrices `(n, n)`, as a scalar."""
-    k, other = unit(_centred_gram(k)), unit(_centred_gram(other))
+    k, other = unit(centred_gram(k)), unit(centred_gram(other))
     return (k * other).sum()
 
 
-def _centred_gram(k: Tensor) -> Tensor:
+def centred_gram(k: Tensor) -> Tensor:
     """Return `H K H`; exact zeros if that is rounding errors only."""
     made = k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
     return _unless_rounding(made, k)

@@ -46,10 +46,16 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+MOST_STEPS = 100_000
+"""Local steps of one order: their batches are drawn before the first of them."""
+
+
 class LocalConfig(Section):
     """Local training on a client: SGD as in pFedHN's public code (its values are the defaults)."""
 
-    steps: Positive = Field(50, description="local SGD steps K a client takes in a round")
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = Field(
+        50, description="local SGD steps K a client takes in a round"
+    )
     batch_size: Positive = Field(64, description="examples in a local batch, drawn anew at each step")
     learning_rate: Rate = Field(5e-3, description="learning rate of local SGD")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of local SGD")

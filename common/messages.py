@@ -119,6 +119,8 @@ LARGEST_LOSS = 1e30
 LONGEST_LAYOUT = 2**22
 """Characters of names and shapes as JSON; ResNet-152 has some 30,000."""
 
+LONGEST_TENSOR_NAME, MOST_DIMENSIONS, LONGEST_SIDE = 1000, 16, 2**40
+
 UNREADABLE = 1001
 """Error code, beside Flower's own, of a reply that is too large to be looked at, no message, or in another's name."""
 
@@ -276,7 +278,7 @@ def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
         shapes = tuple((name, tuple(shape)) for name, shape in json.loads(tensors))
     except (ValueError, TypeError, RecursionError):
         raise WireError(f"{owner}.tensors: expected names and shapes as JSON, found {tensors[:60]!r}") from None
-    if not all(type(name) is str and all(type(n) is int and n >= 0 for n in shape) for name, shape in shapes):
+    if not all(_is_tensor(name, shape) for name, shape in shapes):
         raise WireError(f"{owner}.tensors: expected names and whole lengths from 0, found {tensors[:60]!r}")
     layout = Layout(shapes)
     expected = layout.numel * dtype.itemsize
@@ -284,6 +286,12 @@ def _unpack_weights(left: dict[str, Any], owner: str) -> Weights:
         raise WireError(f"{owner}.values: expected {expected} bytes for {len(shapes)} tensors, found {len(raw)}")
     values = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
     return Weights(layout, values)
+
+
+def _is_tensor(name: object, shape: tuple[object, ...]) -> bool:
+    """Tell whether a name can be printed and sent on, and lengths multiplied: beyond all memory that takes minutes."""
+    sound = type(name) is str and len(name) <= LONGEST_TENSOR_NAME and name.isprintable()
+    return sound and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < LONGEST_SIDE for n in shape)
 
 
 @dataclass(frozen=True)

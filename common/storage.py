@@ -27,6 +27,11 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    folder = os.open(path.parent, os.O_RDONLY)  # or the new name may be forgotten when the power goes
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def keep(source: Path, target: Path) -> None:

@@ -80,6 +80,7 @@ class _Loop:
         self._draws = done.orders
         self._handed_out = time.perf_counter()
         self._useless = 0  # replies in a row
+        self._failed: set[int] = set()  # rows whose last reply was of no use, since one was applied
 
     def run(self) -> Selection:
         late, first = self.federation.late, max(self.done.round, 0) + 1
@@ -122,7 +123,10 @@ class _Loop:
         places = self.config.cohort - len(self._written)
         if places < 1 or not self.strategy.roster.idle_count:
             return
-        clients = self.strategy.roster.draw(self._draws + 1, places, self.strategy.candidates())
+        candidates = self.strategy.candidates()
+        if self._written:  # who has just failed waits for the others: their replies decide whether to go on
+            candidates = [client for client in candidates if client.row not in self._failed]
+        clients = self.strategy.roster.draw(self._draws + 1, places, candidates)
         if not clients:
             self._wait_for_trainable()
             return
@@ -146,10 +150,13 @@ class _Loop:
         for reply in replies:
             written = self._written.pop(reply.metadata.reply_to_message_id, None)
             if written is not None:
+                sender = self.strategy.roster.on_node(reply.metadata.src_node_id)
                 update = self.strategy.accept(reply)
                 staleness = self._applied - written
                 if update is None:
                     self._useless += 1
+                    if sender is not None:
+                        self._failed.add(sender.row)
                 elif staleness > self.limit:
                     name = update.client.client_id
                     self.strategy.round.refused[name] = f"staleness {staleness} is over the limit of {self.limit}"
@@ -161,6 +168,7 @@ class _Loop:
                     self.strategy.round.staleness.append(staleness)
                     self.strategy.round.results[update.client.client_id] = update.result
                     self._applied, self._useless = self._applied + 1, 0
+                    self._failed.clear()
             elif self._pending and reply.metadata.reply_to_message_id in self._pending.open:
                 self._take_in_score(self._pending, reply)
         self._forget_lost()

@@ -123,6 +123,8 @@ class RunFolder(Listener):
         if run_id is not None:
             write_bytes(path / "config.yaml", dump_run_config(config).encode())
             write_json(path / "environment.json", _environment(config, run_id, machines or {}))
+            if config.privacy.where != "none":
+                self.released(())  # so that a missing file is a lost one
 
     @classmethod
     def resume(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> tuple["RunFolder", Resume]:
@@ -188,7 +190,7 @@ class RunFolder(Listener):
             ConfigError: the file is damaged, or of another mechanism, so that it is not known what has been spent.
         """
         path, privacy = self.path / "privacy.json", self.config.privacy
-        if privacy.where == "none" or not path.exists():
+        if privacy.where == "none":
             return
         try:
             stored = json.loads(path.read_text())

@@ -244,7 +244,7 @@ class FedHeNN(_Alignment):
         """Bring the reference set, collect kernels, train."""
         self._round, self.target, there = server_round, None, list(cohort)
         if self.eta() > 0:
-            peers = self.roster.idle if self.options.peers == "all" else there
+            peers = self.candidates() if self.options.peers == "all" else there
             yield from self._sending(server_round, peers)
             factors: dict[int, Tensor] = {}
             self._heaviest = self.rows * widest(self.rows)

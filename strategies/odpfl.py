@@ -36,6 +36,7 @@ smaller in the end. So the encoder is trained by Adam, whose steps depend on nei
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -78,6 +79,14 @@ __all__ = ["ODPFL", "ODPFLOptions"]
 
 CALIBRATION = 64
 """Clients by whose descriptors a fresh encoder is scaled, at most."""
+
+FARTHEST = 100.0
+"""Root mean square of a descriptor beyond which it is refused: sound ones have deviation 1, fresh ones less."""
+
+OUTLIER = 7.5
+"""Distance from the median, in medians of such distances, that counts in calibration: 5 deviations of a Gaussian."""
+
+FEWEST = 8
 
 ADAM = "adam.encoder."
 """Prefix of the names under which the state of the encoder's optimiser is kept."""
@@ -187,7 +196,7 @@ class ODPFL(PFedHN):
         self._calibrated = True
         if len(self._descriptors) < 2:  # nothing to tell apart
             return
-        descriptors = torch.stack([entry[2] for entry in self._descriptors.values()])
+        descriptors = without_outliers(torch.stack([entry[2] for entry in self._descriptors.values()]))
         deviation = descriptors.std(0)
         # A dimension in which they hardly differ shall not become one of rounding errors.
         deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
@@ -273,14 +282,14 @@ class ODPFL(PFedHN):
 
     def _take_tuned(self, replies: Iterator[Message]) -> None:
         """Record the scores of those whom the encoder serves; of the others what rounds are selected by."""
-        for client, result in self.collect(replies, EvaluateResult, _sound, quorum=False):
+        for client, result in self.collect(replies, EvaluateResult, self.check_score, quorum=False):
             if self._trained_before(client):
                 self._tuned[client.client_id] = 100 * result.score("val").accuracy
             else:
                 self.record({client.client_id: result})
 
     def _take_original(self, replies: Iterator[Message]) -> None:
-        for client, result in self.collect(replies, EvaluateResult, _sound, quorum=False):
+        for client, result in self.collect(replies, EvaluateResult, self.check_score, quorum=False):
             self._original_scores[client.row] = result
 
     def evaluation(self, scores: Mapping[str, EvaluateResult]) -> Evaluation:
@@ -329,7 +338,7 @@ class ODPFL(PFedHN):
         def check(client: Client, result: DescribeResult) -> None:
             self._check_version(result.version)
             result.weights.check(descriptor_layout(self.spec_of_encoder.dim), self.gamma.dtype)
-            _check_norm(result.weights.values)
+            _check_norm(result.weights.values, FARTHEST * math.sqrt(self.spec_of_encoder.dim))
 
         def take(replies: Iterator[Message]) -> None:
             for client, result in self.collect(replies, DescribeResult, check, quorum=keep):
@@ -450,11 +459,21 @@ class ODPFL(PFedHN):
         self._renew()
 
 
-def _check_norm(values: Tensor) -> None:
+def without_outliers(descriptors: Tensor) -> Tensor:
+    """Return descriptors `(n, dim)` with what is far from the rest of a dimension brought to its edge.
+
+    Calibration is done once and stays: one client's lie must not decide by what those of all others are divided. Of
+    fewer than `FEWEST` nobody can tell what is far.
+    """
+    if len(descriptors) < FEWEST:
+        return descriptors
+    middle = descriptors.quantile(0.5, dim=0)
+    spread = (descriptors - middle).abs().quantile(0.5, dim=0)
+    reach = OUTLIER * spread.clamp_min(0.1 * float(spread.mean()))
+    return descriptors.clamp(middle - reach, middle + reach)
+
+
+def _check_norm(values: Tensor, most: float = LARGEST_NORM) -> None:
     norm = float(values.double().norm())
-    if norm > LARGEST_NORM:
-        raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
-
-
-def _sound(client: Client, result: EvaluateResult) -> None:
-    result.check()
+    if norm > most:
+        raise WireError(f"expected a norm of at most {most:.0e}, found {norm:.1e}")

@@ -26,6 +26,7 @@ from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, Wire
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
     LARGEST_NORM,
+    LONGEST_LAYOUT,
     UNREADABLE,
     EvaluateOrder,
     EvaluateResult,
@@ -38,6 +39,7 @@ from hyperbloom.common.messages import (
 )
 from hyperbloom.common.methods import Method
 from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
+from hyperbloom.common.names import check_name
 from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy", "is_novel"]
@@ -45,7 +47,7 @@ __all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrate
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
 
-LONGEST_NAME = 200
+LONGEST_VERSION = 100
 
 ResultT = TypeVar("ResultT", bound=Packable)
 
@@ -344,8 +346,13 @@ class PersonalisedStrategy(Strategy):
             raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}")
         if about.size not in config.sizes:
             raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
-        if not 0 < len(about.client_id) <= LONGEST_NAME:
-            raise RefusedError(f"expected a name of 1 to {LONGEST_NAME} characters, found {len(about.client_id)}")
+        try:
+            check_name(about.client_id, "--client-id")  # it becomes the name of a folder
+        except ConfigError as error:
+            raise RefusedError(str(error)[:300]) from None
+        words = (about.version, about.graph or "", *(about.types or ()))
+        if len(about.version) > LONGEST_VERSION or sum(map(len, words)) > LONGEST_LAYOUT:
+            raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
         if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
             raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
         if min(about.train_examples, about.val_examples, about.test_examples) < 1:
@@ -539,15 +546,18 @@ class PersonalisedStrategy(Strategy):
             return None
         try:
             result = self._unpack(reply, order, EvaluateResult)
-            result.check()
-            about = order.client.about
-            most = self.answers(order.client)
-            if result.val_total > most * about.val_examples or result.test_total > most * about.test_examples:
-                raise WireError("expected at most the validation and test examples that it said it has, found more")
+            self.check_score(order.client, result)
             return order.client.client_id, result
         except WireError as error:
             self._refuse(order.client.client_id, error)
             return None
+
+    def check_score(self, client: Client, result: EvaluateResult) -> None:
+        """Raise a WireError for scores that cannot be, or of more examples than a client has."""
+        result.check()
+        most, about = self.answers(client), client.about
+        if result.val_total > most * about.val_examples or result.test_total > most * about.test_examples:
+            raise WireError("expected at most the validation and test examples that it said it has, found more")
 
     def _refuse(self, name: str, error: WireError) -> None:
         """Note why a reply is not used, and whether its client is to blame."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    LARGEST_NORM,
     ErrorsOrder,
     ErrorsResult,
     MomentsOrder,
@@ -56,8 +57,11 @@ def discriminant(one: Tensor, other: Tensor) -> Tensor:
 
 
 def a_distance(error: float) -> float:
-    """Return `2 (1 - 2 err)`: 2 for clients that a classifier tells apart, 0 for those that it cannot."""
-    return 2 * (1 - 2 * error)
+    """Return `2 |1 - 2 err|`: 2 for clients that a classifier tells apart, 0 for those that it cannot.
+
+    The paper has no absolute value; a classifier that is mostly wrong tells them apart too, the other way round.
+    """
+    return 2 * abs(1 - 2 * error)
 
 
 class _PFL(PFedHN):
@@ -155,8 +159,8 @@ class PFLNearest(_PFL):
         yield self._ask_errors(server_round, theirs, ours, -1, network, pairs, errors)
         distances: dict[str, dict[str, float]] = {}
         for (one, other), found in errors.items():
-            if len(found) == 2:  # of either side, which count alike
-                distances.setdefault(one, {})[other] = a_distance(sum(found) / 2)
+            if len(found) == 2:  # of either side; the larger, so that nobody makes itself near by what it says
+                distances.setdefault(one, {})[other] = max(map(a_distance, found))
         self.distances = distances
         models = self.models()
         nearest = {one: models[min(each, key=each.__getitem__)] for one, each in distances.items()}
@@ -182,6 +186,13 @@ class PFLNearest(_PFL):
 
         def check(client: Client, result: MomentsResult) -> None:
             result.weights.check(Layout((("moments", (1 + features, features)),)), torch.float32)
+            values = result.weights.values.view(1 + features, features)
+            norm, least = float(values.double().norm()), float(values[1:].diagonal().min())
+            if norm > LARGEST_NORM or least < 0:
+                raise WireError(
+                    f"expected moments of norm up to {LARGEST_NORM:.0e} and no variance below 0, found {norm:.1e}, "
+                    f"{least:.1e}"
+                )
 
         def take(replies: Iterator[Message]) -> None:
             for client, result in self.collect(replies, MomentsResult, check, quorum=False):

@@ -21,7 +21,13 @@ from tests.processes.conftest import Site, cleared
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WRITTEN = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md"]
+WRITTEN = [
+    *PAGES,
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "deploy").glob("*.md")),
+    ROOT / "docker/README.md",
+]
 MAINS: dict[str, Callable[[list[str]], int]] = {"flower-server": server_main, "flower-client": client_main}
 
 

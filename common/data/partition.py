@@ -5,6 +5,7 @@ which examples are whose, and no example is dealt twice. Where a partitioner dea
 that a client gets are the same in the training, validation and test sets.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ __all__ = ["PARTITIONERS", "Deal", "Partitioner", "find_partitioner"]
 Shares = NDArray[np.float64]
 NOBODY = -1
 REDRAWS = 100
+TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -132,17 +134,21 @@ def deal_shards(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
-    """Draw for each class how the clients share it, from a Dirichlet distribution with concentration `alpha`.
+    """Draw each client's distribution over the classes, `q_i ~ Dir(alpha)`, and deal equally many examples to each.
 
-    Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-    2019, https://arxiv.org/abs/1909.06335
+    A client draws its training examples one by one by `q_i`, without replacement, the clients in random order; a class
+    of which nothing is left is drawn no more. Validation and test examples follow the shares of each class that it then
+    holds. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", 2019, section 4, https://arxiv.org/abs/1909.06335
 
     Raises:
         DataError: In a hundred draws there was always a client without examples.
     """
+    stock = np.bincount(pool.train.labels, minlength=len(pool.class_names))
     for attempt in range(REDRAWS):
         rng = generator(spec.seed, "dirichlet", attempt)
-        shares = rng.dirichlet(np.full(spec.partitions, spec.alpha), size=len(pool.class_names)).T
+        wanted = rng.dirichlet(np.full(len(stock), spec.alpha), size=spec.partitions)
+        shares = _drawn(wanted, stock, rng) / np.maximum(stock, 1)
         deal = _by_shares(pool, shares, spec.seed, "dirichlet")
         if all(len(np.unique(owners[owners != NOBODY])) == spec.partitions for owners in deal.owners.values()):
             return deal
@@ -151,6 +157,39 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
         f"examples of {pool.name}, found one without in each of {REDRAWS} draws with alpha {spec.alpha}; "
         "raise alpha or lower partitions"
     )
+
+
+def _drawn(wanted: Shares, stock: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return how many examples of each class the clients get, `(clients, classes)`, of as many as are in stock.
+
+    Args:
+        wanted: `(clients, classes)`, each client's distribution.
+        stock: `(classes,)`, examples that there are.
+        rng: Source of whose turn it is, and of what that client draws.
+    """
+    left, total = stock.copy(), int(stock.sum())
+    counts = np.zeros(wanted.shape, dtype=np.int64)
+    turns = rng.permutation(np.arange(total, dtype=np.int64) % len(wanted))
+    edges = _edges(wanted, left)
+    for client, draw in zip(turns.tolist(), rng.random(total).tolist(), strict=True):
+        label = bisect_right(edges[client], draw)
+        counts[client, label] += 1
+        left[label] -= 1
+        if not left[label]:
+            edges = _edges(wanted, left)
+    return counts
+
+
+def _edges(wanted: Shares, left: IntArray) -> list[list[float]]:
+    """Return each client's cumulative distribution over the classes of which something is left."""
+    able = wanted * (left > 0)
+    # Who wants only what is gone takes what there is.
+    able[able.sum(axis=1) < TINY] = left
+    edges = able.cumsum(axis=1) / np.maximum(able.sum(axis=1, keepdims=True), TINY)
+    # Rounding must not lead to a class that is gone: the last one left ends at 1, and those behind it begin there.
+    edges[:, int(np.max(np.flatnonzero(left), initial=0)) :] = 1.0
+    rows: list[list[float]] = edges.tolist()
+    return rows
 
 
 def deal_iid(pool: Pool, spec: DataSpec) -> Deal:
@@ -244,7 +283,11 @@ PARTITIONERS: Mapping[str, Partitioner] = {
     for partitioner in (
         Partitioner("shares", "a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
         Partitioner("shards", "shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
-        Partitioner("dirichlet", "every class shared by a Dirichlet draw; alpha sets how unequally", deal_dirichlet),
+        Partitioner(
+            "dirichlet",
+            "each client's class shares by a Dirichlet draw; alpha: how even (Hsu et al. 2019)",
+            deal_dirichlet,
+        ),
         Partitioner("iid", "examples at random, equally many for each client", deal_iid),
         Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_groups),
         Partitioner("coarse", "one coarse class for each client (cifar100)", deal_groups),

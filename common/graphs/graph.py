@@ -88,7 +88,7 @@ class Graph:
         names = [name for name, _, _ in owned]
         for name, role, layer in owned:
             if role not in layer.roles:
-                raise ModelError(f"graph: parameter {name[:60]!r}: a {layer} has no {role[:20]}")
+                raise ModelError(f"graph: parameter {name[:60]!r}: a {layer} has no {role[:20]!r}")
         if sorted(names) != sorted(self.order) or len(set(names)) != len(names):
             odd = sorted(set(names) ^ set(self.order)) or sorted(n for n in set(names) if names.count(n) > 1)
             raise ModelError(f"graph: expected one owner and one place for every parameter, found {odd[:1]} without")

@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> None:
     """
     from rich.console import Console
 
+    from hyperbloom.server.board import plain_text
     from hyperbloom.server.cli import fleet_for_newcomers
     from hyperbloom.server.on_demand import Counter, Generator, check_on_demand
     from hyperbloom.server.trained import read_trained
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     console = Console()
 
     def tell(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(plain_text(text), markup=False, highlight=False, soft_wrap=True)
 
     generator = Generator(read_trained(args.run, check_on_demand))
     with fleet_for_newcomers(args, args.run / "serve", console, tell) as grid:

@@ -52,6 +52,13 @@ def test_nothing_else_that_is_made_of_training_examples_leaves(worker: Worker) -
             call()
 
 
+def test_no_loss_of_training_examples_leaves_in_any_answer(worker: Worker) -> None:
+    assert worker.train(train_order("all", "nothing")).loss == 0
+    diverging = train_order("head", run_id="run-2", dp_clip=1.0, dp_noise=8.0, learning_rate=1e38, weight_decay=1e30)
+    with pytest.raises(HyperbloomError, match=r"^training diverged; lower local\.learning_rate$"):
+        worker.train(diverging)
+
+
 @pytest.mark.parametrize("wrong", [{"dp_clip": 1.0}, {"dp_noise": 1.0}, {"dp_clip": -1.0, "dp_noise": 1.0}])
 def test_half_an_order_for_noise_is_refused(worker: Worker, wrong: dict[str, float]) -> None:
     with pytest.raises(WireError, match="expected dp_clip and dp_noise above 0"):

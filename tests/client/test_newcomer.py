@@ -87,7 +87,7 @@ def test_with_a_promise_there_is_noise_of_its_scale_and_an_entry(tmp_path: Path)
     assert 80 < float((added / sigma).square().sum()) < 320
     (entry,) = Ledger(tmp_path / "0" / "state").read()
     assert (entry["epsilon"], entry["delta"], entry["examples"], entry["server"]) == (0.3, 0.001, count, "box:9092")
-    assert entry["sigma"] == pytest.approx(sigma, rel=1e-4)
+    assert entry["sigma"] == pytest.approx(sigma, rel=5e-3)
 
 
 def test_the_same_offer_again_costs_nothing_and_tells_nothing_new(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ def initial(layout: Layout = FULL, seed: int = 0) -> Weights:
     return Weights(layout, layout.flatten(dict(build(SPEC).named_parameters())))
 
 
+REPLY = "order: expected reply in ('delta', 'weights', 'nothing') and 1 to 100000 steps, found "
+
+
 def train_order(private: str = "none", reply: str = "delta", **changes: Any) -> TrainOrder:
     """Return an order that a worker of `conftest` accepts."""
     values: dict[str, Any] = {
@@ -142,17 +145,22 @@ def test_a_process_loads_the_data_of_the_same_settings_once() -> None:
         (
             train_order(reply="gradient"),
             WireError,
-            "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'gradient', 4 steps",
+            f"{REPLY}'gradient', (4,) steps",
         ),
         (
             train_order(steps=0),
             WireError,
-            "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'delta', 0 steps",
+            f"{REPLY}'delta', (0,) steps",
+        ),
+        (
+            train_order(steps=100_001),
+            WireError,
+            f"{REPLY}'delta', (100001,) steps",
         ),
         (
             train_order(batch_size=0),
             WireError,
-            "order: expected reply in ('delta', 'weights', 'nothing') and steps, found 'delta', 4 steps",
+            f"{REPLY}'delta', (4,) steps",
         ),
         (
             train_order(compression="zip"),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperbloom.common.data import PARTITIONERS, DataSpec, load_client_data
+from hyperbloom.common.data import PARTITIONERS, DataSpec, load_client_data, partition
 from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
 from hyperbloom.common.data.partition import Deal
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion, Scaling
@@ -111,12 +111,31 @@ def test_dirichlet_is_the_more_skewed_the_smaller_alpha() -> None:
     assert distances[2] < 0.1
 
 
-def test_dirichlet_draws_again_until_nobody_is_left_out() -> None:
-    data = pool(sizes=(40, 20, 20))
-    first = generator(0, "dirichlet", 0).dirichlet(np.full(8, 0.05), size=10)
-    assert (np.floor(first.sum(axis=0)) == 0).any()
-    dealt = deal(data, "dirichlet", 8, alpha=0.05)
-    assert all((counts(data, dealt, 8, part).sum(axis=1) > 0).all() for part in PARTS)
+def test_dirichlet_gives_clients_equal_numbers_by_distributions_of_their_own() -> None:
+    data, clients = pool(), 4
+    found = counts(data, deal(data, "dirichlet", clients, alpha=5.0), clients, "train")
+    assert found.sum(axis=1).tolist() == [1000] * clients
+    wanted = generator(0, "dirichlet", 0).dirichlet(np.full(10, 5.0), size=clients)
+    assert np.abs(found / 1000 - wanted).max() < 0.08  # as far as a thousand draws and what is left allow
+    assert np.abs(found / 1000 - np.roll(wanted, 1, axis=0)).max() > 0.1
+
+
+@pytest.mark.parametrize("alpha", [1e-7, 0.05, 1e6])
+def test_dirichlet_deals_every_training_example_whatever_is_wanted(alpha: float) -> None:
+    data = pool(sizes=(40, 40, 40))
+    found = counts(data, deal(data, "dirichlet", 7, alpha=alpha), 7, "train")
+    assert found.sum(axis=0).tolist() == [40] * 10
+    assert found.sum(axis=1).max() - found.sum(axis=1).min() <= 1
+
+
+def test_dirichlet_draws_again_until_nobody_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, clients = pool(sizes=(10, 2, 2)), 10
+    with monkeypatch.context() as patch:
+        patch.setattr(partition, "REDRAWS", 1)
+        with pytest.raises(DataError, match="found one without in each of 1 draws"):
+            deal(data, "dirichlet", clients, alpha=0.05)
+    dealt = deal(data, "dirichlet", clients, alpha=0.05)
+    assert all((counts(data, dealt, clients, part).sum(axis=1) > 0).all() for part in PARTS)
 
 
 def test_dirichlet_gives_up_and_says_what_to_change() -> None:

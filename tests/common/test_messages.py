@@ -422,6 +422,23 @@ def test_names_must_be_words_and_lengths_whole_numbers(tensors: str) -> None:
     assert found == f"TrainResult.tensors: expected names and whole lengths from 0, found {tensors!r}"
 
 
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        json.dumps([["a", [int("9" * 4000)] * 100]]),  # the product would have more digits than Python prints
+        json.dumps([["a", [2**40]]]),
+        json.dumps([["a", [1] * 17]]),
+        '[["\\ud800",[8]]]',  # cannot be encoded, in a log as little as on a console
+        '[["a\\u001b[2J",[8]]]',
+        json.dumps([["a" * 1001, [8]]]),
+    ],
+)
+def test_names_that_cannot_be_printed_and_lengths_beyond_all_memory_are_refused(tensors: str) -> None:
+    found = refusal(TrainResult, record(RESULT, tensors=tensors))
+    assert found.startswith("TrainResult.tensors: expected names and whole lengths from 0, found ")
+    found.encode()
+
+
 def test_a_negative_length_is_refused_though_nothing_would_be_read() -> None:
     found = refusal(TrainResult, record(RESULT, tensors='[["a",[0,-4]]]', values=b""))
     assert found == """TrainResult.tensors: expected names and whole lengths from 0, found '[["a",[0,-4]]]'"""

@@ -227,6 +227,19 @@ def test_replies_without_use_in_a_row_end_the_run(crew: Callable[..., Crew]) -> 
     assert sum(entry.what == "answer" for entry in run.entries("train")) == 20
 
 
+def test_one_client_that_always_fails_at_once_does_not_end_the_run(crew: Callable[..., Crew]) -> None:
+    """Its place goes back to nobody else, as all others are busy: it waits for one of them before it is asked again."""
+    run = crew(clients=4, cohort=4, rounds=3, eval_every=3)
+    run.join(2, "bad", train=0.01)
+    run.answer["bad"] = lambda message: app_error("RuntimeError: its own model fails")
+    for node, name in ((3, "a"), (4, "b"), (5, "c")):
+        run.join(node, name, train=30.0)
+    run.run()
+    assert len(run.learned) == 12
+    answers = [entry.client for entry in run.entries("train") if entry.what == "answer"]
+    assert "bad" in answers[5:] and answers.count("bad") <= 12
+
+
 def test_a_useful_reply_now_and_then_is_enough(crew: Callable[..., Crew]) -> None:
     run = crew(clients=1, cohort=1, rounds=3, eval_every=3)
     run.join(2, "a")

@@ -41,11 +41,13 @@ def test_rounds_that_are_repeated_after_a_crash_are_spent_twice(tmp_path: Path) 
     assert not [line for line in third if "loss" in line], "a loss is of the same examples, and has no noise"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"clients": {}}', '{"clients": {"a": 3}}'])
-def test_a_run_whose_ledger_is_damaged_is_not_resumed(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"clients": {}}', '{"clients": {"a": 3}}'])
+def test_a_run_whose_ledger_is_damaged_or_lost_is_not_resumed(tmp_path: Path, content: str | None) -> None:
     config = make_config("fedavg", privacy=DP)
     begin(tmp_path, config, crash_after=3)
-    (tmp_path / "privacy.json").write_text(content)
+    (tmp_path / "privacy.json").unlink()
+    if content is not None:
+        (tmp_path / "privacy.json").write_text(content)
     with pytest.raises(ConfigError, match="not known what has been spent on privacy"):
         RunFolder.resume(tmp_path, config, lambda text: None)
 

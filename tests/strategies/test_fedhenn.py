@@ -336,6 +336,13 @@ def test_those_who_share_the_round_or_all(run: Make, tmp_path: Path) -> None:
         assert sum("draw" in each for each in federation.grid.fields("query.represent")) == asked
 
 
+def test_novel_clients_do_not_teach(run: Make, tmp_path: Path) -> None:
+    federation = digits_federation(run().model_copy(update={"novel": 33}), tmp_path)
+    federation.run()
+    asked = [each for each in federation.grid.fields("query.represent") if "draw" in each]
+    assert len(asked) == 2 * 4
+
+
 # ---------------------------------------------------------------------- what travels
 
 

@@ -34,6 +34,7 @@ from hyperbloom.common.messages import (
 )
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.odpfl import without_outliers
 from hyperbloom.strategies.personalised import Leg
 from hyperbloom.strategies.roster import Roster
 
@@ -279,6 +280,16 @@ def test_all_legs_of_a_round_share_one_encoder_and_the_next_round_has_another(tm
     assert seen[0] != seen[1] != made.strategy.version
 
 
+def test_one_far_descriptor_does_not_decide_the_calibration() -> None:
+    honest = torch.randn(63, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.01
+    lie = torch.full((1, 4), 50.0, dtype=torch.float64)
+    found = without_outliers(torch.cat([honest, lie]))
+    assert torch.equal(found[:-1], honest)
+    assert float(found.std(0).max()) < 1.3 * float(honest.std(0).max())
+    few = torch.cat([honest[:6], lie])
+    assert torch.equal(without_outliers(few), few)
+
+
 @pytest.mark.parametrize("leg", [DescribeResult, BackpropResult])
 def test_what_comes_from_another_encoder_is_refused(tmp_path: Path, doubles: None, leg: type) -> None:
     made, clients = federation(tmp_path)
@@ -321,6 +332,21 @@ def test_impossible_descriptors_and_gradients_are_refused(tmp_path: Path, double
     train(made)
     assert made.strategy.round.refused["c0"] == "tensor descriptor: 3 values are not finite"
     assert made.strategy.round.refused["c1"].startswith("expected a norm of at most 1e+06, found")
+    assert torch.isfinite(made.strategy.gamma).all()
+
+
+def test_a_descriptor_that_is_far_from_all_sound_ones_is_refused(tmp_path: Path, doubles: None) -> None:
+    made, clients = federation(tmp_path)
+
+    def tamper(name: str, result: Any) -> Any:
+        if name == "c1" and isinstance(result, DescribeResult):
+            values = torch.full_like(result.weights.values, 101.0)
+            return DescribeResult(result.version, Weights(result.weights.layout, values))
+        return result
+
+    clients.tamper = tamper
+    train(made)
+    assert made.strategy.round.refused["c1"].startswith("expected a norm of at most ")
     assert torch.isfinite(made.strategy.gamma).all()
 
 

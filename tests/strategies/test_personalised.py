@@ -268,7 +268,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "yes": ({"tensors": '[["fc1.weight",[true]]]'}, LENGTHS),
     "list-name": ({"tensors": '[[["fc1.weight"],[1]]]'}, LENGTHS),
     "deep": ({"tensors": "[" * 200_000}, "TrainResult.tensors: expected names and shapes as JSON"),
-    "long": ({"tensors": f'[["fc1.weight",[{10**60}]]]'}, "0 bytes for 1 tensors, found"),
+    "long": ({"tensors": f'[["fc1.weight",[{10**60}]]]'}, LENGTHS),
     "twice": (
         {"tensors": json.dumps([["fc1.weight", [50, 4]], *SHAPES.items()]), "values": bytes(4 * (LENGTH + 200))},
         "tensors: expected in the order",
@@ -561,6 +561,11 @@ def test_a_client_that_does_not_answer_is_left_out_of_the_scores() -> None:
         ({"num_classes": 4}, "expected 3 classes as in this federation, found 4"),
         ({"size": "L"}, "expected --size to be one of S, M, found L"),
         ({"val_examples": 0}, "found an empty set"),
+        ({"client_id": "../../home/op/x"}, "--client-id: expected 1 to 64 letters"),
+        ({"client_id": ""}, "--client-id: expected 1 to 64 letters"),
+        ({"client_id": "a\nb"}, "--client-id: expected 1 to 64 letters"),
+        ({"version": "1" * 101}, "expected less to be said of its version and model"),
+        ({"types": ("x" * 2**21, "y" * 2**21)}, "expected less to be said of its version and model"),
     ],
 )
 def test_a_newcomer_that_does_not_fit_is_refused(changes: dict[str, Any], text: str) -> None:
@@ -568,7 +573,7 @@ def test_a_newcomer_that_does_not_fit_is_refused(changes: dict[str, Any], text: 
     strategy.check_newcomer(introduction("a"))
     strategy.check_newcomer(introduction("b", size="M"))
     with pytest.raises(RefusedError, match=text):
-        strategy.check_newcomer(introduction("c", **changes))
+        strategy.check_newcomer(replace(introduction("c"), **changes))
 
 
 def test_a_first_client_that_no_network_fits_is_refused_and_decides_nothing() -> None:

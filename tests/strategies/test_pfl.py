@@ -10,11 +10,19 @@ from torch import Tensor
 
 from hyperbloom.client.many import domain_errors, features, moments, score
 from hyperbloom.client.training import evaluate
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.worker import Worker, worker_for
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import EvaluateOrder, TryOrder, Weights
+from hyperbloom.common.messages import (
+    ErrorsOrder,
+    ErrorsResult,
+    EvaluateOrder,
+    MomentsOrder,
+    MomentsResult,
+    TryOrder,
+    Weights,
+)
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.pfl import a_distance, discriminant
@@ -90,7 +98,42 @@ def test_nearest_serves_the_model_of_the_client_at_the_smallest_distance(tmp_pat
         classifier = discriminant(seen["client-3"], seen[name])[None]
         ours = domain_errors(features(network, workers["client-3"].val_data.inputs), classifier, 1)
         theirs = domain_errors(features(network, workers[name].val_data.inputs), classifier, -1)
-        assert distance == pytest.approx(a_distance((ours[0] + theirs[0]) / 2), abs=0.05)
+        assert distance == pytest.approx(max(a_distance(ours[0]), a_distance(theirs[0])), abs=0.05)
+
+
+@pytest.mark.parametrize("claim", [0.0, 0.5, 1.0])
+def test_no_claim_makes_a_client_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claim: float) -> None:
+    honest = trained(tmp_path / "honest", "pfl-nearest").strategy.distances["client-3"]
+    errors = Worker.errors
+
+    def lying(worker: Worker, order: ErrorsOrder) -> ErrorsResult:
+        result = errors(worker, order)
+        mine = worker.settings.client_id == "client-1"
+        return ErrorsResult(tuple(claim for _ in result.errors)) if mine else result
+
+    monkeypatch.setattr(Worker, "errors", lying)
+    found = trained(tmp_path / "lying", "pfl-nearest").strategy.distances["client-3"]
+    assert {name: found[name] for name in ("client-0", "client-2")} == {
+        name: honest[name] for name in ("client-0", "client-2")
+    }
+    # No nearer than the novel client itself finds.
+    assert found["client-1"] >= min(honest["client-1"], 0.3) and found["client-1"] >= 0
+
+
+@pytest.mark.parametrize("spoil", [lambda moments: moments * 1e30, lambda moments: -moments])
+def test_moments_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    moments = Worker.moments
+
+    def lying(worker: Worker, order: MomentsOrder) -> MomentsResult:
+        result = moments(worker, order)
+        if worker.settings.client_id != "client-1":
+            return result
+        return MomentsResult(Weights(result.weights.layout, spoil(result.weights.values)))
+
+    monkeypatch.setattr(Worker, "moments", lying)
+    made = trained(tmp_path, "pfl-nearest")
+    assert "expected moments of norm up to" in made.strategy.round.refused["client-1"]
+    assert set(made.strategy.distances["client-3"]) == {"client-0", "client-2"}
 
 
 def test_no_input_leaves_a_client_for_the_distance(tmp_path: Path) -> None:
