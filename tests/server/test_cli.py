@@ -424,7 +424,7 @@ NO_STRATEGY = f"expected one of {', '.join(STRATEGIES)}; or package.module:Class
         ("--set local.momentun=0.5", "local.momentun: unknown key in the command line. Did you mean momentum?"),
         ("--set rounds", "--set: expected KEY=VALUE such as local.steps=20, found 'rounds'"),
         ("--cohort 4 --clients 3", "cohort: expected at most clients = 3, found 4"),
-        ("--rounds 5", "eval_every: expected at most rounds = 5, found 10"),
+        ("--rounds 5 --eval-every 10", "eval_every: expected at most rounds = 5, found 10"),
         ("--rounds 0", "rounds: expected greater than 0, found 0 in the command line"),
         (
             "--model lenet",
