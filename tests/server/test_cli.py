@@ -107,6 +107,7 @@ def test_the_run_folder_holds_what_is_promised_and_nothing_else(run: Done) -> No
     clients = {f"clients/client-{index}/identity.json" for index in range(3)}
     run_id = run.json("environment.json")["run_id"]
     clients |= {f"clients/client-{index}/personal/{run_id}-local.safetensors" for index in range(3)}
+    clients |= {f"clients/client-{index}/scored/{run_id}-local.safetensors" for index in range(3)}
     assert found - clients == {
         "config.yaml",
         "environment.json",
