@@ -16,12 +16,16 @@ from hyperbloom.common.messages import (
     EvaluateOrder,
     FitOrder,
     Greeting,
+    KeysOrder,
+    MaskedOrder,
     MomentsOrder,
     Notice,
     ReferenceOrder,
     RepresentOrder,
+    SharesOrder,
     TrainOrder,
     TryOrder,
+    UnmaskOrder,
 )
 
 __all__ = ["app", "train_all"]
@@ -87,6 +91,34 @@ def fit(message: Message, context: Context) -> Message:
     """Train on this client's data, and fit the encoder to it."""
     order = FitOrder.unpack(message.content)
     return Message(_worker(context).fit(order).pack(), reply_to=message)
+
+
+@app.train("keys")
+def keys(message: Message, context: Context) -> Message:
+    """Begin a round of secure aggregation."""
+    order = KeysOrder.unpack(message.content)
+    return Message(_worker(context).make_keys(order).pack(), reply_to=message)
+
+
+@app.train("shares")
+def shares(message: Message, context: Context) -> Message:
+    """Deal shares of the secrets of this round."""
+    order = SharesOrder.unpack(message.content)
+    return Message(_worker(context).deal_shares(order).pack(), reply_to=message)
+
+
+@app.train("masked")
+def masked(message: Message, context: Context) -> Message:
+    """Train on this client's data, and mask what leaves it."""
+    order = MaskedOrder.unpack(message.content)
+    return Message(_worker(context).train_masked(order).pack(), reply_to=message)
+
+
+@app.train("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """Reveal what takes the masks off the sum."""
+    order = UnmaskOrder.unpack(message.content)
+    return Message(_worker(context).unmask(order).pack(), reply_to=message)
 
 
 @app.evaluate()

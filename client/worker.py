@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hyperbloom import __version__
-from hyperbloom.client import encoding, many
+from hyperbloom.client import encoding, many, secure_aggregation
 from hyperbloom.client.alignment import answer_representations, keep_reference, reference_rows, with_reference
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
@@ -40,16 +40,24 @@ from hyperbloom.common.messages import (
     FitOrder,
     FitResult,
     Introduction,
+    KeysOrder,
+    KeysResult,
+    MaskedOrder,
+    MaskedResult,
     MomentsOrder,
     MomentsResult,
     ReferenceOrder,
     ReferenceResult,
     RepresentOrder,
     RepresentResult,
+    SharesOrder,
+    SharesResult,
     SplitScore,
     TrainOrder,
     TrainResult,
     TryOrder,
+    UnmaskOrder,
+    UnmaskResult,
     Weights,
 )
 from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
@@ -244,6 +252,30 @@ class Worker:
                 moment = _moment(order)
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded, moment)
         return TrainResult(0.0 if hidden else loss, seconds, reply, encoded)
+
+    def make_keys(self, order: KeysOrder) -> KeysResult:
+        """Begin a round of secure aggregation, of which this client keeps nothing on the disk."""
+        return secure_aggregation.begin(self.settings, order)
+
+    def deal_shares(self, order: SharesOrder) -> SharesResult:
+        """Deal shares of the round's secrets; WireError if the order would not keep them."""
+        with secure_aggregation.current(self.settings, order) as secure:
+            return secure.share(order)
+
+    def train_masked(self, order: MaskedOrder) -> MaskedResult:
+        """Train as ordered, and return the change masked.
+
+        Raises:
+            WireError: the order does not fit this client, or this point of the round.
+        """
+        with secure_aggregation.current(self.settings, order) as secure:
+            secure.expect(order)
+            return secure.mask(order, self.train(order), len(self.train_data))
+
+    def unmask(self, order: UnmaskOrder) -> UnmaskResult:
+        """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
+        with secure_aggregation.current(self.settings, order) as secure:
+            return secure.unmask(order)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
         """Return what the ordered encoder makes of the training examples; labels are not looked at."""

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hyperbloom.common.errors import ConfigError
 
 __all__ = [
+    "FEWEST_CLIENTS",
+    "MOST_CLIENTS",
     "DataConfig",
     "LocalConfig",
     "PrivacyConfig",
@@ -38,6 +40,12 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # What PyYAML raises for text that it cannot make a value of; its own error class does not cover them all.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 SectionT = TypeVar("SectionT", bound="Section")
+
+FEWEST_CLIENTS = 3
+"""Clients that a secure sum is of at least: of two, each knows the other's part."""
+
+MOST_CLIENTS = 512
+"""Cohort beyond which the steps of the fixed-point numbers become coarse, and masks for every pair costly."""
 
 
 class Section(BaseModel):
@@ -96,6 +104,9 @@ class PrivacyConfig(Section):
     clip: Rate = Field(1.0, description="norm to which each client's change is clipped")
     noise: Rate = Field(1.0, description="standard deviation of the noise in each coordinate, in units of clip")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
+    largest_change: Rate = Field(
+        8.0, description="secure_aggregation: change of a single weight beyond which a client cuts it"
+    )
 
 
 class RunConfig(Section):
@@ -125,7 +136,7 @@ class RunConfig(Section):
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     privacy: PrivacyConfig = Field(PrivacyConfig(), description="differential privacy of the clients")
     secure_aggregation: bool = Field(
-        False, description="the server learns sums of replies only; not built yet, see docs/privacy.md"
+        False, description="averages: clients mask their changes, and the server learns the sum alone (docs/privacy.md)"
     )
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
     novel: Annotated[int, Field(ge=0, le=90)] = Field(
@@ -259,10 +270,35 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"cohort: expected at most clients = {config.clients}, found {config.cohort}")
     if config.eval_every > config.rounds:
         raise ConfigError(f"eval_every: expected at most rounds = {config.rounds}, found {config.eval_every}")
+    if config.secure_aggregation:
+        _check_secure_aggregation(config)
     if config.asynchronous and config.local.schedule != "constant":
         raise ConfigError("local.schedule: expected constant with asynchronous: true, which has no rounds to count")
     if len(set(config.sizes)) != len(config.sizes) or not config.sizes:
         raise ConfigError(f"sizes: expected one or more of S, M, L without repetition, found {list(config.sizes)}")
+
+
+def _check_secure_aggregation(config: RunConfig) -> None:
+    if not FEWEST_CLIENTS <= config.cohort <= MOST_CLIENTS:
+        raise ConfigError(
+            f"cohort: expected {FEWEST_CLIENTS} to {MOST_CLIENTS} with secure_aggregation, found {config.cohort}; a "
+            "sum of fewer hides nobody, one of more takes too many masks"
+        )
+    if config.asynchronous:
+        raise ConfigError("asynchronous: expected false with secure_aggregation, which sums the replies of a round")
+    if config.compression != "none":
+        raise ConfigError("compression: expected none with secure_aggregation: masked numbers cannot be made smaller")
+    privacy = config.privacy
+    if privacy.where == "server":
+        raise ConfigError(
+            "privacy.where: expected client or none with secure_aggregation: on the server each change would be clipped"
+        )
+    least = privacy.clip * (1 + 6 * privacy.noise)
+    if privacy.where == "client" and privacy.largest_change < least:
+        raise ConfigError(
+            f"privacy.largest_change: expected at least clip + 6 * noise * clip = {least:g}, or noise is cut off; "
+            f"found {privacy.largest_change:g}"
+        )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -22,6 +22,17 @@ With an encoder (ODPFL-HN) also
       | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
       | <--------------------- FitResult ------- |
 
+With secure aggregation, instead of TrainOrder (common/secure_aggregation.py)
+
+      | -- KeysOrder (train.keys) ----------->  |
+      | <-------------------- KeysResult ------- |   keys for this round
+      | -- SharesOrder (train.shares) ------->  |   everybody's keys
+      | <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
+      | -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
+      | <------------------ MaskedResult ------- |   the change, masked
+      | -- UnmaskOrder (train.unmask) ------->  |   who has sent one, and who has vanished
+      | <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
+
 and for novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
 
       | -- TryOrder (evaluate.many) ---------->  |   many models
@@ -79,6 +90,10 @@ __all__ = [
     "FitResult",
     "Greeting",
     "Introduction",
+    "KeysOrder",
+    "KeysResult",
+    "MaskedOrder",
+    "MaskedResult",
     "MomentsOrder",
     "MomentsResult",
     "Notice",
@@ -87,10 +102,14 @@ __all__ = [
     "ReferenceResult",
     "RepresentOrder",
     "RepresentResult",
+    "SharesOrder",
+    "SharesResult",
     "SplitScore",
     "TrainOrder",
     "TrainResult",
     "TryOrder",
+    "UnmaskOrder",
+    "UnmaskResult",
     "Weights",
     "weigh",
 ]
@@ -555,6 +574,90 @@ class FitResult(TrainResult):
     version: str = ""
     distance: float = 0.0  # mean of the squared differences
     gamma: Weights | None = None
+
+
+@dataclass(frozen=True)
+class KeysOrder(Packable):
+    """Make keys and a secret for a round of secure aggregation; what is left of an earlier round is forgotten."""
+
+    type: ClassVar[str] = "train.keys"
+    run_id: str
+    round: int
+
+
+@dataclass(frozen=True)
+class KeysResult(Packable):
+    """Public keys: for what other clients seal for this one, and for the masks that it shares with them."""
+
+    cipher_key: bytes
+    mask_key: bytes
+
+
+@dataclass(frozen=True)
+class SharesOrder(Packable):
+    """Deal shares of the round's secrets. Clients are known to each other by their places in the lists of keys only."""
+
+    type: ClassVar[str] = "train.shares"
+    run_id: str
+    round: int
+    place: int  # of the client itself
+    threshold: int  # clients whose shares put a secret together
+    bound: float  # largest change of a coordinate
+    examples: int  # beyond which a client counts for no more
+    cipher_keys: tuple[bytes, ...]
+    mask_keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class SharesResult(Packable):
+    """For each place the sealed shares, none for the client's own, and by what its secret and each share are known."""
+
+    sealed: tuple[bytes, ...]
+    secret: bytes  # digest of the secret of which its own mask is made
+    secret_shares: tuple[bytes, ...]  # digests of the shares of that
+    key_shares: tuple[bytes, ...]  # digests of the shares of the private key of its masks
+
+
+@dataclass(frozen=True)
+class MaskedOrder(TrainOrder):
+    """Train as ordered, and send the change masked.
+
+    `pieces` are three numbers for each stretch of the flat change that is summed: where it starts there, where in the
+    sum, and its length. The rest of the change stays on the client.
+    """
+
+    type: ClassVar[str] = "train.masked"
+    there: tuple[int, ...] = ()  # places of the clients that have dealt shares
+    sealed: tuple[bytes, ...] = ()  # the shares that each of these has sealed for this client
+    digests: tuple[bytes, ...] = ()  # for each the digests of its two shares, one behind the other
+    pieces: tuple[int, ...] = ()
+    total: int = 0  # numbers in the sum, but for the loss
+
+
+@dataclass(frozen=True)
+class MaskedResult(Packable):
+    """The weighted change as words of four bytes, the weighted loss behind it, under masks."""
+
+    seconds: float
+    masked: bytes
+
+
+@dataclass(frozen=True)
+class UnmaskOrder(Packable):
+    """Reveal shares of the secrets of `alive` and of the keys of `dead`; places, together those that dealt shares."""
+
+    type: ClassVar[str] = "train.unmask"
+    run_id: str
+    round: int
+    alive: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class UnmaskResult(Packable):
+    """The shares, in order of places; empty where the one that was dealt cannot be read."""
+
+    shares: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)

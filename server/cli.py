@@ -100,6 +100,11 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="sets privacy.where=client: each client clips its change and adds noise before anything leaves it",
     )
+    run.add_argument(
+        "--secure-aggregation",
+        action="store_true",
+        help="sets secure_aggregation=true: clients mask their changes, and the server learns the sum alone",
+    )
     run.add_argument("--baselines", metavar="A,B", help="strategies to run afterwards with the same clients")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any key; may be repeated")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (default: runs/DATE-STRATEGY)")
@@ -216,7 +221,7 @@ def _as_it_began(args: argparse.Namespace, arguments: list[str] | None) -> argpa
     Raises:
         ConfigError: a flag would change the run, or the folder is not one of a run.
     """
-    changes = [*_FLAGS, *_DATA_FLAGS, "dp_clients", "baselines", "set", "config", "run_dir"]
+    changes = [*_FLAGS, *_DATA_FLAGS, "dp_clients", "secure_aggregation", "baselines", "set", "config", "run_dir"]
     for name in changes:
         if getattr(args, name.removesuffix("_s")) not in (None, [], False):
             raise ConfigError(f"--resume: {_flag(name)} would change the run; leave it out, or start a new run")
@@ -268,6 +273,8 @@ def _config(args: argparse.Namespace) -> RunConfig:
         overrides["baselines"] = [name.strip() for name in args.baselines.split(",") if name.strip()]
     if args.dp_clients:
         overrides["privacy.where"] = "client"
+    if args.secure_aggregation:
+        overrides["secure_aggregation"] = True
     overrides = {key: value for key, value in overrides.items() if value is not None}
     overrides |= dict(parse_assignment(text) for text in args.set)
     if args.local_clients and "clients" not in overrides and args.config is None:
@@ -323,6 +330,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     security = _security(args) if args.engine == "grpc" else _Security()
     if args.vectorise is not None and args.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {args.engine}")
+    if config.secure_aggregation and args.engine == "ray":
+        raise ConfigError(
+            "--engine ray: expected grpc or inline with secure_aggregation: clients keep a round's secrets in the "
+            "memory of one process"
+        )
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
     from hyperbloom.server.checkpoint import locked
     from hyperbloom.server.run_folder import RunFolder, new_run_folder

@@ -9,6 +9,7 @@ from hyperbloom.server.federation import Federation
 from hyperbloom.server.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
 from hyperbloom.strategies.personalised import Evaluation, Leg, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
+from hyperbloom.strategies.secure_aggregation import secure_legs
 
 __all__ = ["FRUITLESS_ROUNDS", "Save", "better", "due", "give_up", "run_rounds", "tell"]
 
@@ -74,7 +75,8 @@ def run_rounds(
 def _train(strategy: PersonalisedStrategy, federation: Federation, config: RunConfig, number: int) -> bool:
     """Return False if clients were asked and none of them answered usefully."""
     cohort = strategy.begin_round(number)
-    for leg in strategy.legs(number, cohort):
+    secure = config.secure_aggregation
+    for leg in secure_legs(strategy, number, cohort) if secure else strategy.legs(number, cohort):
         _exchange(strategy, federation, config, leg)
     return bool(strategy.round.results) or not cohort
 

@@ -219,7 +219,7 @@ class RunFolder(Listener):
         self._round = report.number
         hidden = self.config.privacy.where == "client"
         self._append(METRICS, [metrics_line(report, hidden)])
-        self._append(CLIENTS, client_lines(report, hidden))
+        self._append(CLIENTS, client_lines(report, hidden or self.config.secure_aggregation))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""

@@ -87,11 +87,13 @@ class TerminalView(Listener):
         self._view = BoardView(console)
         self._board = Board("", 0)
         self._hidden = False  # whether clients keep their losses to themselves
+        self._summed = False  # whether there are only means of losses
 
     def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
         """Begin a new block for a strategy."""
         self._board = Board(name, strategy.config.rounds)
         self._hidden = strategy.config.privacy.where == "client"
+        self._summed = strategy.config.secure_aggregation
         self._view.open(self._board)
 
     def phase_done(self, strategy: "PersonalisedStrategy") -> None:
@@ -110,7 +112,7 @@ class TerminalView(Listener):
         """Advance."""
         board = self._board
         board.add_round(metrics_line(report, self._hidden))
-        for line in client_lines(report, self._hidden):
+        for line in client_lines(report, self._hidden or self._summed):
             board.add_client(line)
         for name, why in report.outcome.refused.items():
             self._view.event(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")

@@ -203,6 +203,14 @@ class GHN(_GraphStrategy):
     noise_at: ClassVar[tuple[str, ...]] = ("client",)
     sums: ClassVar[bool] = True
 
+    def check_newcomer(self, about: Introduction) -> None:
+        """What is summed must be known to be several clients', so each says which parts it trains."""
+        if self.config.secure_aggregation and about.types == _ALL and about.graph is None:
+            raise RefusedError(
+                "with secure aggregation parts are summed that several clients have; join with --disclose types"
+            )
+        super().check_newcomer(about)
+
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """For each client the parts that it needs; clients of equal needs share a vector."""
         made: dict[Layout, Tensor] = {}

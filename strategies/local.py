@@ -17,6 +17,7 @@ class Local(PersonalisedStrategy):
     own_models: ClassVar[Literal["no", "may", "must"]] = "may"
     asynchronous: ClassVar[bool] = True
     noise_at: ClassVar[tuple[str, ...]] = ("client", "server")  # nothing is sent
+    sums: ClassVar[bool] = True
 
     def weights_for(self, clients: Sequence[Client]) -> None:
         """Nothing is sent."""

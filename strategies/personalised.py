@@ -42,7 +42,7 @@ from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_l
 from hyperbloom.common.names import check_name
 from hyperbloom.strategies.roster import Client, Roster
 
-__all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "PersonalisedStrategy", "is_novel"]
+__all__ = ["ClientUpdate", "Evaluation", "Leg", "NoOptions", "Order", "PersonalisedStrategy", "is_novel"]
 
 LARGEST_NETWORK = 50_000_000
 """Parameters beyond which the first client's word is not enough to build a target network."""
@@ -56,10 +56,6 @@ class Order(Protocol):
     """A message to a client that it answers."""
 
     type: ClassVar[str]
-
-    @property
-    def weights(self) -> Weights | None:
-        """What the client is sent, if anything."""
 
     def pack(self) -> RecordDict:
         """Return the content of the Flower message."""
@@ -184,7 +180,7 @@ class PersonalisedStrategy(Strategy):
     asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     noise_at: ClassVar[tuple[str, ...]] = ()  # where noise can hide all that training sends, of PrivacyConfig.where
-    sums: ClassVar[bool] = False  # whether the server needs no single reply, only their weighted sum
+    sums: ClassVar[bool] = False  # whether `update` makes nothing of replies but their mean by `counts`
     options: Section
 
     @classmethod
@@ -223,8 +219,8 @@ class PersonalisedStrategy(Strategy):
             raise ConfigError(f"privacy.where: noise on the {where} cannot hide all that {name} sends; {able}")
         if where == "server" and self.codec is not None:
             raise ConfigError("compression: expected none with privacy.where=server: what it owes escapes the clipping")
-        if self.config.secure_aggregation:
-            why = "is not built yet (docs/privacy.md)" if self.sums else f"cannot work: {name} needs each single reply"
+        if self.config.secure_aggregation and not self.sums:
+            why = f"cannot work: {name} needs each single reply"
             raise ConfigError(f"secure_aggregation: it {why}; leave it out, or let clients add noise (--dp-clients)")
 
     # ------------------------------------------------------------------ what a strategy of its own overrides
@@ -450,7 +446,7 @@ class PersonalisedStrategy(Strategy):
             result = replace(result, weights=None, encoded=None)
             return ClientUpdate(order.client, result, order.sent, returned, order.layout)
         except WireError as error:
-            self._refuse(order.client.client_id, error)
+            self.refuse(order.client.client_id, error)
             return None
 
     def collect(
@@ -478,7 +474,7 @@ class PersonalisedStrategy(Strategy):
                 check(order.client, result)
                 accepted.append((order.client, result))
             except WireError as error:
-                self._refuse(order.client.client_id, error)
+                self.refuse(order.client.client_id, error)
         self._close()
         accepted.sort(key=lambda pair: pair[0].row)
         return accepted if not quorum or self._enough([client for client, _ in accepted]) else []
@@ -549,7 +545,7 @@ class PersonalisedStrategy(Strategy):
             self.check_score(order.client, result)
             return order.client.client_id, result
         except WireError as error:
-            self._refuse(order.client.client_id, error)
+            self.refuse(order.client.client_id, error)
             return None
 
     def check_score(self, client: Client, result: EvaluateResult) -> None:
@@ -559,7 +555,7 @@ class PersonalisedStrategy(Strategy):
         if result.val_total > most * about.val_examples or result.test_total > most * about.test_examples:
             raise WireError("expected at most the validation and test examples that it said it has, found more")
 
-    def _refuse(self, name: str, error: WireError) -> None:
+    def refuse(self, name: str, error: WireError) -> None:
         """Note why a reply is not used, and whether its client is to blame."""
         self.round.refused[name] = str(error)
         if isinstance(error, _Failed):
@@ -574,7 +570,11 @@ class PersonalisedStrategy(Strategy):
 
         No more than `examples_cap` times the median of the cohort.
         """
-        said = [update.client.about.train_examples for update in updates]
+        return self.counts_of([update.client for update in updates])
+
+    def counts_of(self, clients: Sequence[Client]) -> list[int]:
+        """Return by how many examples each of a cohort counts, as `counts`."""
+        said = [client.about.train_examples for client in clients]
         most = int(self.config.examples_cap * statistics.median(said)) if said else 0
         return [min(each, most) for each in said]
 

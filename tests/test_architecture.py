@@ -39,6 +39,7 @@ _PURE = (
     "many",
     "methods",
     "privacy",
+    "secure_aggregation",
 )
 PURE_TORCH = {f"client/{name}.py" for name in _PURE}
 

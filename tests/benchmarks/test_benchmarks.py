@@ -19,6 +19,7 @@ from benchmarks import (
     round_overhead,
     run_all,
     scale,
+    secure_aggregation,
     server_step,
     supernodes,
     vectorised,
@@ -131,6 +132,13 @@ def test_scale_with_a_handful_of_clients() -> None:
     assert 50 < memory_row.ours < 100_000 and 50 < memory_row.other < 100_000
     assert registered.ours > 0 and registered.other > 0
     assert [row.name for row in linear] == ["a client's share of a round, cohort of 2"]
+
+
+def test_secure_aggregation_plays_all_three_ways() -> None:
+    rows = [row.strip("| ").split(" | ") for row in secure_aggregation.run(4, 1, model="mlp")]
+    assert [row[:2] for row in rows] == [["4", "plain"], ["4", "secure"], ["4", "vanish"]]
+    (plain_down, plain_up), (down, up), _ = ([int(number.replace(",", "")) for number in row[4:]] for row in rows)
+    assert plain_down < down < plain_down + 2000 and plain_up < up < plain_up + 2000, "masks cost no bytes, shares do"
 
 
 def test_compression_weighs_replies_and_scores_runs() -> None:

@@ -334,6 +334,30 @@ def test_a_schedule_needs_rounds() -> None:
         load_run_config(None, {"local.schedule": "cosine", "asynchronous": True})
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"cohort": 2}, "cohort: expected 3 to 512 with secure_aggregation, found 2; a sum of fewer hides nobody"),
+        ({"cohort": 513}, "cohort: expected 3 to 512 with secure_aggregation, found 513"),
+        ({"asynchronous": True}, "asynchronous: expected false with secure_aggregation"),
+        ({"compression": "int8"}, "compression: expected none with secure_aggregation"),
+        ({"privacy.where": "server"}, "privacy.where: expected client or none with secure_aggregation"),
+        (
+            {"privacy.where": "client", "privacy.clip": 2.0},
+            r"privacy.largest_change: expected at least clip \+ 6 \* noise \* clip = 14, or noise is cut off; found 8",
+        ),
+    ],
+)
+def test_what_does_not_go_with_secure_aggregation_is_refused(overrides: dict[str, Any], message: str) -> None:
+    sound = {"secure_aggregation": True, "clients": 600, "cohort": 3}
+    assert load_run_config(None, sound).secure_aggregation
+    assert load_run_config(
+        None, sound | {"privacy.where": "client", "privacy.largest_change": 14.0, "privacy.clip": 2.0}
+    )
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        load_run_config(None, sound | overrides)
+
+
 # ---------------------------------------------------------------------- there and back
 
 

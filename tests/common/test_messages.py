@@ -31,6 +31,10 @@ from hyperbloom.common.messages import (
     FitResult,
     Greeting,
     Introduction,
+    KeysOrder,
+    KeysResult,
+    MaskedOrder,
+    MaskedResult,
     MomentsOrder,
     MomentsResult,
     Notice,
@@ -40,10 +44,14 @@ from hyperbloom.common.messages import (
     ReferenceResult,
     RepresentOrder,
     RepresentResult,
+    SharesOrder,
+    SharesResult,
     SplitScore,
     TrainOrder,
     TrainResult,
     TryOrder,
+    UnmaskOrder,
+    UnmaskResult,
     Weights,
 )
 from hyperbloom.common.models import ModelSpec, full_layout
@@ -181,6 +189,14 @@ MESSAGES: list[Packable] = [
     MomentsResult(Weights(ONE, VALUES[:3])),
     ErrorsOrder(**vars(EVALUATE), sign=-1, classifiers=Weights(ONE, VALUES[:3])),
     ErrorsResult((0.5, 0.0)),
+    KeysOrder("run-1", 3),
+    KeysResult(b"\0\xff", b""),
+    SharesOrder("run-1", 3, 1, 2, 8.0, 100, (b"a", b"b"), (b"c", b"d")),
+    SharesResult((b"", b"\0"), b"s", (b"a",), (b"b",)),
+    MaskedOrder(**vars(TRAIN), there=(0, 2), sealed=(b"", b"\0"), digests=(b"a", b"b"), pieces=(0, 4, 2), total=9),
+    MaskedResult(0.5, b"\0\1\2\3"),
+    UnmaskOrder("run-1", 3, (0, 2), ()),
+    UnmaskResult((b"", b"\xff")),
 ]
 
 

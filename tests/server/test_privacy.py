@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.config import PrivacyConfig
+from hyperbloom.common.config import PrivacyConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.privacy import epsilon_of
 from hyperbloom.server.cli import main
@@ -62,6 +62,29 @@ def test_the_guarantee_is_told_at_the_end(tmp_path: Path, capsys: pytest.Capture
     assert least == most or f"least, {least} times: epsilon {epsilon_of([30.0] * least, 1e-5):.4g}" in said
     assert main(["--resume", str(tmp_path / "run"), "--dp-clients"]) == 2
     assert "--dp-clients would change the run" in capsys.readouterr().err
+
+
+def test_sums_have_a_mean_loss_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--strategy", "fedavg", "--clients", "3", "--cohort", "3", "--rounds", "1", "--eval-every", "1"]
+    run += ["--secure-aggregation", "--set", "local.steps=2", "--run-dir", str(tmp_path / "run")]
+    assert main([*run, "--engine", "inline", "--baselines", "local"]) == 0
+    (round_line,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    clients = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    assert round_line["clients"] == 3 and round_line["loss"] > 1
+    assert len([line for line in clients if "seconds" in line]) == 3 and not [
+        line for line in clients if "loss" in line
+    ]
+    assert load_run_config(tmp_path / "run/config.yaml", {}).secure_aggregation
+    for args, message in (
+        ([*run, "--engine", "ray"], "--engine ray: expected grpc or inline with secure_aggregation"),
+        (
+            [*run, "--engine", "inline", "--baselines", "pfedhn"],
+            "secure_aggregation: it cannot work: pfedhn needs each single reply",
+        ),
+        (["--resume", str(tmp_path / "run"), "--secure-aggregation"], "--secure-aggregation would change the run"),
+    ):
+        assert main(args) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_without_it_nothing_is_told(tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ def test_nobody_counts_for_more_than_a_hundred_times_the_median() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"client_id": ""}, "expected a name of 1 to 200 characters, found 0"),
-        ({"client_id": "x" * 201}, "found 201"),
+        ({"client_id": ""}, "--client-id: expected 1 to 64 letters"),
+        ({"client_id": "x" * 65}, "--client-id: expected 1 to 64 letters"),
         ({"class_shares": (1e30, -1e30, 1.0)}, "expected a share from 0 to 1 for each class"),
         ({"class_shares": (0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
         ({"class_shares": (0.5, 0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
