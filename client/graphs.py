@@ -30,7 +30,7 @@ from hyperbloom.common.messages import ASKS, REFINED, EvaluateOrder, RepresentOr
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.seeds import derive
 
-__all__ = ["ALL_TYPES", "Fixed", "Generated", "OwnNetwork", "describe", "own_graph", "refine"]
+__all__ = ["ALL_TYPES", "Fixed", "Generated", "OwnNetwork", "describe", "own_graph", "refine", "tensors_of"]
 
 ALL_TYPES = ("all",)
 """Stands for the layer types of a client that wants all parts of the hypernetwork, not to show which it uses."""
@@ -168,6 +168,16 @@ class Fixed(nn.Module):
         """Return what the network makes of a batch."""
         made: Tensor = functional_call(self.network, self.weights, (inputs,))
         return made
+
+
+@torch.no_grad()
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by the names that they have in the client's ordinary network."""
+    if isinstance(module, Generated):
+        return {**module.network.state_dict(), **module.weights()}
+    if isinstance(module, Fixed):
+        return {**module.network.state_dict(), **module.weights}
+    return module.state_dict()
 
 
 class _UsedPart(FlatPart):

@@ -4,62 +4,71 @@ from pathlib import Path
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.state import ClientState
-from hyperbloom.client.training import FlatPart, evaluate, settle_norms
 from hyperbloom.common.data import data_source
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.export import Card, write_model
-from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build_own
 
 __all__ = ["write_own_model"]
 
+_KEPT = {
+    "head": ("The prediction head never left it.",),
+    "body": ("All but the prediction head never left it.",),
+    "all": ("The model never left it; in runs of fedhenn, what it makes of public inputs did.",),
+    "copy": ("The model never left it; another one, beside which it was trained, did.",),
+}
+
 
 def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> list[str]:
-    """Write the model that a client trained for itself in a run of strategy local; returns the names of the files.
+    """Write the model that a client was last scored with, if no one else has it; returns the names of the files.
 
     Args:
-        settings: name, state folder, data, model and size, as the client joined.
-        run: part of the run's id, None if the state folder knows of one run only.
+        settings: name, state folder and data, as the client joined.
+        run: the run's id or a part of it, None if the state folder knows of one run only.
         folder: where to.
 
     Raises:
-        ConfigError: no such run, or several.
-        HyperbloomError: the file is damaged or belongs to another architecture.
+        ConfigError: no such run, or several; or the data are others than those that the model is for.
+        HyperbloomError: the file is damaged.
     """
-    run_id = _run_id(settings.folder, run)
+    state = ClientState(settings.folder)
+    run_id = _run_id(state, run)
+    tensors, scored = state.load_scored(run_id)
     source = data_source(settings.data)
-    data = source.client(settings.data.partition)
-    assert settings.model is not None
-    spec = ModelSpec.choose(settings.model, settings.size, data.input_shape, data.num_classes)
+    names = source.client(settings.data.partition).class_names
+    if len(names) != scored.num_classes:
+        raise ConfigError(f"--data: expected {scored.num_classes} classes, as the model has, found {len(names)}")
+    spec = ModelSpec(scored.model, scored.size, scored.input_shape, scored.num_classes)
     module = build_own(spec)
-    part = FlatPart(module, Layout.of(module))
-    if not ClientState(settings.folder).load_personal(run_id, part):
-        raise ConfigError(f"--run: {run_id} has left nothing in {settings.folder}")
-    settle_norms(module, data.train)
-    score = evaluate(module, data.test)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError:
+        raise ModelError(f"{spec.name}: is another network now than that which {run_id} trained") from None
     origin = {
         "client": settings.client_id,
-        "strategy": "local: trained on this machine alone",
         "run": run_id,
-        "round": "the last in which this client trained",
-        "examples": f"{len(data.train)} for training",
-        "test accuracy": f"{100 * score.accuracy:.1f} % on {score.total} examples of its own",
+        "round": f"{scored.round}, the last in which this client was scored",
+        "test accuracy": f"{100 * scored.correct / scored.total:.1f} % on {scored.total} examples of its own",
     }
     sent = (
-        "Of this model: counts of right answers.",
+        *_KEPT.get(scored.private, ()),
+        "What local training made of the weights that the server sent, if it sent any, and counts of right answers.",
         "Beside it: the client's name and secret, the sizes of its data sets, the shape of its inputs.",
     )
-    card = Card(f"Own model of {settings.client_id}", origin, sent)
-    return write_model(folder, module, spec, data.class_names, source.scaling, card)
+    privacy = ("What the noise of the run is worth, if it had any, is in privacy.json on the server.",)
+    card = Card(f"Own model of {settings.client_id}", origin, sent, privacy)
+    return write_model(folder, module, spec, names, source.scaling, card)
 
 
-def _run_id(state: Path, wanted: str | None) -> str:
-    """Return the id of the run whose personal part is the whole model: that of a part is refused by its layout."""
-    names = sorted(path.stem for path in (state / "personal").glob("*.safetensors"))
-    found = [name for name in names if wanted is None or wanted in name]
+def _run_id(state: ClientState, wanted: str | None) -> str:
+    names = state.scored_runs()
+    found = [name for name in names if name == wanted] or [name for name in names if wanted is None or wanted in name]
     if len(found) == 1:
         return found[0]
-    if not found:
-        which = "any run" if wanted is None else f"a run {wanted!r}"
-        raise ConfigError(f"expected the personal model of {which} in {state / 'personal'}, found none")
-    raise ConfigError(f"--run: expected one of {', '.join(found)}")
+    if found:
+        raise ConfigError(f"--run: expected one of {', '.join(found)}")
+    which = "any run" if wanted is None else f"a run {wanted!r}"
+    raise ConfigError(
+        f"expected the model of {which} in {state.folder}, found {', '.join(names) or 'none'}; those of pfedhn, fedavg "
+        "and fedprox are on the server: flower-server export"
+    )

@@ -6,6 +6,7 @@
     STATE/residual.safetensors           what compression left out of the replies, of the last run only
     STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
     STATE/earlier/                       earlier versions of the two, to which a server that crashes may go back
+    STATE/scored/RUN.safetensors         the model with which the client was last scored, if no one else has it whole
     STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last ones only
 
 None of it is ever sent, but the secret, which goes to the server and nowhere else.
@@ -27,12 +28,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hyperbloom.client.training import Flat
+from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import Weights
 from hyperbloom.common.storage import keep, write_json, write_tensors
 
-__all__ = ["NO_MOMENT", "ClientState", "FileState", "Moment", "default_state_dir"]
+__all__ = ["NO_MOMENT", "ClientState", "FileState", "Moment", "Scored", "default_state_dir"]
 
 FileState = tuple[int, int, int] | None
 """Inode, time of change and size of a file; None if there is none."""
@@ -55,6 +57,25 @@ class Moment:
     def remembers(self, version: "_Version") -> bool:
         """Return whether what was written then is still part of the run: the server has not gone back behind it."""
         return all(version.round <= point for point in self.rewound[version.rewinds :])
+
+
+class Scored(Section):
+    """What a client knows of the model that it was last scored with.
+
+    Attributes:
+        round: number of the order to score it.
+        private: what of it never left the client, one of `messages.PRIVATE`.
+        correct: test examples that it classified correctly, of `total`.
+    """
+
+    model: str
+    size: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+    round: int
+    private: str
+    correct: int
+    total: int
 
 
 NO_MOMENT = Moment()
@@ -272,6 +293,38 @@ class ClientState:
         for path in self._earlier.glob("*.safetensors"):
             if path.name.removeprefix("residual-").startswith(f"{run_id}-"):
                 path.unlink(missing_ok=True)
+
+    def save_scored(self, run_id: str, tensors: Mapping[str, Tensor], facts: Scored) -> None:
+        """Write parameters and buffers of the model that this client was scored with, over the last one.
+
+        Raises:
+            HyperbloomError: the disk does not take them, or the id is no run's.
+        """
+        path = self._scored / f"{_file_name(run_id)}.safetensors"
+        with _disk():
+            write_tensors(path, tensors, {"facts": facts.model_dump_json()})
+
+    def load_scored(self, run_id: str) -> tuple[dict[str, Tensor], Scored]:
+        """Return what `save_scored` wrote.
+
+        Raises:
+            HyperbloomError: the file is damaged, or of another version.
+        """
+        path = self._scored / f"{run_id}.safetensors"
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                facts = check(Scored, json.loads((file.metadata() or {})["facts"]), str(path))
+                return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise HyperbloomError(f"{path} cannot be read ({error})") from None
+
+    def scored_runs(self) -> list[str]:
+        """Return the ids of the runs that left such a model here."""
+        return sorted(path.stem for path in self._scored.glob("*.safetensors"))
+
+    @property
+    def _scored(self) -> Path:
+        return self.folder / "scored"
 
     def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
         """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""

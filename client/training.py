@@ -16,7 +16,7 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import SplitScore, TrainOrder
 
-__all__ = ["Flat", "FlatPart", "backward", "draw_batches", "evaluate", "settle_norms", "train"]
+__all__ = ["Flat", "FlatPart", "backward", "draw_batches", "evaluate", "has_running_norms", "settle_norms", "train"]
 
 EVALUATION_BATCH = 1024
 
@@ -147,7 +147,7 @@ def settle_norms(module: nn.Module, data: Examples) -> None:
     They are no parameters: nobody sends or averages them, and those of the last training belong to other weights than
     the ones to be evaluated.
     """
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    norms = _running_norms(module)
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
@@ -161,3 +161,12 @@ def settle_norms(module: nn.Module, data: Examples) -> None:
             module(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def has_running_norms(module: nn.Module) -> bool:
+    """Tell whether a network computes with statistics that only the client's own examples can give."""
+    return bool(_running_norms(module))
+
+
+def _running_norms(module: nn.Module) -> list[_BatchNorm]:
+    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]

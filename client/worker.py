@@ -16,11 +16,11 @@ from hyperbloom.client import encoding, many, secure_aggregation
 from hyperbloom.client.alignment import answer_representations, keep_reference, reference_rows, with_reference
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
-from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine
+from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine, tensors_of
 from hyperbloom.client.methods import trainer
 from hyperbloom.client.settings import ClientSettings, pick_device
-from hyperbloom.client.state import ClientState, FileState, Moment
-from hyperbloom.client.training import Flat, FlatPart, evaluate, settle_norms
+from hyperbloom.client.state import ClientState, FileState, Moment, Scored
+from hyperbloom.client.training import Flat, FlatPart, evaluate, has_running_norms, settle_norms
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.data import load_client_data
@@ -52,6 +52,7 @@ from hyperbloom.common.messages import (
     RepresentResult,
     SharesOrder,
     SharesResult,
+    SplitScore,
     TrainOrder,
     TrainResult,
     TryOrder,
@@ -308,7 +309,30 @@ class Worker:
             elif order.refine_epochs:
                 module = refine(module, network.head, self.train_data, order, self.settings.client_id)
             val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
+        self._keep_scored(order, module, test)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
+
+    def _keep_scored(self, order: EvaluateOrder, module: nn.Module, test: SplitScore) -> None:
+        """Keep a model that is whole on this machine alone, for `flower-client export`; a full disk is no reason."""
+        own = self.own if order.model == OWN or order.private == "all" or order.distil_temperature is not None else None
+        if own is None and order.private == "none" and not order.refine_epochs and not has_running_norms(module):
+            return  # the server can write it
+        spec = own or ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
+        spec = ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes)
+        facts = Scored(
+            model=spec.name,
+            size=spec.size,
+            input_shape=spec.input_shape,
+            num_classes=spec.num_classes,
+            round=order.round,
+            private=order.private,
+            correct=test.correct,
+            total=test.total,
+        )
+        try:
+            self.state.save_scored(order.run_id, tensors_of(module), facts)
+        except HyperbloomError as error:
+            log.warning("the scored model is not kept: %s", error)
 
     def try_many(self, order: TryOrder) -> EvaluateResult:
         """Score many models on validation and test examples: each for itself, or the mean of their logits.

@@ -198,6 +198,8 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
                 raise ConfigError(f"{parent}: expected a section with keys of its own, found {target!r}")
         target[name] = value
     config = check(RunConfig, result, where)
+    if "eval_every" not in config.model_fields_set:  # a short run needs no second number
+        config = config.model_copy(update={"eval_every": min(config.eval_every, config.rounds)})
     _check_combinations(config)
     return config
 

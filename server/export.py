@@ -1,5 +1,6 @@
 """Personal models from a run folder: what the server can write for each of its clients."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from hyperbloom.common.data.pool import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
 from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.privacy import promise
 from hyperbloom.server.trained import read_trained
 from hyperbloom.strategies.fedma import FedMA
 from hyperbloom.strategies.local import Local
@@ -85,7 +87,7 @@ class Export:
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(
                     f"{spec.name} normalises by running statistics, which each client takes from its own examples and "
-                    "nobody sends; a model without them cannot be exported here"
+                    f"nobody sends; {_on_its_machine(self.trained.run)}"
                 )
             with torch.no_grad():
                 for name, value in layout.views(weights).items():
@@ -108,20 +110,37 @@ class Export:
             "Examples and labels stayed on the client.",
         )
         names = "The server does not know the classes' names; they are numbered as the client numbers them."
-        return Card(f"Personal model of {client.client_id}", origin, sent, remarks=(remark, names))
+        return Card(f"Personal model of {client.client_id}", origin, sent, self._guarantee(client), (remark, names))
+
+    def _guarantee(self, client: Client) -> tuple[str, ...]:
+        privacy, path = self.trained.config.privacy, self.trained.run / "privacy.json"
+        if privacy.where == "none":
+            return ()
+        try:
+            spent = json.loads(path.read_text())["clients"].get(client.client_id, {"releases": 0})
+            return promise(privacy, int(spent["releases"])) if spent["releases"] else ("It has sent no changes.",)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: expected what each client has spent ({error!r})") from None
 
 
 def _check(strategy: PersonalisedStrategy, run: Path) -> None:
-    name = strategy.config.strategy
+    name, there = strategy.config.strategy, _on_its_machine(run)
     if isinstance(strategy, ODPFL):
         raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")
     if isinstance(strategy, Local):
-        raise ConfigError(f"{name}: each client has its own model; on its machine run: flower-client export")
+        raise ConfigError(f"{name}: each client has its own model; {there}")
     if strategy.own_models != "no":
-        raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them")
+        raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them; {there}")
     if strategy.private != "none":
-        raise ConfigError(f"{name}: each client keeps a part of its model to itself, so no whole model is here")
+        raise ConfigError(f"{name}: each client keeps a part of its model to itself; {there}")
     if isinstance(strategy, FedMA):
         raise ConfigError(f"{name}: it matches neurons and changes their number, which no model folder can describe")
     if strategy.refinement():
-        raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; that one is not here")
+        raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; {there}")
+
+
+def _on_its_machine(run: Path) -> str:
+    """Say what to run where; the state of virtual and local clients lies in the run folder."""
+    states = run / "clients"
+    state = f" --state-dir {states}/NAME" if states.is_dir() and any(states.iterdir()) else ""
+    return f"on its machine run: flower-client export --client-id NAME{state} --data ... --out DIR"

@@ -185,7 +185,9 @@ class Federation:
         what = f"{about.train_examples} training examples, size {about.size}"
         if before not in (None, about.train_examples):
             what += f"; {before} before"
-        self._on_event(f"{client.client_id} {came} ({what}); {self.roster.live_count} clients are here")
+        live = self.roster.live_count
+        here = "1 client is here" if live == 1 else f"{live} clients are here"
+        self._on_event(f"{client.client_id} {came} ({what}); {here}")
 
     # ------------------------------------------------------------------ orders and replies
 

@@ -1,5 +1,6 @@
 """A run's report: one HTML file that needs nothing else, neither a network nor a script. See docs/watching.md."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    main, members = run.main, run.members
+    main, members = run.main, sorted(run.members, key=lambda member: _by_number(member.name))
     span = (main.rounds[0]["round"], main.rounds[-1]["round"])
     return environment.get_template("report.html").render(
         version=__version__,
@@ -179,6 +180,11 @@ def _tiles(run: RunData) -> list[_Tile]:
         _Tile("left out", f"{left:,}", f"of {clients + left:,} times that a client was asked" if left else "nobody")
     )
     return tiles
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Order names as people do: client-2 before client-10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split("([0-9]+)", name)]
 
 
 def _map(run: RunData) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Write this client's own model from its state folder: for runs of strategy local, where the whole model is here.
+"""Write this client's own model from its state folder: for runs in which no one else has the whole of it.
 
-In runs of pfedhn and fedavg the server writes the models: flower-server export.
+It is the one with which the client was last scored, as in runs of pfedhn-pc, fedrep, ghn or local. In runs of pfedhn
+and fedavg the server writes the models: flower-server export.
 """
 
 import argparse
@@ -15,8 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client-id", required=True, metavar="NAME", help="this client's name, as it joined")
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="its state folder, if it joined with one")
     parser.add_argument("--run", metavar="RUN", help="which run, if the state folder holds several")
-    parser.add_argument("--model", default="auto", metavar="WHAT", help="as it joined, or the run's (default: auto)")
-    parser.add_argument("--size", default="M", choices=["S", "M", "L"], help="as it joined (default: M)")
     parser.add_argument("--data", required=True, metavar="WHAT", help="its data: name, .npz, folder or function")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder with the files of a named data set")
     parser.add_argument("--partition", metavar="I/N", help="its share of a data set that N clients split")
@@ -36,5 +35,5 @@ def run(args: argparse.Namespace) -> None:
 
     partition, partitions = parse_partition(args.partition)
     spec = DataSpec(data=args.data, root=args.root, split=args.split, partition=partition, partitions=partitions)
-    settings = ClientSettings(args.client_id, spec, size=args.size, state_dir=args.state_dir, model=args.model)
+    settings = ClientSettings(args.client_id, spec, state_dir=args.state_dir)
     print(f"{args.out}: {', '.join(write_own_model(settings, args.run, args.out))}")

@@ -21,7 +21,7 @@ __all__ = ["CIFAR10", "CIFAR100", "COARSE_OF_FINE", "read_cifar10", "read_cifar1
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 COARSE = 20
-HOW = "Run with --download, or put the official binary version's files into {root}."
+HOW = "Fetch them: flower-client download DATA --root {root}; or put the official binary version's files there."
 
 # Coarse class of each fine class in the order of the fine labels: torchvision reads the fine labels only.
 COARSE_OF_FINE = np.array(
@@ -101,7 +101,7 @@ def _read(family: _Family, spec: DataSpec) -> Pool:
     if mark is None and not python.exists() and spec.download:
         download(family.torchvision, root)
     if mark is None and not python.exists():
-        raise missing(family.train_files[0], [*marks, python], root, HOW)
+        raise missing(family.train_files[0], [*marks, python], root, HOW.replace("DATA", spec.data))
     whole, test, names = _python(family, root) if mark is None else _binary(family, mark.parent)
     train, val = with_validation(whole, family.torchvision)
     pool = Pool(spec.data, train, val, test, names, family.scaling)
@@ -154,7 +154,7 @@ def _python(family: _Family, root: Path) -> tuple[Portion, Portion, tuple[str, .
         parts = [source(str(root), train=train) for train in (True, False)]
     except (OSError, RuntimeError) as error:
         what = f"{root / family.python}: expected torchvision's verified copy of {family.torchvision}"
-        raise DataError(f"{what}, found: {error}. Remove the folder and run with --download") from error
+        raise DataError(f"{what}, found: {error}. Remove it and run flower-client download") from error
     train, test = (_arrays(part.data, np.asarray(part.targets, dtype=np.int64), family) for part in parts)
     return train, test, tuple(parts[0].classes)
 

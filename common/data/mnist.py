@@ -22,7 +22,7 @@ __all__ = ["FASHION", "MNIST", "read_fashion_mnist", "read_mnist"]
 SIDE = 28
 IMAGE_HEADER, LABEL_HEADER = 16, 8  # bytes
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-HOW = "Run with --download, or put the official files there (ROOT is {root})."
+HOW = "Fetch them: flower-client download DATA --root {root}; or put the official files there."
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _read(family: _Family, spec: DataSpec) -> Pool:
     absent = [name for name in FILES if first_existing(_places(folder, name)) is None]
     if absent and spec.download:
         download(family.folder, spec.folder)
-    paths = [_find(folder, name, spec.folder) for name in FILES]
+    paths = [_find(folder, name, spec) for name in FILES]
     whole = _portion(paths[0], paths[1])
     train, val = with_validation(whole, family.folder)
     return Pool(spec.data, train, val, _portion(paths[2], paths[3]), family.class_names, family.scaling)
@@ -75,11 +75,11 @@ def _places(folder: Path, name: str) -> list[Path]:
     return [folder / name, folder / f"{name}.gz"]
 
 
-def _find(folder: Path, name: str, root: Path) -> Path:
+def _find(folder: Path, name: str, spec: DataSpec) -> Path:
     places = _places(folder, name)
     found = first_existing(places)
     if found is None:
-        raise missing(name, places, root, HOW)
+        raise missing(name, places, spec.folder, HOW.replace("DATA", spec.data))
     return found
 
 

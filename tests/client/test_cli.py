@@ -18,8 +18,8 @@ from hyperbloom.client.runtime import Link
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.state import ClientState
 from hyperbloom.client.worker import worker_for
-from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
-from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, mnist
+from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
 from hyperbloom.common.keys import make_key, public_pem, read_private_key, write_private_key
 
 Joined = list[tuple[Link, ClientApp, dict[str, Any], bool]]
@@ -347,7 +347,8 @@ def test_missing_data_are_told_with_the_way_out(
     assert start("--data", "cifar10", "--root", str(tmp_path)) == 2
     error = capsys.readouterr().err
     assert error.startswith("flower-client: data_batch_1.bin not found; looked at ")
-    assert error.endswith(f"Run with --download, or put the official binary version's files into {tmp_path}.\n")
+    assert f"Fetch them: flower-client download cifar10 --root {tmp_path}; or put the official binary" in error
+    assert error.count("\n") == 1
     assert start("--data", str(tmp_path / "own.npz")) == 2
     assert "expected an .npz file, found no file of this name" in capsys.readouterr().err
 
@@ -448,3 +449,23 @@ def test_the_module_is_the_command_and_a_wrong_flag_costs_no_import_of_torch() -
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "2 False False\n"
     assert done.stderr.endswith("flower-client: error: argument --server: expected one argument\n")
+
+
+def test_download_fetches_what_is_missing_or_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(dataset: str, root: Path) -> None:
+        fetched.append((dataset, root))
+        raise DataError("the publisher does not answer")
+
+    fetched: list[tuple[str, Path]] = []
+    monkeypatch.setattr(mnist, "download", fetch)
+    assert main(["download", "fashion-mnist", "--root", str(tmp_path)]) == 2
+    assert fetched == [("FashionMNIST", tmp_path)]
+    assert capsys.readouterr().err == "flower-client download: the publisher does not answer\n"
+    assert main(["download", "omniglot", "--root", str(tmp_path)]) == 2
+    assert "cannot be downloaded here: put it into" in capsys.readouterr().err
+    assert main(["download", "mnits"]) == 2
+    assert "expected one of" in capsys.readouterr().err
+    assert main(["download", "digits"]) == 0
+    assert capsys.readouterr().out.startswith("digits can be read: ")

@@ -1,14 +1,22 @@
-"""`flower-client export`: a client that trained alone takes its model out of its state folder."""
+"""`flower-client export`: a client takes a model that no one else has out of its state folder."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from hyperbloom.client import worker
 from hyperbloom.client.cli import main
+from hyperbloom.client.state import ClientState
+from hyperbloom.client.training import evaluate
 from hyperbloom.common import export
-from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.data import DataSpec, Examples, load_client_data
+from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.export import read_model
+from hyperbloom.common.messages import SplitScore
 from hyperbloom.server.cli import main as server
 
 SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "2", "--cohort", "2"]
@@ -25,29 +33,99 @@ def wanted(run: Path, out: Path, *more: str) -> list[str]:
     return ["export", "--client-id", "client-1", "--state-dir", state, "--out", str(out), "--data", "digits", *more]
 
 
-def test_the_model_has_the_accuracy_that_the_run_reports(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert server(["--strategy", "local", *SHORT, "--set", "local.steps=5", "--run-dir", str(run)]) == 0
+CASES = {
+    "local": ["--strategy", "local"],
+    "head at home": ["--strategy", "pfedhn-pc"],
+    "body at home": ["--strategy", "lg-fedavg"],
+    "copy at home": ["--strategy", "pfedme"],
+    "adapted": ["--strategy", "fedavg-ft"],
+    "generated": ["--strategy", "ghn", "--set", "models=[mlp]"],
+    "running norms": ["--strategy", "fedavg", "--set", "model=hafl-1", "--set", "sizes=[S]"],
+    "generated, with running norms": ["--strategy", "ghn", "--set", "models=[hafl-1]", "--set", "sizes=[S]"],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_has_the_accuracy_that_the_run_reports(case: str, tmp_path: Path) -> None:
+    run, (_, strategy, *_) = tmp_path / "run", CASES[case]
+    assert server([*CASES[case], *SHORT, "--set", "local.steps=3", "--run-dir", str(run)]) == 0
     assert main(wanted(run, tmp_path / "model", "--partition", "1/2")) == 0
-    reported = json.loads((run / "summary.json").read_text())["local"]["test_accuracy"]["client-1"]
+    reported = json.loads((run / "summary.json").read_text())[strategy]["test_accuracy"]["client-1"]
     _, logits = read_model(tmp_path / "model")
     test = load_client_data(DataSpec(partition=1, partitions=2)).test
     correct = int((logits(test.inputs).argmax(1) == test.labels).sum())
     assert 100 * correct / len(test) == pytest.approx(reported)
     readme = (tmp_path / "model" / "README.md").read_text()
-    assert f"{reported:.1f} %" in readme and "local" in readme
+    assert f"{reported:.1f} %" in readme and strategy in readme
+    assert ("never left it" in readme) == (case in ("local", "head at home", "body at home", "copy at home"))
 
 
-def test_a_part_of_a_model_and_no_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("case", ["head at home", "running norms"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torch_and_onnx_compute_what_the_client_was_scored_with(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="extra export")
+    monkeypatch.undo()
+    scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def spy(module: nn.Module, data: Examples) -> SplitScore:
+        with torch.no_grad():
+            scored.append((data.inputs, module.eval()(data.inputs)))
+        return evaluate(module, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "evaluate", spy)
+        args = [*CASES[case], *SHORT, "--set", "local.steps=3", "--run-dir", str(tmp_path / "run")]
+        assert server(args) == 0
+    inputs, expected = scored[-1]  # the last client's test examples
+    assert main(wanted(tmp_path / "run", tmp_path / "model")) == 0
+    assert (tmp_path / "model" / "model.onnx").exists()
+    (found,) = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx").run(None, {"inputs": inputs.numpy()})
+    program = torch.export.load(tmp_path / "model" / "model.pt2").module()
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(program(inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_models_that_the_server_has_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    args = ["--strategy", "pfedhn", *SHORT, "--set", "local.steps=1", "--baselines", "fedavg", "--run-dir", str(run)]
+    assert server(args) == 0
+    assert not list(run.glob("clients/*/scored/*"))
+    assert main(wanted(run, tmp_path / "model")) == 2
+    assert "flower-server export" in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_cost_the_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise HyperbloomError("the client cannot write its state: No space left on device")
+
+    monkeypatch.setattr(ClientState, "save_scored", full)
+    assert server(["--strategy", "local", *SHORT, "--set", "local.steps=1", "--run-dir", str(tmp_path / "run")]) == 0
+    assert len(json.loads((tmp_path / "run" / "summary.json").read_text())["local"]["test_accuracy"]) == 2
+
+
+def test_which_run_and_which_data_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     args = ["--strategy", "pfedhn-pc", *SHORT, "--set", "local.steps=1", "--baselines", "local", "--run-dir", str(run)]
     assert server(args) == 0
+    np.savez(tmp_path / "other.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=np.arange(40) % 3)
     for flags, code, error in (
         ([], 2, "--run: expected one of"),
-        (["--run", "pfedhn-pc"], 1, "belongs to another architecture"),
-        (["--run", "absent"], 2, "expected the personal model of a run 'absent'"),
+        (["--run", "absent"], 2, "expected the model of a run 'absent'"),
+        (
+            ["--run=-local", "--data", str(tmp_path / "other.npz")],
+            2,
+            "expected 10 classes, as the model has, found 3",
+        ),
     ):
-        assert main(wanted(run, tmp_path / "model", "--partition", "1/2", *flags)) == code
+        assert main(wanted(run, tmp_path / "model", *flags)) == code
         assert error in capsys.readouterr().err
+    (scored,) = run.glob("clients/client-1/scored/*-local.safetensors")
+    scored.write_bytes(b"{}")
+    assert main(wanted(run, tmp_path / "model", "--run=-local")) == 1
+    assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
-    assert main(wanted(run, tmp_path / "model", "--partition", "1/2", "--run=-local")) == 0
+    assert main(wanted(run, tmp_path / "model", "--run=-pc")) == 0

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hyperbloom.client.state import ClientState, Moment, default_state_dir
+from hyperbloom.client.state import ClientState, Moment, Scored, default_state_dir
 from hyperbloom.client.training import FlatPart
 from hyperbloom.common.errors import HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
@@ -50,12 +50,18 @@ def test_nothing_is_written_before_it_is_needed(state: ClientState) -> None:
     assert not state.folder.exists()
 
 
+SCORED = Scored(
+    model="mlp", size="M", input_shape=(1, 8, 8), num_classes=2, round=1, private="head", correct=1, total=2
+)
+
+
 @pytest.mark.parametrize("run_id", ["../run", "/tmp/run", "a/b", "", ".", "..", "r\0", "r" * 201])
 def test_a_server_cannot_name_a_file_outside(state: ClientState, run_id: str) -> None:
     part = make_part()
     for call in (
         lambda: state.save_personal(run_id, part, Moment(1)),
         lambda: state.load_personal(run_id, part),
+        lambda: state.save_scored(run_id, {"weight": part.values}, SCORED),
     ):
         with pytest.raises(WireError, match="run_id: expected the name of a run, found"):
             call()

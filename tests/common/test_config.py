@@ -9,7 +9,15 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hyperbloom.common.config import LocalConfig, RunConfig, Section, check, load_run_config, parse_assignment
+from hyperbloom.common.config import (
+    LocalConfig,
+    RunConfig,
+    Section,
+    check,
+    dump_run_config,
+    load_run_config,
+    parse_assignment,
+)
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.run_folder import RunFolder
 
@@ -186,7 +194,7 @@ NESTED = "mapping values are not allowed here"
         ("join_timeout_s: 0.0", "join_timeout_s: expected greater than 0, found 0.0 in FILE"),
         # combinations
         ("cohort: 7", "cohort: expected at most clients = 6, found 7"),
-        ("rounds: 5", "eval_every: expected at most rounds = 5, found 10"),
+        ("rounds: 5\neval_every: 10", "eval_every: expected at most rounds = 5, found 10"),
         ("sizes: []", "sizes: expected one or more of S, M, L without repetition, found []"),
         ("sizes: [S, S]", "sizes: expected one or more of S, M, L without repetition, found ['S', 'S']"),
         # not a run at all
@@ -393,3 +401,12 @@ def test_all_numbers_and_words_survive_the_run_folder(
     )
     RunFolder(tmp_path, config, "run")
     assert load_run_config(tmp_path / "config.yaml", {}) == config
+
+
+def test_a_run_shorter_than_the_default_is_evaluated_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("rounds: 3\n")
+    assert load_run_config(path, {}).eval_every == 3
+    assert load_run_config(path, {"rounds": 30}).eval_every == 10
+    path.write_text(dump_run_config(load_run_config(path, {})))
+    assert load_run_config(path, {}).eval_every == 3

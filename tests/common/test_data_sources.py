@@ -169,14 +169,14 @@ def test_missing_files_are_named_with_every_place_and_a_way_out(tmp_path: Path) 
         "data_batch_1.bin not found",
         "cifar-10-batches-bin",
         "cifar-10-batches-py",
-        "--download",
-        str(tmp_path),
+        f"Fetch them: flower-client download cifar10 --root {tmp_path}",
     ):
         assert part in str(found.value)
     write_idx(tmp_path)
     (tmp_path / "MNIST" / "raw" / IDX[3]).unlink()
     with pytest.raises(
-        DataError, match=rf"{IDX[3]} not found; looked at .*{IDX[3]}, .*{IDX[3]}.gz. Run with --download"
+        DataError,
+        match=rf"{IDX[3]} not found; looked at .*{IDX[3]}, .*{IDX[3]}.gz. Fetch .* download mnist",
     ):
         load_client_data(DataSpec(data="mnist", root=tmp_path))
     with pytest.raises(DataError, match=r"omniglot.npz not found; .* put it into .* with the keys bg_bits, bg_label"):

@@ -107,6 +107,7 @@ def test_the_run_folder_holds_what_is_promised_and_nothing_else(run: Done) -> No
     clients = {f"clients/client-{index}/identity.json" for index in range(3)}
     run_id = run.json("environment.json")["run_id"]
     clients |= {f"clients/client-{index}/personal/{run_id}-local.safetensors" for index in range(3)}
+    clients |= {f"clients/client-{index}/scored/{run_id}-local.safetensors" for index in range(3)}
     assert found - clients == {
         "config.yaml",
         "environment.json",
@@ -424,7 +425,7 @@ NO_STRATEGY = f"expected one of {', '.join(STRATEGIES)}; or package.module:Class
         ("--set local.momentun=0.5", "local.momentun: unknown key in the command line. Did you mean momentum?"),
         ("--set rounds", "--set: expected KEY=VALUE such as local.steps=20, found 'rounds'"),
         ("--cohort 4 --clients 3", "cohort: expected at most clients = 3, found 4"),
-        ("--rounds 5", "eval_every: expected at most rounds = 5, found 10"),
+        ("--rounds 5 --eval-every 10", "eval_every: expected at most rounds = 5, found 10"),
         ("--rounds 0", "rounds: expected greater than 0, found 0 in the command line"),
         (
             "--model lenet",

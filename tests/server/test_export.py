@@ -57,7 +57,7 @@ def test_one_client_under_names_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "more", "error"),
     [
-        ("pfedhn-pc", [], "each client keeps a part of its model to itself"),
+        ("pfedhn-pc", [], "keeps a part of its model to itself; on its machine run: flower-client export"),
         ("fedavg-ft", [], "trains the model that it gets before it uses it"),
         ("local", [], "flower-client export"),
         ("fedma", [], "matches neurons"),
@@ -76,6 +76,18 @@ def test_models_that_are_not_on_the_server_are_one_clear_line(
     told = capsys.readouterr().err
     assert error in told and told.count("\n") == 1
     assert not (run / "models").exists()
+
+
+def test_the_card_tells_what_the_noise_of_the_run_is_worth(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="extra privacy")
+    run = train(tmp_path / "run", "fedavg", "--dp-clients", "--cohort", "2", "--rounds", "2", "--eval-every", "2")
+    assert main(["export", str(run), "--all"]) == 0
+    spent = json.loads((run / "privacy.json").read_text())["clients"]
+    assert len({each["releases"] for each in spent.values()}) > 1
+    for name, each in spent.items():
+        readme = (run / "models" / name / "README.md").read_text()
+        assert f"asked {each['releases']} times has ({each['epsilon']:.4g}, 1e-05)" in readme
+        assert "no noise was added" not in readme
 
 
 def test_wrong_names_and_folders_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

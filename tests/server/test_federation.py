@@ -86,7 +86,7 @@ def test_newcomers_are_greeted_once_and_admitted(party: Party, grid: ScriptedGri
     assert Greeting.unpack(greeting.content) == Greeting(__version__, asks="own")
     assert greeting.metadata.ttl == GREETING_TTL_S
     assert party.events[1:] == [
-        "b joined (60 training examples, size M); 1 clients are here",
+        "b joined (60 training examples, size M); 1 client is here",
         "a joined (1 training examples, size M); 2 clients are here",
     ]
     assert re.fullmatch(r"waiting for 2 clients until \d\d:\d\d:\d\d", party.events[0])
@@ -167,7 +167,7 @@ def test_the_greeting_of_a_node_that_vanished_is_forgotten(party: Party, grid: S
     party.gather(2, timeout_s=600)
     assert grid.greeted() == [4, 4, 5]
     assert [event for event in party.events if event.startswith("a ")] == [
-        "a joined (60 training examples, size M); 1 clients are here"
+        "a joined (60 training examples, size M); 1 client is here"
     ]
 
 
@@ -355,7 +355,7 @@ def test_a_client_that_shows_its_secret_moves_and_the_old_process_is_told(party:
     assert party.where() == {"a": 3, "b": 4}
     assert grid.notices() == [(2, Notice("refused", "a has joined again from another process"))]
     assert next(iter(party.roster)).about.train_examples == 70
-    assert "a is back (70 training examples, size M; 60 before); 1 clients are here" in party.events
+    assert "a is back (70 training examples, size M; 60 before); 1 client is here" in party.events
     assert party.joined == ["a", "b"]
 
 
