@@ -29,6 +29,7 @@ SPLITS = {
 }
 METHODS = {
     "odpfl": ["--strategy", "odpfl"],
+    "odpfl-private": ["--strategy", "odpfl", "--set", "encoder=private"],
     "odpfl-two-phase": ["--strategy", "odpfl", "--set", "mode=two-phase"],
     "fedavg": ["--strategy", "fedavg"],
     "fedprox": ["--strategy", "fedprox"],

@@ -15,7 +15,6 @@ from hyperbloom.common.export import Card
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.privacy import promise
 from hyperbloom.server.trained import read_trained
-from hyperbloom.strategies.fedma import FedMA
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.personalised import PersonalisedStrategy
@@ -133,8 +132,6 @@ def _check(strategy: PersonalisedStrategy, run: Path) -> None:
         raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them; {there}")
     if strategy.private != "none":
         raise ConfigError(f"{name}: each client keeps a part of its model to itself; {there}")
-    if isinstance(strategy, FedMA):
-        raise ConfigError(f"{name}: it matches neurons and changes their number, which no model folder can describe")
     if strategy.refinement():
         raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; {there}")
 

@@ -159,9 +159,9 @@ class FedMA(FedAvg):
         return self.state() | frozen | {f"own.{row}": network for row, network in self._own.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on in the middle of a cycle."""
+        """Go on in the middle of a cycle, or from the average alone."""
         super().restore(tensors)
-        self._frozen = int(tensors["frozen"])
+        self._frozen = int(tensors["frozen"]) if "frozen" in tensors else 0
         self._own = {int(name[4:]): network for name, network in tensors.items() if name.startswith("own.")}
 
     def _names(self) -> tuple[str, ...]:
