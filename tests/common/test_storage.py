@@ -67,7 +67,7 @@ def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypat
     for name in ("fsync", "replace"):
         monkeypatch.setattr(os, name, noted(name, getattr(os, name), calls))
     write_bytes(tmp_path / "file", b"new")
-    assert calls == ["fsync", "replace"]
+    assert calls == ["fsync", "replace", "fsync"]  # the last one of the folder, or the name may be lost
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
@@ -88,7 +88,9 @@ def test_a_secret_is_never_readable_by_others_not_even_while_written(
     fsync = os.fsync
 
     def look(descriptor: int) -> None:
-        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        found = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(found):
+            seen.append(stat.S_IMODE(found))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", look)

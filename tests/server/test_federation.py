@@ -365,10 +365,11 @@ def test_a_client_that_comes_back_with_a_third_of_its_data_is_known_by_what_is_l
     grid.join(2, "a", train_examples=60)
     party.begin(1)
     grid.join(3, "a", train_examples=20)
-    party.gather(1)
-    (client,) = party.roster
-    assert (client.row, client.about.train_examples) == (0, 20)
-    assert "a is back (20 training examples, size M; 60 before); 1 clients are here" in party.events
+    grid.join(4, "b")
+    party.gather(2)
+    back = next(iter(party.roster))
+    assert (back.client_id, back.row, back.about.train_examples) == ("a", 0, 20)
+    assert "a is back (20 training examples, size M; 60 before); 1 client is here" in party.events
 
 
 # ---------------------------------------------------------------------- beginning
