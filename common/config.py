@@ -279,11 +279,6 @@ def _check_combinations(config: RunConfig) -> None:
 
 
 def _check_secure_aggregation(config: RunConfig) -> None:
-    if not FEWEST_CLIENTS <= config.cohort <= MOST_CLIENTS:
-        raise ConfigError(
-            f"cohort: expected {FEWEST_CLIENTS} to {MOST_CLIENTS} with secure_aggregation, found {config.cohort}; a "
-            "sum of fewer hides nobody, one of more takes too many masks"
-        )
     if config.asynchronous:
         raise ConfigError("asynchronous: expected false with secure_aggregation, which sums the replies of a round")
     if config.compression != "none":

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hyperbloom import __version__
 from hyperbloom.common.compression import Codec
-from hyperbloom.common.config import RunConfig, Section, check
+from hyperbloom.common.config import FEWEST_CLIENTS, MOST_CLIENTS, RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
@@ -222,6 +222,11 @@ class PersonalisedStrategy(Strategy):
         if self.config.secure_aggregation and not self.sums:
             why = f"cannot work: {name} needs each single reply"
             raise ConfigError(f"secure_aggregation: it {why}; leave it out, or let clients add noise (--dp-clients)")
+        if self.config.secure_aggregation and not FEWEST_CLIENTS <= self.config.cohort <= MOST_CLIENTS:
+            raise ConfigError(
+                f"cohort: expected {FEWEST_CLIENTS} to {MOST_CLIENTS} with secure_aggregation, found "
+                f"{self.config.cohort}; a sum of fewer hides nobody, one of more takes too many masks"
+            )
 
     # ------------------------------------------------------------------ what a strategy of its own overrides
 

@@ -337,8 +337,6 @@ def test_a_schedule_needs_rounds() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"cohort": 2}, "cohort: expected 3 to 512 with secure_aggregation, found 2; a sum of fewer hides nobody"),
-        ({"cohort": 513}, "cohort: expected 3 to 512 with secure_aggregation, found 513"),
         ({"asynchronous": True}, "asynchronous: expected false with secure_aggregation"),
         ({"compression": "int8"}, "compression: expected none with secure_aggregation"),
         ({"privacy.where": "server"}, "privacy.where: expected client or none with secure_aggregation"),

@@ -44,12 +44,19 @@ def test_noise_is_refused_where_it_would_not_cover_all(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_secure_aggregation_is_refused_where_single_replies_are_needed(name: str) -> None:
-    config = config_of(name, secure_aggregation=True)
+    config = config_of(name, secure_aggregation=True, cohort=3)
     if name in SUMS | {"ghn", "local"}:
         make_strategy(config, "", Roster(0))
     else:
         with pytest.raises(ConfigError, match=f"secure_aggregation: it cannot work: {name} needs each single reply"):
             make_strategy(config, "", Roster(0))
+
+
+@pytest.mark.parametrize("cohort", [1, 2, 513])
+def test_a_sum_is_of_enough_clients_and_not_of_too_many(cohort: int) -> None:
+    config = config_of("fedavg", secure_aggregation=True).model_copy(update={"clients": 600, "cohort": cohort})
+    with pytest.raises(ConfigError, match=f"^cohort: expected 3 to 512 with secure_aggregation, found {cohort}; a sum"):
+        make_strategy(config, "", Roster(0))
 
 
 def test_compression_with_noise_on_the_server_is_refused() -> None:
