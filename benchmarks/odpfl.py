@@ -56,14 +56,14 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     folder: Path = args.work / name
     flags = ["--engine", "inline", "--run-dir", str(folder), *METHODS[method], *SPLITS[split], "--data", args.data]
     flags += ["--clients", str(args.clients), "--cohort", str(max(1, args.clients * 9 // 100)), "--seed", str(seed)]
-    flags += ["--set", "novel=10", "--eval-every", str(args.every), *(["--root", args.root] if args.root else [])]
+    flags += ["--set", "novel=10", *(["--root", args.root] if args.root else [])]
     for assignment in args.set:
         flags += ["--set", assignment]
     if method.startswith("pfl-"):
         trained = args.work / name.replace(method, "pfedhn")
-        flags += ["--rounds", "1", "--init-from", str(trained)]
+        flags += ["--rounds", "1", "--eval-every", "1", "--init-from", str(trained)]
     else:
-        flags += ["--rounds", str(args.rounds)]
+        flags += ["--rounds", str(args.rounds), "--eval-every", str(args.every)]
     start = time.perf_counter()
     code = flower_server(["--resume", str(folder)]) if (folder / "checkpoints").is_dir() else 1
     if code:
