@@ -93,6 +93,8 @@ class DataConfig(Section):
     classes_per_client: Positive = Field(2, description="classes (or concepts) of each client, for splits that use it")
     alpha: Rate = Field(0.5, description="concentration of the Dirichlet split")
     max_train: Positive | None = Field(None, description="keep at most this many training examples per client")
+    parts: Positive | None = Field(None, description="parts that it is dealt in; default: one for each client")
+    first: Annotated[int, Field(ge=0)] = Field(0, description="part of the first client; the others have the next ones")
 
 
 class PrivacyConfig(Section):
@@ -166,6 +168,10 @@ class RunConfig(Section):
         description="asynchronous: replies applied since an order beyond which its reply is dropped; "
         "default: 20 times cohort",
     )
+
+    def part(self, index: int) -> tuple[int, int]:
+        """Return which part of the data set client `index` of those started here has, and of how many."""
+        return self.data.first + index, self.data.parts or self.clients
 
 
 def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -270,6 +276,9 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"cohort: expected at most clients = {config.clients}, found {config.cohort}")
     if config.eval_every > config.rounds:
         raise ConfigError(f"eval_every: expected at most rounds = {config.rounds}, found {config.eval_every}")
+    last, parts = config.part(config.clients)
+    if last > parts:
+        raise ConfigError(f"data.parts: expected at least data.first + clients = {last}, found {parts}")
     if config.secure_aggregation:
         _check_secure_aggregation(config)
     if config.asynchronous and config.local.schedule != "constant":

@@ -30,7 +30,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.storage import keep, write_json, write_tensors
 from hyperbloom.server.listener import Checkpoint, Progress, Resume, Selection
 
-__all__ = ["has_begun", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
+__all__ = ["has_begun", "has_checkpoint", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
 
 FORMAT = 1
 KEPT = 2
@@ -120,7 +120,12 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
 def has_begun(folder: Path) -> bool:
     """Return whether a run has left more in `folder` than that its server has waited for clients."""
-    return bool(_all(folder)) or (folder / "metrics.jsonl").exists()
+    return has_checkpoint(folder) or (folder / "metrics.jsonl").exists()
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a run has left a checkpoint in `folder`, sound or not."""
+    return bool(_all(folder))
 
 
 def is_over(folder: Path, config: RunConfig) -> bool:

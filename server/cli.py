@@ -464,13 +464,13 @@ def _grid(
         return
     from hyperbloom.server.local_clients import local_clients, make_keys, printed_line
 
-    keys = make_keys(args.local_clients, folder / "clients") if args.local_clients and security.ca else None
+    keys = make_keys(args.local_clients, config, folder / "clients") if args.local_clients and security.ca else None
     console = view.console
     with _fleet(args, security, folder, console, view.event, keys) as grid:
         address = _address(args.host, args.port)
         local_address = f"127.0.0.1:{args.port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
         if args.local_clients < config.clients:
-            _say(console, "run this on each machine, NAME its own and I from 0:")
+            _say(console, f"run this on each machine, NAME its own and I from {config.data.first}:")
             flags = [*security.client_flags(address), *(["--key", "NAME.pem"] if security.ca else [])]
             _say(console, f"  {printed_line(address, flags, config)}")
         flags = security.client_flags(local_address)

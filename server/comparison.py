@@ -27,7 +27,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.storage import write_bytes, write_json
-from hyperbloom.server.checkpoint import locked
+from hyperbloom.server.checkpoint import has_checkpoint, is_over, locked
 from hyperbloom.server.cli import log_to
 from hyperbloom.server.engine import inline_grid, virtual_clients
 from hyperbloom.server.listener import Listener
@@ -46,11 +46,15 @@ _OWN = ("strategy", "options", "seed", "baselines")  # what cells may differ in
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison; `name` is its row in the table, `folder` its run folder."""
+    """One run of a comparison; `name` is its row in the table, `folder` its run folder.
+
+    With `after` it starts from the run of that cell (`init_from`), which stands before it in the list.
+    """
 
     name: str
     config: RunConfig
     folder: Path
+    after: "Cell | None" = None
 
     @property
     def finished(self) -> bool:
@@ -171,9 +175,10 @@ def check_cells(cells: Sequence[Cell], engine: str) -> None:
         from hyperbloom.server.simulation import check_ray
 
         check_ray()
-    for name, config in {cell.name: cell.config for cell in cells}.items():
+    for name, cell in {cell.name: cell for cell in cells}.items():
         try:
-            check_run(config, uses_data_section=True)
+            # What it starts from is not there yet.
+            check_run(cell.config.model_copy(update={"init_from": None}) if cell.after else cell.config, True)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
 
@@ -266,6 +271,8 @@ def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[Hype
         if cell.finished:
             watcher.kept(cell)
             continue
+        if cell.after and not cell.after.finished:  # it has failed, and that was said
+            continue
         start = time.perf_counter()
         try:
             after = _run(cell, engine, watcher.begin(cell))
@@ -282,10 +289,16 @@ def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[Hype
 def _run(cell: Cell, engine: str, listener: Listener) -> int:
     """Run a cell, from its last checkpoint if it has one; returns the round after which it went on."""
     config, folder, resume = cell.config, cell.folder, None
-    try:
-        recorder, resume = RunFolder.resume(folder, config, listener.event)
+    if is_over(folder, config):  # stopped before that was noted here
+        return config.rounds
+    if has_checkpoint(folder):
+        try:
+            recorder, resume = RunFolder.resume(folder, config, listener.event)
+        except ConfigError as error:
+            reason = str(error).removeprefix("--resume: ")
+            raise ConfigError(f"--out: cannot go on in {folder} (delete it to run it anew): {reason}") from None
         run_id = resume.checkpoint.run_id
-    except ConfigError:  # stopped before its first checkpoint, or never begun
+    else:  # stopped before its first checkpoint, or never begun
         shutil.rmtree(folder, ignore_errors=True)
         run_id = f"{folder.name}-{secrets.token_hex(4)}"
         adopt_identities(config, folder)

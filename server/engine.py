@@ -29,22 +29,23 @@ class _VirtualGrid(InlineGrid):
 def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
     """Return the settings of virtual client `index`, the same as `--local-clients` gives to a process."""
     data = config.data
+    part, parts = config.part(index)
     spec = DataSpec(
         data=data.name,
         root=Path(data.root) if data.root else None,
         split=data.split,
         classes_per_client=data.classes_per_client,
         alpha=data.alpha,
-        partition=index,
-        partitions=config.clients,
+        partition=part,
+        partitions=parts,
         max_train=data.max_train,
         seed=config.seed,
     )
     return ClientSettings(
-        client_id=f"client-{index}",
+        client_id=f"client-{part}",
         data=spec,
         size=config.sizes[index % len(config.sizes)],
-        state_dir=folder / "clients" / f"client-{index}",
+        state_dir=folder / "clients" / f"client-{part}",
         disclose_class_shares=config.options.get("descriptor") == "class-shares",
         model=own_model(config, index),
         disclose=disclosure(config),

@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -51,19 +51,19 @@ def printed_line(address: str, security: list[str], config: RunConfig) -> str:
     if own_model(config, 0) is not None:
         # What is not in the run is for the client's user to fill in, as NAME and I are.
         words += ["--model", "|".join(dict.fromkeys(config.models)) or "MODEL", *_disclosure(config)]
-    return f"{shlex.join(words)} --client-id NAME --partition I/{config.clients}"
+    return f"{shlex.join(words)} --client-id NAME --partition I/{config.part(0)[1]}"
 
 
-def make_keys(count: int, folder: Path) -> Path:
-    """Make keys for the clients started here, in their folders, and return the registry of them.
+def make_keys(count: int, config: RunConfig, folder: Path) -> Path:
+    """Make keys for the first `count` clients, in their folders, and return the registry of them.
 
     A run that is resumed has them already.
     """
     registry = ClientRegistry(folder / "clients.json")
     for index in range(len(registry.clients()), count):
-        key = make_key()
-        write_private_key(folder / f"client-{index}" / KEY, key)
-        registry.add(f"client-{index}", public_pem(key))
+        key, name = make_key(), f"client-{config.part(index)[0]}"
+        write_private_key(folder / name / KEY, key)
+        registry.add(name, public_pem(key))
     return registry.path
 
 
@@ -82,26 +82,26 @@ def local_clients(
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // max(1, count))
     with ExitStack() as stack:
-        children = []
+        children: dict[str, subprocess.Popen[bytes]] = {}
         for index in range(count):
-            name = f"client-{index}"
+            part, parts = config.part(index)
+            name = f"client-{part}"
             log = stack.enter_context((folder / f"{name}.log").open("ab"))
             command = [sys.executable, "-m", "hyperbloom.client", "--server", address]
             key = folder / name / KEY
             command += [*security, *(["--key", str(key)] if key.exists() else [])]
-            command += ["--client-id", name, "--partition", f"{index}/{config.clients}", *client_flags(config)]
+            command += ["--client-id", name, "--partition", f"{part}/{parts}", *client_flags(config)]
             command += ["--state-dir", str(folder / name), "--threads", str(threads), "--parent-pid", str(os.getpid())]
             command += ["--size", config.sizes[index % len(config.sizes)]]
             if (model := own_model(config, index)) is not None:
                 command += ["--model", model, *_disclosure(config)]
-            child = subprocess.Popen(
+            children[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-            children.append(child)
         try:
             yield lambda: _check(children, folder)
         finally:
-            _end(children)
+            _end(list(children.values()))
 
 
 def _disclosure(config: RunConfig) -> list[str]:
@@ -109,12 +109,12 @@ def _disclosure(config: RunConfig) -> list[str]:
     return [] if disclosure(config) == "types" else ["--disclose", disclosure(config)]
 
 
-def _check(children: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    for index, child in enumerate(children):
+def _check(children: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> None:
+    for name, child in children.items():
         if child.poll():
-            log = folder / f"client-{index}.log"
+            log = folder / f"{name}.log"
             last = (log.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
-            raise CohortError(f"client-{index} ended with code {child.returncode}: {last} (see {log})")
+            raise CohortError(f"{name} ended with code {child.returncode}: {last} (see {log})")
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

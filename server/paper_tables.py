@@ -8,11 +8,13 @@ A table is a YAML file in `server/papers/` (`benchmarks/papers` links there):
     metric                          what our number is (default: test_mean)
     differs                         where our settings are not the paper's, one line each
     columns.NAME                    title, run (wins over the table's), differs, and where they apply
+        first                       run of others that comes first (wins over the method's), see `after_first`
         parts                       clients whose mean is one number, {part: [first, step]}; null is not measured
         stand_in                    what stands in for data that cannot be had
         cannot                      why the column cannot be run at all, and what would make it
     methods.NAME                    strategy (or why_not), run (wins over the column's), note, and
         everyone                    every client in every round
+        after_first                 starts from what the column's first run has learned (`init_from`)
         columns                     run of single columns, wins over the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
 
@@ -54,6 +56,7 @@ class Column(Section):
 
     title: str
     run: dict[str, Any] = Field({})
+    first: dict[str, Any] = Field({})
     parts: dict[str, tuple[int, Positive] | None] = Field({})
     stand_in: str = ""
     cannot: str = ""
@@ -68,6 +71,7 @@ class Method(Section):
     run: dict[str, Any] = Field({})
     columns: dict[str, dict[str, Any]] = Field({})
     everyone: bool = False
+    after_first: bool = False
     note: str = ""
     numbers: dict[str, Written] = Field({})
 
@@ -108,7 +112,12 @@ class PaperTable(Section):
         return f"there is no model {lacking[0]} in this version" if lacking else ""
 
     def config(
-        self, method: str, column: str, overrides: Mapping[str, Any] | None = None, rounds: int | None = None
+        self,
+        method: str,
+        column: str,
+        overrides: Mapping[str, Any] | None = None,
+        rounds: int | None = None,
+        first: bool = False,
     ) -> RunConfig:
         """Return the run behind a number.
 
@@ -117,11 +126,14 @@ class PaperTable(Section):
             column: of the table.
             overrides: keys that win, by dotted name.
             rounds: at most so many; a method that takes fewer keeps them.
+            first: return the run that comes first instead.
 
         Raises:
             ConfigError: the values make no run.
         """
         values = self._values(method, column)
+        if first:
+            values = _merged(values, self.columns[column].first)
         if self.methods[method].everyone:
             values["cohort"] = (overrides or {}).get("clients", values.get("clients"))
         if rounds is not None:
@@ -171,6 +183,8 @@ def load_table(name: str) -> PaperTable:
             if column not in table.columns:
                 raise ConfigError(f"{path}: methods.{method}.numbers: there is no column {column!r}")
             strange = set(row.figures(column)) - {WHOLE, *table.columns[column].parts}
+            if row.after_first and not table.columns[column].first:
+                raise ConfigError(f"{path}: columns.{column}.first: expected a run, for {method} starts from it")
             if strange:
                 raise ConfigError(f"{path}: methods.{method}.numbers.{column}: there is no part {sorted(strange)[0]!r}")
     return table

@@ -79,12 +79,19 @@ class Reproduction:
 
     def cells(self, out: Path) -> list[Cell]:
         """Return what is to be run, seed by seed."""
-        configs = {method: self.config(method) for method in self.rows if method not in self.why_not}
-        return [
-            Cell(method, config.model_copy(update={"seed": seed}), out / f"{_slug(method)}-seed{seed}")
-            for seed in range(self.seeds)
-            for method, config in configs.items()
-        ]
+        methods = [method for method in self.rows if method not in self.why_not]
+        return [cell for seed in range(self.seeds) for method in methods for cell in self._cells(method, seed, out)]
+
+    def _cells(self, method: str, seed: int, out: Path) -> list[Cell]:
+        """Return a method's run, behind the one that it starts from."""
+        name = f"{_slug(method)}-seed{seed}"
+        config = self.config(method).model_copy(update={"seed": seed})
+        if not self.table.methods[method].after_first:
+            return [Cell(method, config, out / name)]
+        others = self.table.config(method, self.column, self.overrides, self.rounds, first=True)
+        first = Cell(f"{method}, first", others.model_copy(update={"seed": seed}), out / f"{name}-first")
+        config = config.model_copy(update={"init_from": str(first.folder)})
+        return [first, Cell(method, config, out / name, after=first)]
 
 
 def choose_column(table: PaperTable, column: str | None) -> str:

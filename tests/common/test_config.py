@@ -170,7 +170,10 @@ NESTED = "mapping values are not allowed here"
         ("local: {stepz: 3}", "local.stepz: unknown key in FILE. Did you mean steps?"),
         (
             "data: {qqq: 3}",
-            "data.qqq: unknown key in FILE. Known keys: alpha, classes_per_client, max_train, name, root, split.",
+            (
+                "data.qqq: unknown key in FILE. "
+                "Known keys: alpha, classes_per_client, first, max_train, name, parts, root, split."
+            ),
         ),
         # wrong types
         ("rounds: many", "rounds: expected a valid integer, found 'many' in FILE"),
@@ -193,6 +196,8 @@ NESTED = "mapping values are not allowed here"
         ("data: {alpha: 0}", "data.alpha: expected greater than 0, found 0 in FILE"),
         ("join_timeout_s: 0.0", "join_timeout_s: expected greater than 0, found 0.0 in FILE"),
         # combinations
+        ("data: {parts: 5}", "data.parts: expected at least data.first + clients = 6, found 5"),
+        ("data: {first: 1}", "data.parts: expected at least data.first + clients = 7, found 6"),
         ("cohort: 7", "cohort: expected at most clients = 6, found 7"),
         ("rounds: 5\neval_every: 10", "eval_every: expected at most rounds = 5, found 10"),
         ("sizes: []", "sizes: expected one or more of S, M, L without repetition, found []"),

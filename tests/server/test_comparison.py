@@ -1,6 +1,7 @@
 """`flower-server compare`: cells are ordinary runs, what is finished is kept, and the table says what they say."""
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -183,6 +184,26 @@ def test_what_is_finished_is_kept_and_what_was_stopped_is_run_again(
     assert re.search(r"local-seed0: .* s from round 2 on; 2/4", told)
     # Stopped or not, the result is the same.
     assert (here / "curves.csv").read_text() == (out / "curves.csv").read_text()
+
+
+def test_a_run_that_cannot_be_gone_on_with_is_kept(file: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = copy / "local-seed0"
+    (cell / "cell.json").unlink()
+    # Complete, and stopped before that was noted: nothing is run again.
+    before = (cell / "metrics.jsonl").read_bytes()
+    assert compare(file, copy) == 0
+    assert (cell / "metrics.jsonl").read_bytes() == before
+    assert (cell / "cell.json").exists()
+    # Begun by a version whose configuration read otherwise.
+    (cell / "cell.json").unlink()
+    point = max((cell / "checkpoints").glob("0*.json"))
+    stored = json.loads(point.read_text())
+    stored["body"] |= {"config": "of another version", "phase": 0}
+    stored["digest"] = hashlib.blake2b(json.dumps(stored["body"], sort_keys=True).encode(), digest_size=16).hexdigest()
+    point.write_text(json.dumps(stored))
+    assert compare(file, copy) == 2
+    assert f"--out: cannot go on in {cell} (delete it to run it anew): " in capsys.readouterr().err
+    assert (cell / "metrics.jsonl").read_bytes() == before
 
 
 def test_strategies_and_seeds_may_be_added(file: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

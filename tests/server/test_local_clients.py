@@ -25,6 +25,7 @@ CONFIGS = [
     {"data.split": "dirichlet", "data.alpha": 0.05, "data.classes_per_client": 3},
     {"data.name": "mnist", "data.split": "shards", "data.classes_per_client": 4},
     {"data.split": "dirichlet", "data.alpha": 1e-7, "seed": 2**40},
+    {"data.first": 4, "data.parts": 12},
     {"strategy": "ghn", "models": ["mlp", "plain-4"]},
     {"strategy": "ghn"},
     {"strategy": "ghn-server", "models": ["plain-4"]},
@@ -90,8 +91,15 @@ def test_a_client_takes_the_flags_for_the_share_that_the_server_means(
     config = load_run_config(None, overrides)
     for index in (0, config.clients - 1):
         words = ["--server", "127.0.0.1:1", "--insecure", *client_flags(config)]
-        settings = understood([*words, "--client-id", f"client-{index}", "--partition", f"{index}/{config.clients}"])
-        assert settings.data == client_settings(config, index, tmp_path).data
+        part, parts = config.part(index)
+        settings = understood([*words, "--client-id", f"client-{part}", "--partition", f"{part}/{parts}"])
+        meant = client_settings(config, index, tmp_path)
+        assert (settings.data, settings.client_id) == (meant.data, meant.client_id)
+
+
+def test_the_printed_line_counts_the_parts_of_the_data_set() -> None:
+    line = printed_line("a:1", ["--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
+    assert line.endswith(" --client-id NAME --partition I/12")
 
 
 @pytest.mark.parametrize(("sizes", "words"), [(["S"], "--size S "), (["S", "L"], "--size 'S|L' "), (["M"], "")])
@@ -191,7 +199,7 @@ def test_started_clients_are_the_virtual_clients_of_the_inline_engine(
     for index, child in enumerate(children):
         assert child.command[:3] == [sys.executable, "-m", "hyperbloom.client"]
         assert child.command[3:6] == ["--server", "127.0.0.1:9", "--insecure"]
-        assert child.log == str(tmp_path / "clients" / f"client-{index}.log")
+        assert child.log == str(tmp_path / "clients" / f"client-{config.part(index)[0]}.log")
         assert child.command[child.command.index("--parent-pid") + 1] == str(os.getpid())
         assert understood(child.command[3:]) == client_settings(config, index, tmp_path)
 
@@ -255,11 +263,11 @@ def test_sizes_are_dealt_in_turn_and_states_lie_apart(tmp_path: Path) -> None:
 
 
 def test_keys_are_made_once(tmp_path: Path) -> None:
-    registry = ClientRegistry(make_keys(2, tmp_path))
+    registry = ClientRegistry(make_keys(2, RunConfig(), tmp_path))
     keys = registry.keys()
     assert sorted(keys.values()) == ["client-0", "client-1"]
     for key, name in keys.items():
         assert public_pem(read_private_key(tmp_path / name / "key.pem", name)) == key
-    assert make_keys(3, tmp_path) == registry.path
+    assert make_keys(3, RunConfig(), tmp_path) == registry.path
     assert {key: name for key, name in registry.keys().items() if name != "client-2"} == keys
     assert "client-2" in registry.keys().values()

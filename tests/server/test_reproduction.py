@@ -6,9 +6,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from hyperbloom.common.errors import CohortError
 from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
+from hyperbloom.server.session import Session
 
 TABLE = """
 paper: A, B
@@ -24,12 +28,22 @@ columns:
   stood: {title: another, stand_in: digits for galaxies}
   far: {title: far away, run: {data: {name: cifar100}}}
   lost: {title: lost, cannot: "it needs a telescope"}
+  late:
+    title: who comes late
+    run: {clients: 1, model: mlp, models: [plain-4], data: {parts: 4, first: 3}}
+    first: {clients: 3, cohort: 2, data: {first: 0}, local: {learning_rate: 0.1}}
 methods:
   One:
     strategy: fedavg
     numbers: {whole: [90, 1.5], parted: {even: 80, odd: 70, never: 60}, stood: 50, far: 5, lost: 1}
   Two: {strategy: local, everyone: true, run: {rounds: 2}, note: alone, numbers: {whole: 40}}
   Three: {strategy: not-yet, numbers: {whole: 30, stood: 3}}
+  Five:
+    strategy: ghn
+    after_first: true
+    run: {local: {learning_rate: 1.0e-9}, options: {latent: 8, hidden: 4}}
+    numbers: {late: 60}
+  Six: {strategy: local, numbers: {late: 50}}
   Four: {why_not: nobody wrote it, numbers: {whole: 20}}
 """
 
@@ -94,6 +108,48 @@ def test_parts_are_means_over_their_clients(tmp_path: Path) -> None:
     assert "- set here: local.steps = 2\n" in text
 
 
+def test_a_method_may_start_from_a_run_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    flags = ["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--out", str(out)]
+    assert main(flags) == 0
+    clients = {name: set(accuracy(out / name, "ghn")) for name in ("five-seed0-first", "five-seed0")}
+    assert clients == {"five-seed0-first": {"client-0", "client-1", "client-2"}, "five-seed0": {"client-3"}}
+    assert set(accuracy(out / "six-seed0", "local")) == {"client-3"}
+    # Its own rate is next to nothing: what it has in the end is what the others have learned.
+    learned, own = (load_file(out / name / "hypernetwork.safetensors") for name in ("five-seed0-first", "five-seed0"))
+    for name, values in learned.items():
+        torch.testing.assert_close(own[name], values, rtol=0, atol=1e-6)
+    assert learned
+    rounds = [json.loads(line)["round"] for line in (out / "five-seed0/metrics.jsonl").read_text().splitlines()]
+    assert rounds == [0, 1, 2]
+    text = (out / "reproduction.md").read_text()
+    assert re.search(r"\| Five +\| +[\d.]+ \| +1 \| 60.00 \|", text)
+    assert re.search(r"\| Six +\| +[\d.]+ \| +1 \| 50.00 \|", text)
+    assert "first" not in text.split("Where our")[0]
+    capsys.readouterr()
+    assert main(flags) == 0
+    assert capsys.readouterr().out.count("finished before, kept") == 3
+
+
+def test_who_starts_from_a_run_that_failed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run = Session.run
+
+    def fail(session: Session) -> None:
+        if session.config.clients == 3:
+            raise CohortError("nobody came")
+        run(session)
+
+    monkeypatch.setattr(Session, "run", fail)
+    assert main(["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--out", str(out)]) == 4
+    text = (out / "reproduction.md").read_text()
+    assert re.search(r"\| Five +\| not finished \|", text)
+    assert re.search(r"\| Six +\| +[\d.]+ \|", text)
+    assert "nobody came" in capsys.readouterr().out
+
+
 def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["reproduce", "small", "--column", "stood", "--seeds", "1", "--out", str(out), "--methods", "One"]) == 0
@@ -108,7 +164,7 @@ def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
     [
         (["small", "--column", "far", "--root", "nowhere"], "train.bin not found; looked at nowhere/cifar-100-binary/"),
         (["small", "--column", "lost"], "--column lost: it needs a telescope"),
-        (["small"], "--column: expected one of whole, parted, stood, far, lost; found none"),
+        (["small"], "--column: expected one of whole, parted, stood, far, lost, late; found none"),
         (["small", "--column", "whole", "--methods", "One,No"], "--methods: expected some of One, .*; found 'No'"),
         (["small", "--column", "stood", "--methods", "Three"], "--column stood: none of its methods can be run"),
         (["small", "--column", "whole", "--rounds", "0"], "--rounds: expected 1 or more, found 0"),
@@ -129,12 +185,13 @@ def test_what_cannot_be_run_is_one_line(
 def test_the_list_says_what_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list", "--root", str(tmp_path / "nowhere")]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[:6] == [
+    assert told[:7] == [
         "small: a small table (table 9 of A, B)",
         "  whole: everybody; 2 of 4 methods",
         "  parted: by halves; 1 of 1 methods",
         "  stood: another; 1 of 2 methods; STAND-IN: digits for galaxies",
         "  far: far away; 1 of 1 methods; no cifar100, see below",
         "  lost: lost; cannot be run: it needs a telescope",
+        "  late: who comes late; 2 of 2 methods",
     ]
-    assert told[7].startswith("no cifar100: train.bin not found; looked at ")
+    assert told[8].startswith("no cifar100: train.bin not found; looked at ")
