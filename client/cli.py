@@ -96,6 +96,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="train only in runs where changes leave this machine with Gaussian noise of at least Z times the norm "
         "that they are clipped to (flower-server --dp-clients)",
     )
+    machine.add_argument(
+        "--min-masked",
+        type=int,
+        metavar="N",
+        help="send changes under masks alone, in sums of at least N clients (flower-server --secure-aggregation)",
+    )
     machine.add_argument("-v", "--verbose", action="store_true", help="say more, Flower's own log included")
     machine.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     return parser
@@ -185,6 +191,7 @@ def _run(args: argparse.Namespace) -> None:
         model=args.model,
         disclose=args.disclose,
         min_noise=args.min_noise,
+        min_masked=args.min_masked,
     )
     link = make_link(args)
     config = settings.to_node_config()

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from hyperbloom.client.state import default_state_dir
+from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.names import check_name
@@ -33,6 +34,7 @@ class ClientSettings:
     model: str | None = None  # this client's own: a registered name, auto, or package.module:factory
     disclose: Disclosure = "types"  # of the own model, at most
     min_noise: float | None = None  # trains only where a change leaves with so much noise, in units of its norm
+    min_masked: int | None = None  # sends a change under masks alone, in a sum of at least so many clients
 
     def __post_init__(self) -> None:
         """Check the name, which becomes a folder's, and what may be told."""
@@ -40,6 +42,10 @@ class ClientSettings:
             raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
         if self.min_noise is not None and not self.min_noise > 0:
             raise ConfigError(f"--min-noise: expected a number above 0, found {self.min_noise}")
+        if self.min_masked is not None and self.min_masked < FEWEST_CLIENTS:
+            raise ConfigError(
+                f"--min-masked: expected {FEWEST_CLIENTS} clients in a sum or more, found {self.min_masked}"
+            )
         check_name(self.client_id, "--client-id")
 
     @property

@@ -212,10 +212,22 @@ class Worker:
         if wanted != (None, None) and not all(value is not None and value > 0 for value in wanted):
             raise WireError(f"order: expected dp_clip and dp_noise above 0, found {wanted}")
         if order.reply != "nothing" or isinstance(order, FitOrder):
-            self._insist(order.dp_noise if not isinstance(order, FitOrder) else None)
+            masked = len(order.there) if isinstance(order, MaskedOrder) else 0
+            self._insist(order.dp_noise if not isinstance(order, FitOrder) else None, masked)
 
-    def _insist(self, noise: float | None = None) -> None:
-        """Let nothing that is made of training examples leave with less noise than this client's user wants."""
+    def _insist(self, noise: float | None = None, masked: int = 0) -> None:
+        """Let nothing made of training examples leave but as this client's user wants: in a sum, and with noise.
+
+        Args:
+            noise: with which it leaves, in units of its norm.
+            masked: clients in the sum in which it leaves; 0 if it is seen by itself.
+        """
+        fewest = self.settings.min_masked
+        if fewest is not None and masked < fewest:
+            found = f"one of {masked}" if masked else "a change by itself"
+            raise HyperbloomError(
+                f"the client sends changes in sums of at least {fewest} clients alone (--min-masked), found {found}"
+            )
         least = self.settings.min_noise
         if least is not None and (noise or 0.0) < least:
             raise HyperbloomError(
@@ -230,7 +242,9 @@ class Worker:
             HyperbloomError: the training diverged.
         """
         network.holds = None  # where several train at once, the one before has concluded on it
-        hidden = self.settings.min_noise is not None or order.dp_noise is not None  # the loss is of training examples
+        noisy, masked = order.dp_noise is not None, isinstance(order, MaskedOrder)
+        # The loss is of training examples.
+        hidden = noisy or self.settings.min_noise is not None or self.settings.min_masked is not None
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             shown = "" if hidden else f" (loss {loss})"
             raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate")
@@ -251,7 +265,8 @@ class Worker:
                 bounded = order.reply == "delta"
                 moment = _moment(order)
                 encoded = encode_with_feedback(codec, self.state, order.run_id, layout, trained - sent, bounded, moment)
-        return TrainResult(0.0 if hidden else loss, seconds, reply, encoded)
+        told = not hidden or (masked and not noisy)  # then it is in the sum alone
+        return TrainResult(loss if told else 0.0, seconds, reply, encoded)
 
     def make_keys(self, order: KeysOrder) -> KeysResult:
         """Begin a round of secure aggregation, of which this client keeps nothing on the disk."""
@@ -275,6 +290,7 @@ class Worker:
     def unmask(self, order: UnmaskOrder) -> UnmaskResult:
         """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
         with secure_aggregation.current(self.settings, order) as secure:
+            self._insist(self.settings.min_noise, len(order.alive))
             return secure.unmask(order)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:

@@ -35,6 +35,7 @@ FULL = ClientSettings(
     model="mypackage.nets:make",
     disclose="graph",
     min_noise=0.5,
+    min_masked=5,
 )
 
 
@@ -58,6 +59,7 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "model": "mypackage.nets:make",
         "disclose": "graph",
         "min-noise": 0.5,
+        "min-masked": 5,
     }
     assert {type(value) for value in FULL.to_node_config().values()} <= {str, int, float, bool}
 
