@@ -35,6 +35,7 @@ from hyperbloom.common.encoders import Encoder, build_encoder, encode
 from hyperbloom.common.models import build, full_layout
 from hyperbloom.server.embedding_map import flatten_by_tsne
 from hyperbloom.server.engine import client_settings
+from hyperbloom.server.on_demand import Generator
 from hyperbloom.server.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
@@ -201,7 +202,7 @@ def shift(study: Study, other: Study) -> list[dict[str, Any]]:
     ours, theirs = (each.trained.config.model_dump(include=keys) for each in (study, other))
     if ours != theirs:
         raise SystemExit("the two runs deal different data")
-    encoder, shared = study.encoder, other.shared()
+    encoder, shared, generator = study.encoder, other.shared(), Generator(study.trained)
     scaling, channels = study.scaling, study.clients[0].input_shape[0]
     black = [(0.0 - mean) / std for mean, std in zip(scaling.mean or [0.0], scaling.std or [1.0], strict=True)]
     black = black * channels if len(black) == 1 else black
@@ -224,7 +225,10 @@ def shift(study: Study, other: Study) -> list[dict[str, Any]]:
             ):
                 found = [study.accuracy(weights, test) for weights, test in zip(rows, tests, strict=True)]
                 line = study.line("shift", found, kind=kind, amount=amount, method=method)
-                results.append(line | ({"moved": round(float(moved), 2)} if method == "odpfl" else {}))
+                if method == "odpfl":
+                    told = statistics.fmean(generator.unlike(list(after)))
+                    line |= {"moved": round(float(moved), 2), "unlike": round(100 * told)}
+                results.append(line)
             print(*map(json.dumps, results[-3:]), sep="\n", flush=True)
     return results
 

@@ -27,6 +27,11 @@ __all__ = ["Newcomer", "Promise", "Sources"]
 
 log = logging.getLogger("hyperbloom.client")
 
+_UNLIKE = (
+    "these data look unlike those of all %d clients that trained (noise on the descriptor counts); try the model on "
+    "examples whose labels you know before you rely on it"
+)
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -98,6 +103,7 @@ class Newcomer:
     Attributes:
         failure: what went wrong, for the user.
         weights: the model, once it is here.
+        unlike: whether the server finds no client that trained like this one.
     """
 
     sources: Sources
@@ -108,6 +114,7 @@ class Newcomer:
     server: str
     failure: HyperbloomError | None = None
     weights: Tensor | None = None
+    unlike: bool = False
     guarantee: Guarantee | None = None
     spent: tuple[float, float] | None = None
     _offer: Offer | None = None
@@ -162,7 +169,9 @@ class Newcomer:
         if self._offer is None:
             raise WireError("weights came before an offer")
         delivery.weights.check(full_layout(self._spec(self._offer)), torch.float32)
-        self.weights = delivery.weights.values
+        self.weights, self.unlike = delivery.weights.values, delivery.unlike
+        if self.unlike:
+            log.warning(_UNLIKE, self._offer.clients)
 
     def write(self, folder: Path) -> list[str]:
         """Write the model folder and return the names of its files."""
@@ -202,8 +211,11 @@ class Newcomer:
             privacy += (f"All descriptors of this state folder together, by basic composition: {total}.",)
         elif self.guarantee:
             privacy += ("An earlier descriptor of this state folder had no noise: together there is no guarantee.",)
-        remark = "The classes are numbered as by the clients that trained; these data name none."
-        return Card("A model on demand", origin, sent, privacy, () if data else (remark,))
+        remarks = [] if data else ["The classes are numbered as by the clients that trained; these data name none."]
+        if self.unlike:
+            said = _UNLIKE % offer.clients
+            remarks.append(f"{said[0].upper()}{said[1:]}.")
+        return Card("A model on demand", origin, sent, privacy, tuple(remarks))
 
 
 def _offered(offer: Offer) -> Scaling:

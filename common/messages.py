@@ -732,7 +732,8 @@ class Description(Packable):
 
 @dataclass(frozen=True)
 class Delivery(Packable):
-    """The newcomer's model."""
+    """The newcomer's model, and whether its descriptor is unlike those of all clients that trained."""
 
     type: ClassVar[str] = "query.deliver"
     weights: Weights
+    unlike: bool = False

@@ -28,6 +28,12 @@ __all__ = ["Counter", "Generator", "check_on_demand"]
 VISIT_EVERY_S = 0.1
 TTL_S = 600.0
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
+USUAL = 0.95
+"""Share of the clients that trained whose distance to their nearest is still usual."""
+
+FLOOR = 0.01
+"""Variance, in means over all dimensions, below which clients are not taken to agree in a dimension."""
+
 BYTES_AT_ONCE = 64 * 2**20
 """Weights that are generated at once."""
 
@@ -73,6 +79,7 @@ class Generator:
             encoder_version=strategy.version,
             weights=strategy.encoder_weights,
         )
+        self._familiar = _Familiar(strategy.descriptors_of_trained())
 
     def check(self, description: Description) -> None:
         """Refuse what no model can be made from with a WireError."""
@@ -85,10 +92,42 @@ class Generator:
         if norm > LARGEST_NORM:
             raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
 
+    def unlike(self, descriptors: Sequence[Tensor]) -> list[bool]:
+        """Tell of which descriptors `(k,)` nobody who trained has the like, so that the weights are a guess.
+
+        Not how far they lie from them: newcomers who ask often could find out where clients lie.
+        """
+        return (~self._familiar(torch.stack(list(descriptors)))).tolist()
+
     @torch.no_grad()
     def write(self, descriptors: Sequence[Tensor], size: str) -> Tensor:
         """Return weights `(n, P)` for descriptors `(k,)`, in one pass."""
         return self._strategy.learner.write(torch.stack(list(descriptors)), size)
+
+
+class _Familiar:
+    """Tells which descriptors `(n, k)` are as near to a client that trained as `USUAL` of these are to another.
+
+    One in twenty newcomers like the clients is told otherwise. Distances are Mahalanobis's: images that are blurred or
+    turned move a descriptor in directions in which clients hardly differ, by less than they differ in others.
+    """
+
+    def __init__(self, known: Tensor) -> None:
+        known = known.double()
+        self._usual = torch.tensor(torch.inf)  # with a single client there is no telling
+        self._axes = torch.eye(known.shape[1], dtype=known.dtype)
+        if len(known) > 1:
+            covariance = torch.cov(known.T).reshape(self._axes.shape)
+            floor = FLOOR * covariance.diagonal().mean() + torch.finfo(known.dtype).tiny
+            self._axes = torch.linalg.cholesky(torch.linalg.inv(covariance + floor * self._axes))
+        self._known = known @ self._axes
+        if len(known) > 1:
+            apart = torch.cdist(self._known, self._known).fill_diagonal_(torch.inf).amin(1)
+            self._usual = apart.quantile(USUAL, interpolation="higher")
+
+    def __call__(self, descriptors: Tensor) -> Tensor:
+        nearest = torch.cdist(descriptors.double() @ self._axes, self._known).amin(1)
+        return nearest <= self._usual
 
 
 @dataclass
@@ -169,9 +208,10 @@ class Counter:
             at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
             for start in range(0, len(waiting), at_once):
                 some = waiting[start : start + at_once]
-                rows = self.generator.write([description.weights.values for _, description in some], size)
+                descriptors = [description.weights.values for _, description in some]
+                rows, unlike = self.generator.write(descriptors, size), self.generator.unlike(descriptors)
                 nodes = [node for node, _ in some]
-                deliveries = [Delivery(Weights(layout, row)) for row in rows]
+                deliveries = [Delivery(Weights(layout, row), far) for row, far in zip(rows, unlike, strict=True)]
                 self._send(list(zip(nodes, deliveries, strict=True)), Delivery.type)
 
     def _send(self, contents: Sequence[tuple[int, Delivery | Notice]], kind: str) -> None:

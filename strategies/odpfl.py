@@ -420,6 +420,12 @@ class ODPFL(PFedHN):
         if version != self.version:
             raise WireError(f"expected what the encoder {self.version} makes, found {version}; its reply is dropped")
 
+    def descriptors_of_trained(self) -> Tensor:
+        """Return the descriptors `(n, k)` of the clients that train, as the state holds them after an evaluation."""
+        table = self.learner.table.weight.detach()
+        rows = [client.row for client in self.roster if client.row < len(table) and not self.is_novel(client)]
+        return table[rows].cpu()
+
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:

@@ -191,6 +191,19 @@ def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_
         assert text in readme
 
 
+@pytest.mark.parametrize("unlike", [False, True])
+def test_the_card_says_that_nobody_like_it_has_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unlike: bool
+) -> None:
+    one, spec = newcomer(tmp_path), ModelSpec("mlp", "S", SHAPE, CLASSES)
+    one.describe(offer())
+    layout = full_layout(spec)
+    one.receive(Delivery(Weights(layout, layout.flatten(dict(build(spec).named_parameters()))), unlike))
+    one.write(tmp_path / "model")
+    said = "ese data look unlike those of all 12 clients that trained"
+    assert (said in (tmp_path / "model" / "README.md").read_text()) == (said in caplog.text) == unlike
+
+
 def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path) -> None:
     shape = (3, 8, 8)
     x = 5 + 2 * np.random.default_rng(0).normal(size=(60, *shape)).astype(np.float32)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,6 +64,7 @@ class Visitor:
     def __init__(self, descriptor: torch.Tensor, size: str = "S") -> None:
         self.descriptor, self.size = descriptor, size
         self.got: torch.Tensor | None = None
+        self.unlike: bool | None = None
         self.last: Notice | None = None
 
     def __call__(self, message: Message) -> RecordDict | Error | None:
@@ -71,7 +73,8 @@ class Visitor:
             weights = Weights(descriptor_layout(3), self.descriptor)
             return Description(self.size, Offer.unpack(message.content).encoder_version, weights).pack()
         if kind == Delivery.type:
-            self.got = Delivery.unpack(message.content).weights.values
+            delivery = Delivery.unpack(message.content)
+            self.got, self.unlike = delivery.weights.values, delivery.unlike
             return Notice("received", "").pack()
         self.last = Notice.unpack(message.content)
         return message.content
@@ -122,6 +125,61 @@ def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
         torch.testing.assert_close(visitor.got, hypernetwork(run, visitor.descriptor, visitor.size))
     polls(counter, clock)
     assert counter.served == 7 and len(counter.grid.sent) == 21  # type: ignore[attr-defined]
+
+
+def test_a_newcomer_is_told_that_nobody_like_it_has_trained(run: Path, counter: Counter, clock: Clock) -> None:
+    known = load_file(run / "hypernetwork.safetensors")["embeddings"]
+    # Mahalanobis's distance, difference by difference.
+    covariance = np.cov(known.numpy(), rowvar=False)
+    inverse = np.linalg.inv(covariance + 0.01 * np.trace(covariance) / 3 * np.eye(3))
+
+    def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float(np.sqrt((a - b).double().numpy() @ inverse @ (a - b).double().numpy()))
+
+    # Of four clients 95 percent are all.
+    usual = max(min(apart(a, b) for j, b in enumerate(known) if j != i) for i, a in enumerate(known))
+    generator = torch.Generator().manual_seed(3)
+    cloud = known.mean(0) + 2 * (torch.randn(40, 4, generator=generator) @ (known - known.mean(0)))
+    far = [min(apart(one, other) for other in known) > usual for one in cloud]
+    assert 5 < sum(far) < 35
+    assert counter.generator.unlike(list(cloud)) == far
+    assert counter.generator.unlike(list(known)) == [False] * 4
+    visitors = {2: Visitor(known[1]), 3: Visitor(known[1] + 100), 4: Visitor(known[2])}
+    counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
+    polls(counter, clock)
+    assert [visitor.unlike for visitor in visitors.values()] == [False, True, False]
+
+
+def test_one_in_twenty_of_those_who_trained_is_not_usual(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = torch.cat([torch.arange(20.0), torch.tensor([25.0])])  # 19 have a neighbour at 1, two lie further out
+    monkeypatch.setattr(
+        type(trained.strategy), "descriptors_of_trained", lambda self: torch.nn.functional.pad(places[:, None], (0, 2))
+    )
+    generator = Generator(trained)
+    asked = [torch.tensor([x, 0.0, 0.0]) for x in (0.0, -0.9, -1.1, 19.9, 22.0, 25.9, 26.1)]
+    assert generator.unlike(asked) == [False, False, True, False, True, False, True]
+
+
+def test_clients_that_never_train_are_no_measure(tmp_path: Path) -> None:
+    flags = [
+        "--set",
+        "novel=50",
+        "--set",
+        "local.steps=2",
+        "--set",
+        "embedding_dim=3",
+        "--run-dir",
+        str(tmp_path / "r"),
+    ]
+    assert main(["--strategy", "odpfl", *SHORT, *flags]) == 0
+    trained = read_trained(tmp_path / "r", check_on_demand)
+    table = load_file(tmp_path / "r" / "hypernetwork.safetensors")["embeddings"]
+    first, second, third, _ = table
+    generator = Generator(trained)
+    assert len(table) == 4
+    # Between the two that train, and as far beyond one of them as they are apart, and a little farther.
+    assert generator.unlike([(first + second) / 2, 1.99 * second - 0.99 * first]) == [False, False]
+    assert generator.unlike([2.01 * second - 1.01 * first, third]) == [True, True]
 
 
 def test_little_memory_takes_more_passes_with_the_same_result(
