@@ -49,6 +49,7 @@ PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))
 DATA = "benchmarks.architectures:small_cifar10"
 TRAIN = 8_000  # images that the clients share
 EPOCHS, BATCH = 20, 64
+LONG = 60  # passes of the ablation: shared decoders learn slowly at first
 RATES = {"upper bound": (0.02, 0.05), "HAFL-GHN": (0.05, 0.1, 0.2), "no graph": (0.05, 0.1, 0.2), "local": (0.02, 0.05)}
 # All inner layers of a plain CNN share a decoder, which takes a step for each of them.
 PLAIN_RATES = {"HAFL-GHN": (0.01, 0.02, 0.05), "no graph": (0.01, 0.02, 0.05), "local": (0.02, 0.05)}
@@ -63,6 +64,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "ghn-server": ("ghn-server", {}, "auto"),
     "norms local": ("ghn", {"norms": "local"}, "auto"),
     "tile 8": ("ghn", {"tile": 8}, "auto"),
+    "by place": ("ghn", {"mode": "linear", "latent": 16}, "auto"),  # layers apart without the graph
 }
 TABLE = tuple(METHODS)[:5]
 SAME_RATE = {  # what is trained in the same way
@@ -70,6 +72,7 @@ SAME_RATE = {  # what is trained in the same way
     "ghn-server": "local",
     "norms local": "HAFL-GHN",
     "tile 8": "HAFL-GHN",
+    "by place": "HAFL-GHN",
 }
 
 
@@ -220,15 +223,16 @@ def cells(rates: dict[str, float], plain: dict[str, float], only: str | None, se
             members = tuple(range(8))
             yield from (Cell("8 clients", m, seed, rates[m], clients=8, members=members) for m in TABLE)
         if only in (None, "ablation"):
-            for method in ("HAFL-GHN", "no graph", "local"):
-                yield Cell("plain CNNs", method, seed, plain[method], PLAIN)
+            for epochs, name in ((EPOCHS, "plain CNNs"), (LONG, f"plain CNNs, {LONG} passes")):
+                for method in ("HAFL-GHN", "no graph", "local", "by place"):
+                    yield Cell(name, method, seed, plain[method], PLAIN, epochs=epochs)
         if only in (None, "unseen"):
             for index, name in enumerate(HAFL):
                 for method, unseen in (("HAFL-GHN", True), ("local", False)):
                     rate = rates[method]
                     yield Cell(name, method, seed, rate, members=(index,), curve=True, unseen=unseen)
         if only in (None, "choices"):
-            yield from (Cell("4 clients", m, seed, rates[m]) for m in METHODS if m not in TABLE)
+            yield from (Cell("4 clients", m, seed, rates[m]) for m in METHODS if m not in TABLE and m != "by place")
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
