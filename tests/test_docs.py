@@ -151,6 +151,15 @@ def test_every_fault_and_every_lie_is_shown_by_a_test_that_exists() -> None:
         assert named and set(named) <= tests, (fault, set(named) - tests)
 
 
+def test_the_runbook_has_the_exit_codes_that_help_has() -> None:
+    text = (ROOT / "deploy/runbook.md").read_text().split("## By code\n\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in text.splitlines()[2:]]
+    for column, parser in ((1, server_parser()), (2, client_parser())):
+        told = str(parser.epilog).split("exit codes: ")[1]
+        codes = re.findall(r"\b(\d+) (?=[a-zA-Z])", told)
+        assert codes == [row[0] for row in rows if row[column] and row[0].isdecimal()]
+
+
 def test_every_page_can_be_found() -> None:
     yaml = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f": {page.name}" not in yaml] == []
