@@ -19,7 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hyperbloom.common.config import load_run_config
+from hyperbloom.server.checkpoint import has_checkpoint, is_over
 from hyperbloom.server.cli import main as flower_server
+from hyperbloom.server.paper_tables import load_table
 
 SPLITS = {
     "pathological": ["--split", "shards", "--set", "data.classes_per_client=2"],
@@ -39,15 +42,17 @@ METHODS = {
     "pfl-nearest": ["--strategy", "pfl-nearest"],
     "pfl-ensemble": ["--strategy", "pfl-ensemble"],
 }
-PAPER = {  # table 1, CIFAR-10
-    "odpfl": (59.5, 66.0, 62.9, 68.1),
-    "fedavg": (50.3, 58.7, 48.4, 66.2),
-    "fedprox": (54.2, 53.9, 54.2, 52.8),
-    "fedma": (42.9, 49.3, 54.5, 53.8),
-    "pfl-sampled": (24.8, 61.0, 49.4, 68.5),
-    "pfl-nearest": (24.4, 63.1, 49.4, 68.5),
-    "pfl-ensemble": (47.6, 62.2, 49.4, 68.5),
+ROWS = {
+    "odpfl": "ODPFL-HN",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedma": "FedMA",
+    "pfl-sampled": "PFL-sampled",
+    "pfl-nearest": "PFL-nearest",
+    "pfl-ensemble": "PFL-ensemble",
 }
+"""Under which name it has a method."""
+SETTINGS = ["local.steps=26", "local.batch_size=32"]  # two epochs of 400 images, the paper's
 
 
 def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     flags = ["--engine", "inline", "--run-dir", str(folder), *METHODS[method], *SPLITS[split], "--data", args.data]
     flags += ["--clients", str(args.clients), "--cohort", str(max(1, args.clients * 9 // 100)), "--seed", str(seed)]
     flags += ["--set", "novel=10", *(["--root", args.root] if args.root else [])]
-    for assignment in args.set:
+    for assignment in [*SETTINGS, *args.set]:
         flags += ["--set", assignment]
     if method.startswith("pfl-"):
         trained = args.work / name.replace(method, "pfedhn")
@@ -65,12 +70,14 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     else:
         flags += ["--rounds", str(args.rounds), "--eval-every", str(args.every)]
     start = time.perf_counter()
-    code = flower_server(["--resume", str(folder)]) if (folder / "checkpoints").is_dir() else 1
-    if code:
-        shutil.rmtree(folder, ignore_errors=True)  # no checkpoint yet, or none that can be used
+    if has_checkpoint(folder):
+        over = is_over(folder, load_run_config(folder / "config.yaml", {}))
+        code = 0 if over else flower_server(["--resume", str(folder)])
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
         code = flower_server(flags)
     if code:
-        raise SystemExit(f"{name}: flower-server ended with {code}")
+        raise SystemExit(f"{name}: flower-server ended with {code}; {folder} has what was done")
     (selected,) = json.loads((folder / "summary.json").read_text()).values()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = selected["metrics"]
@@ -97,12 +104,18 @@ def key_of(result: dict[str, Any]) -> tuple[Any, ...]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Return the mean over seeds of novel clients' accuracy, beside the paper's, as Markdown."""
+    table1 = load_table("odpfl-table1")
     rows = ["| method | " + " | ".join(SPLITS) + " |", "|---|" + "---|" * len(SPLITS)]
     for method in METHODS:
         cells = []
-        for index, split in enumerate(SPLITS):
+        for split in SPLITS:
             found = [r["novel_test_mean"] for r in results if (r["method"], r["split"]) == (method, split)]
-            paper = f" ({PAPER[method][index]})" if method in PAPER else ""
+            figure = (
+                table1.methods[ROWS[method]].figures(f"cifar10-{split.removeprefix('dirichlet-')}").get("")
+                if method in ROWS
+                else None
+            )
+            paper = f" ({figure.mean})" if figure else ""
             cells.append(f"{statistics.fmean(found):.1f}{paper}" if found else "")
         rows.append(f"| `{method}` | " + " | ".join(cells) + " |")
     return "\n".join(rows)

@@ -35,9 +35,12 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     run_id = _run_id(state, run)
     tensors, scored = state.load_scored(run_id)
     source = data_source(settings.data)
-    names = source.client(settings.data.partition).class_names
-    if len(names) != scored.num_classes:
-        raise ConfigError(f"--data: expected {scored.num_classes} classes, as the model has, found {len(names)}")
+    data = source.client(settings.data.partition)
+    if (data.input_shape, data.num_classes) != (scored.input_shape, scored.num_classes):
+        raise ConfigError(
+            f"--data: expected inputs of shape {scored.input_shape} in {scored.num_classes} classes, as the model has, "
+            f"found {data.input_shape} in {data.num_classes}"
+        )
     spec = ModelSpec(scored.model, scored.size, scored.input_shape, scored.num_classes)
     module = build_own(spec)
     try:
@@ -60,7 +63,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     )
     privacy = ("What the noise of the run is worth, if it had any, is in privacy.json on the server.",)
     card = Card(f"Own model of {settings.client_id}", origin, sent, privacy)
-    return write_model(folder, module, spec, names, source.scaling, card)
+    return write_model(folder, module, spec, data.class_names, source.scaling, card)
 
 
 def _run_id(state: ClientState, wanted: str | None) -> str:

@@ -244,7 +244,9 @@ class Worker:
         network.holds = None  # where several train at once, the one before has concluded on it
         noisy, masked = order.dp_noise is not None, isinstance(order, MaskedOrder)
         # The loss is of training examples.
-        hidden = noisy or self.settings.min_noise is not None or self.settings.min_masked is not None
+        hidden = (
+            noisy or bool(order.quiet) or self.settings.min_noise is not None or self.settings.min_masked is not None
+        )
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             shown = "" if hidden else f" (loss {loss})"
             raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate")

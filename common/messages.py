@@ -388,13 +388,14 @@ class TrainOrder(Packable):
     rewound: tuple[int, ...] | None = None  # rounds to which it has gone back, in order of time
     dp_clip: float | None = None  # norm to which the change is clipped before noise is added; None: neither
     dp_noise: float | None = None  # standard deviation of that noise, in units of dp_clip
+    quiet: bool | None = None  # whether the loss, which is of training examples, stays on the client
 
 
 @dataclass(frozen=True)
 class TrainResult(Packable):
     """What a client sends back from training."""
 
-    loss: float  # mean training loss over the local steps; 0 where the client adds noise to its change
+    loss: float  # mean training loss over the local steps; 0 where the client keeps it to itself
     seconds: float  # wall time of the local training
     weights: Weights | None
     encoded: bytes | None = None  # instead of weights: the change, trained - sent, in the codec of the order

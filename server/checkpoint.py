@@ -100,6 +100,8 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         try:
             checkpoint, body = _read(folder, path)
         except _DAMAGED as error:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be there next time
+                raise ConfigError(f"--resume: cannot read {path}: {error.strerror}") from None
             say(f"{path} cannot be used ({' '.join(str(error).split())}); going back to the one before")
             _delete(path)
             continue

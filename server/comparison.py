@@ -27,10 +27,10 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.storage import write_bytes, write_json
-from hyperbloom.server.checkpoint import has_checkpoint, is_over, locked
+from hyperbloom.server.checkpoint import has_begun, has_checkpoint, is_over, locked
 from hyperbloom.server.cli import log_to
 from hyperbloom.server.engine import inline_grid, virtual_clients
-from hyperbloom.server.listener import Listener
+from hyperbloom.server.listener import Listener, Resume
 from hyperbloom.server.run_folder import RunFolder, adopt_identities
 from hyperbloom.server.session import Session, check_run
 from hyperbloom.strategies import strategy_names
@@ -237,9 +237,11 @@ def _check_fits(cell: Cell) -> None:
     """Refuse a cell's folder if it holds a run with other settings, or no run; what is not finished is run anew."""
     path = cell.folder / "config.yaml"
     if path.exists():
-        found = load_run_config(path, {}).model_dump(mode="json")
-        _refuse_difference(found, cell.config.model_dump(mode="json"), cell.folder)
-    elif any(cell.folder.glob("[!.]*")):
+        # Where the cell that it starts from lies may be written in another way.
+        but = {"init_from"} if cell.after else None
+        found = load_run_config(path, {}).model_dump(mode="json", exclude=but)
+        _refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder)
+    elif any(found.name != "checkpoints" for found in cell.folder.glob("[!.]*")):
         raise ConfigError(f"--out: expected a run folder or nothing, found other files in {cell.folder}")
 
 
@@ -291,25 +293,37 @@ def _run(cell: Cell, engine: str, listener: Listener) -> int:
     config, folder, resume = cell.config, cell.folder, None
     if is_over(folder, config):  # stopped before that was noted here
         return config.rounds
-    if has_checkpoint(folder):
-        try:
-            recorder, resume = RunFolder.resume(folder, config, listener.event)
-        except ConfigError as error:
-            reason = str(error).removeprefix("--resume: ")
-            raise ConfigError(f"--out: cannot go on in {folder} (delete it to run it anew): {reason}") from None
-        run_id = resume.checkpoint.run_id
-    else:  # stopped before its first checkpoint, or never begun
-        shutil.rmtree(folder, ignore_errors=True)
-        run_id = f"{folder.name}-{secrets.token_hex(4)}"
-        adopt_identities(config, folder)
-        recorder = RunFolder(folder, config, run_id, _machines(config, engine))
-    with (
-        locked(folder),
-        log_to(folder / "server.log"),
-        _grid(engine, config, folder) as (grid, watch),
-    ):
-        Session(config, grid, run_id, [recorder, listener], watch, resume).run()
+    with locked(folder):
+        # Checkpoints begin before the rounds do: rounds without any are of a run whose checkpoints are damaged.
+        if has_checkpoint(folder) or (has_begun(folder) and config.checkpoint_every):
+            config = load_run_config(folder / "config.yaml", {})
+            recorder, resume = _take_back(folder, config, listener)
+            run_id = resume.checkpoint.run_id
+        else:
+            _empty(folder)
+            run_id = f"{folder.name}-{secrets.token_hex(4)}"
+            adopt_identities(config, folder)
+            recorder = RunFolder(folder, config, run_id, _machines(config, engine))
+        with log_to(folder / "server.log"), _grid(engine, config, folder) as (grid, watch):
+            Session(config, grid, run_id, [recorder, listener], watch, resume).run()
     return max(0, resume.checkpoint.progress.round) if resume else 0
+
+
+def _take_back(folder: Path, config: RunConfig, listener: Listener) -> tuple[RunFolder, Resume]:
+    try:
+        return RunFolder.resume(folder, config, listener.event)
+    except ConfigError as error:
+        reason = str(error).removeprefix("--resume: ")
+        raise ConfigError(f"--out: cannot go on in {folder} (delete it to run it anew): {reason}") from None
+
+
+def _empty(folder: Path) -> None:
+    """Delete what a run has left that was stopped before its first round, but for the lock."""
+    for path in [*folder.iterdir(), *(folder / "checkpoints").iterdir()]:
+        if path.is_dir() and path.name != "checkpoints":
+            shutil.rmtree(path)
+        elif path.is_file() and path.name != "lock":
+            path.unlink()
 
 
 def _machines(config: RunConfig, engine: str) -> dict[str, Any]:

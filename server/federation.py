@@ -111,7 +111,7 @@ class Federation:
         """Hand the clients to a strategy, in order of rows; later ones are handed over as they come.
 
         Args:
-            strategy: gets `joined` for each client from row `known` on.
+            strategy: gets `joined` for each client from row `known` on, `returned` for those before.
             known: rows that the strategy has state for already.
 
         Raises:
@@ -119,8 +119,7 @@ class Federation:
         """
         for client in self.roster:
             strategy.check_newcomer(client.about)
-            if client.row >= known:
-                strategy.joined(client)
+            (strategy.joined if client.row >= known else strategy.returned)(client)
         self._strategy, self._begun = strategy, True
 
     def _visit(self) -> None:
@@ -179,8 +178,8 @@ class Federation:
         client, moved_from = self.roster.admit(node, about)
         if moved_from is not None:
             self._notify([moved_from], "refused", f"{client.client_id} has joined again from another process")
-        if client.row >= known and self._begun:
-            self._strategy.joined(client)
+        if self._begun:
+            (self._strategy.joined if client.row >= known else self._strategy.returned)(client)
         came = "joined" if client.row >= known else "is back"
         what = f"{about.train_examples} training examples, size {about.size}"
         if before not in (None, about.train_examples):

@@ -90,7 +90,7 @@ class Reproduction:
             return [Cell(method, config, out / name)]
         others = self.table.config(method, self.column, self.overrides, self.rounds, first=True)
         first = Cell(f"{method}, first", others.model_copy(update={"seed": seed}), out / f"{name}-first")
-        config = config.model_copy(update={"init_from": str(first.folder)})
+        config = config.model_copy(update={"init_from": str(first.folder.resolve())})
         return [first, Cell(method, config, out / name, after=first)]
 
 

@@ -130,6 +130,10 @@ class _GraphStrategy(PersonalisedStrategy):
         """Add the parts that the client is the first to need."""
         self._grow(self.types_of(client.about))
 
+    def returned(self, client: Client) -> None:
+        """Add those that its present model needs."""
+        self._grow(self.types_of(client.about))
+
     def _grow(self, types: set[LayerType]) -> None:
         self.hypernetwork.grow(types)
         # The largest message: so many clients are served at once as memory allows.

@@ -246,7 +246,7 @@ class ODPFL(PFedHN):
         try:
             self._fitted[update.client.row] = self._checked(update.result.version, update.result.gamma)
         except WireError as error:
-            self.round.refused[update.client.client_id] = str(error)
+            self.refuse(update.client.client_id, error)
             return None
         return replace(update, result=replace(update.result, gamma=None))
 

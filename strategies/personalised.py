@@ -271,6 +271,9 @@ class PersonalisedStrategy(Strategy):
     def joined(self, client: Client) -> None:
         """Make room for a client; called once per client, in order of rows."""
 
+    def returned(self, client: Client) -> None:
+        """Look again at a client that has come back: its data and its model may be others."""
+
     def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
         """Yield the exchanges of a round's training, one after the other; the next is asked for when one is over.
 
@@ -409,11 +412,15 @@ class PersonalisedStrategy(Strategy):
     def training(self, server_round: int) -> dict[str, Any]:
         """Return the fields of an order to train that are the same for all clients."""
         method, privacy = self.method(), self.config.privacy
-        hidden = privacy.where == "client" and self.reply != "nothing"
+        sends = self.reply != "nothing"
+        hidden = privacy.where == "client" and sends
+        # Where changes are hidden, strategies that send none must not tell more than those that do.
+        quiet = not sends and (privacy.where == "client" or self.config.secure_aggregation)
         return {
             **self._common(server_round),
             "dp_clip": privacy.clip if hidden else None,
             "dp_noise": privacy.noise if hidden else None,
+            "quiet": quiet or None,
             "reply": self.reply,
             "compression": self.codec.name if self.codec else None,
             "method": method.to_json() if method else None,

@@ -15,10 +15,12 @@ weighted sum of replies is the same.
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from flwr.app import Message
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -131,15 +133,22 @@ class _SecureRound:
 
         def take(replies: Iterator[Any]) -> None:
             for client, result in self.strategy.collect(replies, kind, check, quorum=False):
-                self.clients[client.row] = client
+                self.clients[client.row] = self._as_begun(client)
                 answers[client.row] = result
 
-        yield Leg(clients, lambda some: self.strategy.post(self.number, orders(some)), take)
+        def post(some: Sequence[Client]) -> list[Message]:
+            return self.strategy.post(self.number, orders([self._as_begun(client) for client in some]))
+
+        yield Leg(clients, post, take)
         if len(answers) < self.threshold:
             raise _Dropped(
                 f"only {len(answers)} of {len(self.cohort)} answered in full; secure aggregation needs {self.threshold}"
             )
         return answers
+
+    def _as_begun(self, client: Client) -> Client:
+        """Return a client with what it said of itself first: in the midst of a round it may say otherwise."""
+        return replace(client, about=self.clients[client.row].about)
 
     def _who(self, answers: Mapping[int, object]) -> list[Client]:
         return [self.clients[row] for row in answers]
@@ -260,7 +269,8 @@ class _SecureRound:
         """Take off `total` the masks of those who live on, and those that they share with the dead."""
         for index, dealer in enumerate(self.dealt):
             shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
-            secret = self._recover(dealer, {place: share for place, share in shares.items() if share})
+            readable = {place: share for place, share in shares.items() if share}
+            secret = self._recover(dealer, readable, len(revealed))
             if dealer not in self.dead:
                 add_mask(total, secret, -1)
                 continue
@@ -269,14 +279,22 @@ class _SecureRound:
                 place, key = self.place[row], self.keys[row].mask_key
                 pair_mask(total, private, key, place, self.place[dealer], self.digest, -1)
 
-    def _recover(self, dealer: int, shares: Mapping[int, bytes]) -> bytes:
+    def _recover(self, dealer: int, shares: Mapping[int, bytes], asked: int) -> bytes:
         """Return the secret of a client that lives on, or the private key of one that does not, from shares by place.
+
+        Args:
+            dealer: whose.
+            shares: those that their holders could read.
+            asked: how many holders answered.
 
         Raises:
             _Dropped: that cannot be done.
         """
         name = self.clients[dealer].client_id
         if len(shares) < self.threshold:
+            # Of fewer it may be the holders who say so. Once a round is enough.
+            if 2 * len(shares) < asked and name not in self.strategy.round.lied:
+                self.strategy.refuse(name, WireError("most others cannot read the shares that it has dealt"))
             raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
         secret = combine(dict(list(shares.items())[: self.threshold]))
         if dealer in self.dead:

@@ -113,13 +113,19 @@ def test_which_run_and_which_data_are_told(tmp_path: Path, capsys: pytest.Captur
     args = ["--strategy", "pfedhn-pc", *SHORT, "--set", "local.steps=1", "--baselines", "local", "--run-dir", str(run)]
     assert server(args) == 0
     np.savez(tmp_path / "other.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=np.arange(40) % 3)
+    np.savez(tmp_path / "larger.npz", x=np.zeros((40, 1, 9, 9), np.float32), y=np.arange(40) % 10)
     for flags, code, error in (
         ([], 2, "--run: expected one of"),
         (["--run", "absent"], 2, "expected the model of a run 'absent'"),
         (
             ["--run=-local", "--data", str(tmp_path / "other.npz")],
             2,
-            "expected 10 classes, as the model has, found 3",
+            "expected inputs of shape (1, 8, 8) in 10 classes, as the model has, found (1, 8, 8) in 3",
+        ),
+        (
+            ["--run=-local", "--data", str(tmp_path / "larger.npz")],
+            2,
+            "expected inputs of shape (1, 8, 8) in 10 classes, as the model has, found (1, 9, 9) in 10",
         ),
     ):
         assert main(wanted(run, tmp_path / "model", *flags)) == code

@@ -19,6 +19,7 @@ from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.server import comparison, comparison_table
+from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
 from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
@@ -203,7 +204,34 @@ def test_a_run_that_cannot_be_gone_on_with_is_kept(file: Path, copy: Path, capsy
     point.write_text(json.dumps(stored))
     assert compare(file, copy) == 2
     assert f"--out: cannot go on in {cell} (delete it to run it anew): " in capsys.readouterr().err
+    # Checkpoints of which none can be read: they are deleted, and nothing else is, however often it is tried.
+    point.write_text("no checkpoint")
+    for _ in range(2):
+        assert compare(file, copy) == 2
+        assert "found none that can be used" in capsys.readouterr().err
+    assert not [*(cell / "checkpoints").glob("0*.json")]
     assert (cell / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_at_which_a_server_is_at_work_is_left_alone(
+    file: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(view: ComparisonView, report: RoundReport) -> None:
+        if report.number == 3:
+            raise KeyboardInterrupt
+
+    here = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(ComparisonView, "round_done", stop)
+        assert compare(file, here) == 130
+    cell = here / "pfedhn-seed0"
+    before = {path: path.read_bytes() for path in cell.rglob("*") if path.is_file()}
+    with locked(cell):  # as `flower-server --resume` holds it
+        assert compare(file, here) == 2
+    assert f"another server is still at work in {cell}" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in cell.rglob("*") if path.is_file()} == before
+    assert compare(file, here) == 0
+    assert (here / "curves.csv").read_text() == (out / "curves.csv").read_text()
 
 
 def test_strategies_and_seeds_may_be_added(file: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

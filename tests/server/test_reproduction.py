@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
+from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.listener import RoundReport
 from hyperbloom.server.session import Session
 
 TABLE = """
@@ -127,8 +129,30 @@ def test_a_method_may_start_from_a_run_of_others(tmp_path: Path, capsys: pytest.
     assert re.search(r"\| Six +\| +[\d.]+ \| +1 \| 50.00 \|", text)
     assert "first" not in text.split("Where our")[0]
     capsys.readouterr()
-    assert main(flags) == 0
-    assert capsys.readouterr().out.count("finished before, kept") == 3
+    for again in (out, Path("out")):  # the fixture works in tmp_path
+        assert main([*flags[:-1], str(again)]) == 0
+        assert capsys.readouterr().out.count("finished before, kept") == 3
+
+
+def test_a_folder_may_be_moved_in_the_midst_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--methods", "Five", "--out"]
+    rounds = []
+
+    def stop(view: ComparisonView, report: RoundReport) -> None:
+        rounds.append(report.number)
+        if rounds == [1, 2, 0, 1]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ComparisonView, "round_done", stop)
+        assert main([*flags, "out"]) == 130
+    (tmp_path / "out").rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert main([*flags, "moved"]) == 0
+    assert capsys.readouterr().out.count("finished before, kept") == 1
+    assert set(accuracy(tmp_path / "moved/five-seed0", "ghn")) == {"client-3"}
 
 
 def test_who_starts_from_a_run_that_failed_is_left_out(

@@ -547,6 +547,30 @@ def test_a_run_can_start_from_anothers_hypernetwork_and_meet_new_types(tmp_path:
     assert set(second.state()) == {SHARED, *map(str, (*DEEP.types, *MLP.types))}
 
 
+@pytest.mark.parametrize("strategy", ["ghn", "ghn-server"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_client_may_come_back_with_another_model(strategy: str, resumed: bool, tmp_path: Path) -> None:
+    run = config(strategy, models=("plain-4",), clients=2, cohort=2)
+    federation = digits_federation(run, tmp_path)
+    federation.run()
+    again = run.model_copy(update={"models": ("mlp",)})
+    grid = digits_grid(digits_settings(again, tmp_path))  # the same folders, and so the same identities
+    if resumed:
+        checkpoint = federation.strategy.checkpoint()
+        federation = Inline(again, grid, Roster.from_json(federation.roster.to_json()))
+        for client in federation.roster:
+            federation.strategy.check_newcomer(client.about)
+        federation.strategy.restore(checkpoint)
+        federation.join()
+    else:
+        federation.federation.grid, federation.federation._met = grid, set()
+        while sum("is back" in event for event in federation.events) < 2:
+            federation.federation.poll()
+    (outcome,) = federation.run()[0].rounds
+    assert len(outcome.results) == 2 and not outcome.refused
+    assert {*map(str, MLP.types)} <= set(federation.state())
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

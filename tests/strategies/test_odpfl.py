@@ -465,6 +465,7 @@ def test_a_fitted_encoder_of_another_version_is_refused(tmp_path: Path, doubles:
     train(made)
     assert list(made.strategy.round.results) == ["c0", "c1"]
     assert made.strategy.round.refused["c2"].endswith(f"found {'f' * 16}; its reply is dropped")
+    assert made.strategy.round.lied == ["c2"]
 
 
 def test_in_phase_two_the_encoder_is_frozen_and_asked_once(tmp_path: Path, doubles: None) -> None:

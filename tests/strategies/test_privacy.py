@@ -135,5 +135,8 @@ def test_local_sends_nothing_and_spends_nothing(tmp_path: Path) -> None:
     for federation in federations:
         federation.strategy.on_release = asked.extend
         federation.run()
+        losses = [fields["loss"] for fields in federation.grid.fields("train") if "loss" in fields]
+        hidden = federation.config.privacy.where == "client"
+        assert len(losses) == 2 * config.cohort and all((loss == 0) == hidden for loss in losses)
     assert not asked
     assert_same(federations[0].state(), federations[1].state())

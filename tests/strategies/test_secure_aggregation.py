@@ -308,6 +308,14 @@ def test_losses_of_single_clients_are_nowhere_in_the_results(tmp_path: Path) -> 
     assert means[0] == pytest.approx(np.average(losses, weights=examples), abs=1e-4)
 
 
+def test_local_beside_it_tells_no_loss(tmp_path: Path) -> None:
+    config = digits_config(strategy="local", options={}, cohort=3, rounds=1, eval_every=1, secure_aggregation=True)
+    federation = digits_federation(config, tmp_path)
+    federation.run()
+    losses = [fields["loss"] for fields in federation.grid.fields("train") if "loss" in fields]
+    assert losses == [0, 0, 0]
+
+
 # ---------------------------------------------------------------------- clients that lie
 
 
@@ -374,21 +382,40 @@ def test_whoever_deals_shares_that_do_not_fit_together_is_named() -> None:
 
 @pytest.mark.parametrize("vanishes", [False, True])
 def test_shares_that_cannot_be_read_are_named(vanishes: bool) -> None:
-    """Nobody can say whether dealer or readers lie; the round goes on with enough readers, or learns nothing."""
+    """The round goes on with enough readers, or learns nothing; whether dealer or readers lie, most of them tell."""
 
     def garbled(count: int) -> Lie:
         return lambda r, crew: replace(r, sealed=tuple(s and flipped(s) for s in r.sealed[:count]) + r.sealed[count:])
 
-    for count, learns in ((1, True), (2, False)):
+    for count, learns in ((1, True), (2, False), (3, False)):
         crew = Crew(4, min_replies=0.0)
         crew.lies["c3", SharesOrder.type] = garbled(count)
         if vanishes:
             crew.fails = {("c3", MaskedOrder.type)}
             learns = False  # of its readers one is away: itself
         (outcome,) = crew.run().rounds
-        assert bool(outcome.results) == learns and not outcome.lied
+        readers, asked = (3 - count, 3) if vanishes else (4 - count, 4)
+        assert bool(outcome.results) == learns and outcome.lied == (["c3"] if 2 * readers < asked else [])
+        if outcome.lied:
+            assert outcome.refused["c3"] == "most others cannot read the shares that it has dealt"
         if not learns:
             assert "clients could read the shares that c3 has dealt, not 3" in outcome.refused["c0"]
+
+
+def test_who_says_otherwise_in_the_midst_of_a_round_counts_as_it_began() -> None:
+    """A second process under its name may introduce itself with other data, or another model."""
+    crew = Crew(4)
+
+    def grown(result: Packable, crew: Crew) -> Packable:
+        about = replace(crew.abouts["c1"], train_examples=10_000)
+        client = next(client for client in crew.strategy.roster if client.client_id == "c1")
+        crew.strategy.roster.admit(client.node_id or 0, about)
+        return result
+
+    crew.lies["c1", MaskedOrder.type] = grown
+    (outcome,) = crew.run().rounds
+    assert list(outcome.results) == crew.names
+    torch.testing.assert_close(crew.strategy.weights, crew.expected(crew.names), rtol=0, atol=1e-7)
 
 
 def test_noise_in_place_of_a_masked_change_does_not_become_the_model() -> None:
