@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in about two minutes
+demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in two to three minutes
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6
 
 test: $(VENV)/.installed  ## run the whole test suite

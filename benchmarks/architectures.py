@@ -11,12 +11,13 @@ the test accuracy, in percent.
     ablation         plain CNNs of 4, 7, 10 and 13 layers with 25 % each: is the graph of use?
     unseen           three of the four architectures train, then the fourth joins: the weights that it is given on
                      demand (round 0), and what refining them on its own data adds, against training from scratch
+    choices          4 clients as in table 1, with what the paper leaves open decided otherwise
 
 Each cell is an ordinary run of `flower-server --engine inline` in a process of its own. Its result is a line in a file;
 cells that have one are not run again, so that the study can be stopped and gone on with.
 
     python -m benchmarks.architectures --root DIR --rates
-    python -m benchmarks.architectures --root DIR [--only tables|ablation|unseen] [--seeds 3] [--jobs 1]
+    python -m benchmarks.architectures --root DIR [--only tables|ablation|unseen|choices] [--seeds 3] [--jobs 1]
     python -m benchmarks.architectures --figure docs/ghn.png
 """
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 def guided(target: str, flags: list[str]) -> None:
     """Let atheris look for what breaks a target; it ends the process."""
-    import atheris
+    try:
+        import atheris
+    except ModuleNotFoundError:
+        sys.exit("benchmarks.fuzz_guided: expected atheris, which is not installed: pip install atheris")
 
     with atheris.instrument_imports(include=["hyperbloom"]):  # what is imported before sees no coverage
         from benchmarks.fuzz import TARGETS, sound

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.federation import LENET_FLOATS, write_images
 from benchmarks.measure import Comparison, main
-from benchmarks.memory import resident
+from benchmarks.memory import footprints
 from hyperbloom.client.join import join
 from hyperbloom.client.newcomer import Newcomer, Promise, Sources
 from hyperbloom.client.privacy import Ledger
@@ -53,7 +53,7 @@ def run(quick: bool = False) -> list[Comparison]:
             link, sources = Link(f"127.0.0.1:{port}", insecure=True), Sources(DataSpec(str(data)))
             times = [one(link, sources, folder / "states" / str(index)) for index in range(alone + 1)][1:]
             total = many(link, sources, folder / "states", count)
-            memory = resident(child.pid)
+            memory = {role: held.mib for role, held in footprints(child.pid).items()}
         finally:
             child.send_signal(signal.SIGTERM)
             child.wait(PATIENCE_S)

@@ -14,6 +14,7 @@ from benchmarks import (
     end_to_end,
     local_sgd,
     memory,
+    on_demand,
     round_overhead,
     scale,
     server_memory,
@@ -34,6 +35,7 @@ PROGRAMS: dict[str, Run] = {
     "memory": memory.run,
     "scale": scale.run,
     "asynchrony": asynchrony.run,
+    "on_demand": on_demand.run,
 }
 OUT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

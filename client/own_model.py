@@ -55,8 +55,11 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     }
     sent = (
         *_KEPT.get(scored.private, ()),
-        "What local training made of the weights that the server sent, if it sent any, and counts of right answers.",
-        "Beside it: the client's name and secret, the sizes of its data sets, the shape of its inputs.",
+        "What local training made of the weights that the server sent, if it sent any, and the mean training loss.",
+        "With noise on clients the loss is left out; with secure aggregation the server sees sums over clients alone.",
+        "Counts of right answers, and mean losses on validation and test examples.",
+        "Beside it: name and secret, the version of its program, the sizes of its data sets, the shape of its inputs.",
+        "What the strategy asks for beside them: descriptors, moments, representations (docs/privacy.md).",
     )
     privacy = ("What the noise of the run is worth, if it had any, is in privacy.json on the server.",)
     card = Card(f"Own model of {settings.client_id}", origin, sent, privacy)

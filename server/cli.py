@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.console import Console
 
 from hyperbloom import __version__
 from hyperbloom.common.commands import list_commands, run_command
-from hyperbloom.common.config import RunConfig, load_run_config, parse_assignment
+from hyperbloom.common.config import DataConfig, RunConfig, load_run_config, parse_assignment
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, DiskError, HyperbloomError
 from hyperbloom.common.plain import check_insecure, is_loopback
 from hyperbloom.common.signals import terminate_as_interrupt
@@ -26,7 +26,9 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from hyperbloom.server.listener import Checkpoint, Listener
+    from hyperbloom.server.listener import Checkpoint, Listener, Selection
+    from hyperbloom.server.run_folder import RunFolder
+    from hyperbloom.server.session import Session
     from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
@@ -57,7 +59,8 @@ examples:
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...) and, for a key that is no key of
 the run, the strategy's own options; `flower-server --explain pfedhn` lists both with their defaults.
 
-exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed, 6 disk full, 130 Ctrl-C
+exit codes: 0 the run is complete, 1 a defect, 2 wrong settings, 4 too few clients came or answered, 5 the SuperLink
+failed or its port is taken, 6 the disk is full, 130 Ctrl-C
 """
 
 # Flags for the keys that people change most; all others go through --set.
@@ -94,7 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
         text = f"{field.description} (default: {field.default})"
         run.add_argument(_flag(key), type=kind, help=text, metavar=key.upper().removesuffix("_S"))
     for key, path in _DATA_FLAGS.items():
-        run.add_argument(_flag(key), metavar=key.upper(), help=f"sets {path}", type=int if key == "max_train" else str)
+        field = DataConfig.model_fields[path.removeprefix("data.")]
+        text = f"{field.description} [{path}] (default: {field.default})"
+        run.add_argument(_flag(key), metavar=key.upper(), help=text, type=int if key == "max_train" else str)
     run.add_argument(
         "--dp-clients",
         action="store_true",
@@ -325,9 +330,8 @@ def _security(args: argparse.Namespace) -> _Security:
     return _Security(certificate, key, ca, folder.clients)
 
 
-def _run(args: argparse.Namespace, console: Console) -> None:
-    config = _config(args)
-    security = _security(args) if args.engine == "grpc" else _Security()
+def _check(args: argparse.Namespace, config: RunConfig) -> None:
+    """Refuse, before the run has a folder, what cannot be run; the cheap checks come first."""
     if args.vectorise is not None and args.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {args.engine}")
     if config.secure_aggregation and args.engine == "ray":
@@ -335,15 +339,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             "--engine ray: expected grpc or inline with secure_aggregation: clients keep a round's secrets in the "
             "memory of one process"
         )
-    # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
-    from hyperbloom.server.checkpoint import locked
-    from hyperbloom.server.run_folder import RunFolder, new_run_folder
-    from hyperbloom.server.session import Session, check_run
-    from hyperbloom.server.view import TerminalView, results_table
-    from hyperbloom.strategies.personalised import is_novel
-
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
+    # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
+    from hyperbloom.server.session import check_run
+
     if not args.resume:
         check_run(config, uses_data_section=bool(args.local_clients) or args.engine != "grpc")
     if args.engine == "ray":
@@ -356,6 +356,17 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         check_tensorboard()
     if args.engine == "grpc" and args.port:
         check_port(args.host, args.port)
+
+
+def _run(args: argparse.Namespace, console: Console) -> None:
+    config = _config(args)
+    security = _security(args) if args.engine == "grpc" else _Security()
+    _check(args, config)
+    from hyperbloom.server.checkpoint import locked
+    from hyperbloom.server.run_folder import RunFolder, new_run_folder
+    from hyperbloom.server.session import Session
+    from hyperbloom.server.view import TerminalView
+
     folder = args.resume or new_run_folder(args.run_dir, config.strategy, anew=args.go_on)
     view = TerminalView(console)
     _say(console, f"run folder: {folder}")
@@ -394,14 +405,24 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         ) from None
     finally:
         view.close()
+    _tell_results(session, results, recorder, console)
+
+
+def _tell_results(
+    session: "Session", results: "Mapping[str, Selection]", recorder: "RunFolder", console: Console
+) -> None:
+    """Print what has come out of a run that is complete, and write its report."""
+    from hyperbloom.server.view import results_table
+    from hyperbloom.strategies.personalised import is_novel
+
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     _say(console, "test accuracy in percent, at the round that validation selected")
-    novel = {client.client_id for client in session.roster if is_novel(client, config)}
+    novel = {client.client_id for client in session.roster if is_novel(client, session.config)}
     console.print(results_table(results, examples, novel))
     for line in recorder.privacy_report():
         _say(console, line)
-    _write_report(folder, console)
-    _say(console, f"everything is in {folder}")
+    _write_report(recorder.path, console)
+    _say(console, f"everything is in {recorder.path}")
 
 
 def _listeners(args: argparse.Namespace, folder: Path, stack: ExitStack, console: Console) -> "Iterator[Listener]":
@@ -470,7 +491,9 @@ def _grid(
         address = _address(args.host, args.port)
         local_address = f"127.0.0.1:{args.port}" if args.host in ("0.0.0.0", "127.0.0.1", "localhost") else address
         if args.local_clients < config.clients:
-            _say(console, f"run this on each machine, NAME its own and I from {config.data.first}:")
+            first, last = config.part(args.local_clients)[0], config.part(config.clients - 1)[0]
+            numbers = f"from {first} to {last}" if first < last else f"= {first}"
+            _say(console, f"run this on each machine, NAME its own and I {numbers}:")
             flags = [*security.client_flags(address), *(["--key", "NAME.pem"] if security.ca else [])]
             _say(console, f"  {printed_line(address, flags, config)}")
         flags = security.client_flags(local_address)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.pool import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
@@ -23,8 +24,13 @@ from hyperbloom.strategies.roster import Client
 __all__ = ["Export", "Personal"]
 
 _SENT = (
-    "its name and secret, the sizes of its data sets, the shape of its inputs; weights of this model and what its "
-    "local training made of them, in each round in which it took part; counts of right answers"
+    "its name and secret, the version of its program, the sizes of its data sets, the shape of its inputs; weights of "
+    "this model and {change}, in each round in which it took part; counts of right answers, and mean losses of those"
+)
+_SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
+_MOMENTS = (
+    "To find the nearest client: mean and covariance of what the last layer sees of its training inputs, and how often "
+    "classifiers made of such moments are wrong about its validation inputs."
 )
 
 
@@ -104,8 +110,10 @@ class Export:
             "examples": f"{client.about.train_examples} for training, on the client",
             "test accuracy": "not known" if accuracy is None else f"{accuracy:.1f} % on the client's own test examples",
         }
+        always, *more = _sent(self.trained.config)
         sent = (
-            f"Between {client.client_id} and the server: {_SENT}.",
+            f"Between {client.client_id} and the server: {always}.",
+            *more,
             "Examples and labels stayed on the client.",
         )
         names = "The server does not know the classes' names; they are numbered as the client numbers them."
@@ -120,6 +128,15 @@ class Export:
             return promise(privacy, int(spent["releases"])) if spent["releases"] else ("It has sent no changes.",)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: expected what each client has spent ({error!r})") from None
+
+
+def _sent(config: RunConfig) -> tuple[str, ...]:
+    """Say what a run had a client send."""
+    noisy = config.privacy.where == "client"
+    change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
+    masked = [_SUM_ALONE] if config.secure_aggregation else []
+    described = [_MOMENTS] if config.strategy == "pfl-nearest" else []
+    return (_SENT.format(change=change), *masked, *described)
 
 
 def _check(strategy: PersonalisedStrategy, run: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_algorithms_know_nothing_of_flower(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_flowers_internals_are_used_in_four_files(path: Path) -> None:
+def test_flowers_internals_are_used_in_five_files(path: Path) -> None:
     flower = [name for name in imports(path) if belongs(name, "flwr")]
     internal = [name for name in flower if not any(belongs(name, public) for public in PUBLIC_FLOWER)]
     assert bool(internal) == (relative(path) in USE_INTERNALS), internal

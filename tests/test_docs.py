@@ -1,6 +1,8 @@
 """The pages: every command of the tutorial runs, every link leads somewhere, and the site builds without a warning."""
 
+import importlib
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
 from hyperbloom.client.cli import build_parser as client_parser
 from hyperbloom.client.cli import main as client_main
 from hyperbloom.common.commands import add_commands
@@ -115,6 +118,16 @@ def test_every_command_that_is_written_down_has_flags_that_exist(page: Path) -> 
             assert stop.code == 0, f"{page.name}: {program} {shlex.join(words)}"
 
 
+def test_every_benchmark_that_is_written_down_exists_and_all_can_be_imported() -> None:
+    there = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)}
+    pages = [*WRITTEN, ROOT / "benchmarks/README.md", ROOT / "Makefile"]
+    named = {name for page in pages for name in re.findall(r"python -m benchmarks\.(\w+)", page.read_text())}
+    assert len(named) > 15
+    assert named <= there, named - there
+    for name in sorted(there - {"fuzz_guided"}):  # that needs atheris
+        importlib.import_module(f"benchmarks.{name}")
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_every_file_that_is_linked_exists(page: Path) -> None:
     text = page.read_text()
@@ -138,9 +151,27 @@ def test_every_fault_and_every_lie_is_shown_by_a_test_that_exists() -> None:
         assert named and set(named) <= tests, (fault, set(named) - tests)
 
 
+def test_the_runbook_has_the_exit_codes_that_help_has() -> None:
+    text = (ROOT / "deploy/runbook.md").read_text().split("## By code\n\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in text.splitlines()[2:]]
+    for column, parser in ((1, server_parser()), (2, client_parser())):
+        told = str(parser.epilog).split("exit codes: ")[1]
+        codes = re.findall(r"\b(\d+) (?=[a-zA-Z])", told)
+        assert codes == [row[0] for row in rows if row[column] and row[0].isdecimal()]
+
+
 def test_every_page_can_be_found() -> None:
     yaml = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f": {page.name}" not in yaml] == []
+
+
+def test_every_page_is_reached_from_the_first_in_two_steps() -> None:
+    def linked(page: Path) -> set[Path]:
+        return {page.parent / name for name in re.findall(r"\]\(([\w-]+\.md)", page.read_text())}
+
+    first = ROOT / "docs/index.md"
+    near = linked(first)
+    assert sorted(path.name for path in set(PAGES) - {first} - near.union(*map(linked, near))) == []
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from benchmarks import (
     compression,
     end_to_end,
     federation,
+    fuzz_guided,
     local_sgd,
     memory,
     odpfl,
@@ -205,3 +206,9 @@ def test_the_comparison_for_novel_clients_goes_on_where_it_stopped(
     run("odpfl", "--table")
     shown = capfd.readouterr().out.splitlines()
     assert shown[2].startswith("| `odpfl` | ") and shown[2].endswith(" (59.5) |  |  |  |")
+
+
+def test_without_atheris_the_guided_fuzzer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "atheris", None)
+    with pytest.raises(SystemExit, match="pip install atheris"):
+        fuzz_guided.guided("graph", [])

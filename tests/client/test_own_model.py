@@ -57,6 +57,7 @@ def test_the_model_has_the_accuracy_that_the_run_reports(case: str, tmp_path: Pa
     assert 100 * correct / len(test) == pytest.approx(reported)
     readme = (tmp_path / "model" / "README.md").read_text()
     assert f"{reported:.1f} %" in readme and strategy in readme
+    assert "training loss" in readme and "version of its program" in readme
     assert ("never left it" in readme) == (case in ("local", "head at home", "body at home", "copy at home"))
 
 

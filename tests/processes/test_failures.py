@@ -1,4 +1,4 @@
-"""Clients that are killed, doubled, interrupted; a server that dies under its clients."""
+"""Clients that are killed, doubled, cut off, interrupted; a server that dies under its clients."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.faults import Proxy
 from hyperbloom.server.cli import main
 from tests.processes.conftest import Process, Site
 
@@ -23,15 +24,22 @@ def rounds(run: Path) -> int:
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
-def join(site: Site, index: int, *args: str) -> Process:
-    return site.client(f"c{index}", "--partition", f"{index}/3", *args)
+def replied(run: Path, index: int) -> list[bool]:
+    """Return, of each order to a client that is over, whether it replied."""
+    lines = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+    return ["refused" not in line for line in lines if line["client"] == f"c{index}"]
 
 
-def test_killed_doubled_and_interrupted_clients(site: Site, until: Until) -> None:
+def join(site: Site, index: int, proxy: Proxy) -> Process:
+    return site.client(f"c{index}", "--partition", f"{index}/3", "--server", f"127.0.0.1:{proxy.port}")
+
+
+def test_killed_doubled_cut_off_and_interrupted_clients(site: Site, until: Until) -> None:
     run = site.folder / "run"
     args = ["--clients", "3", "--cohort", "3", "--rounds", "100000", "--eval-every", "5", "--set", "local.steps=200"]
-    server = site.server("--strategy", "pfedhn-pc", *args, "--run-dir", str(run))
-    clients = [join(site, index) for index in range(3)]
+    server = site.server("--strategy", "pfedhn-pc", *args, "--set", "round_timeout_s=5", "--run-dir", str(run))
+    proxies = [Proxy(site.port) for _ in range(3)]
+    clients = [join(site, index, proxy) for index, proxy in enumerate(proxies)]
     until(lambda: rounds(run) >= 2, "two rounds")
 
     double = site.client("c0", "--partition", "0/3", state="elsewhere")
@@ -46,11 +54,18 @@ def test_killed_doubled_and_interrupted_clients(site: Site, until: Until) -> Non
     head = next((site.folder / "state/c1/personal").glob("*.safetensors"))
     before = head.read_bytes()
     clients[1].kill()
-    done = rounds(run)
-    clients[1] = join(site, 1)
+    clients[1] = join(site, 1, proxies[1])
     server.wait_for("c1 is back")
-    until(lambda: rounds(run) >= done + 3, "rounds after the restart")
-    assert head.read_bytes() != before, "the personal classifier goes on in the same file"
+    until(lambda: head.read_bytes() != before, "the personal classifier goes on in the same file")
+
+    # Connections that stand, and connections that end: a round goes on without them, and later ones with them again.
+    proxies[0].hang()
+    proxies[1].cut()
+    until(lambda: not (replied(run, 0)[-1] or replied(run, 1)[-1]), "a round without two of them")
+    for proxy in proxies:
+        proxy.heal()
+    until(lambda: replied(run, 0)[-1] and replied(run, 1)[-1], "rounds with them again")
+    assert all(client.popen.poll() is None for client in clients), "they never left"
 
     clients[2].interrupt()
     assert clients[2].wait() == 0
@@ -65,6 +80,8 @@ def test_killed_doubled_and_interrupted_clients(site: Site, until: Until) -> Non
     assert server.wait() == 130
     assert clients[0].wait() == 0
     assert "the server says: the run is over" in clients[0].output
+    for proxy in proxies:
+        proxy.close()
 
 
 def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until) -> None:

@@ -696,11 +696,30 @@ def test_the_line_for_other_machines_is_printed_with_a_warning(monkeypatch: pyte
     assert "watched" in started
     lines = done.output.splitlines()
     assert "--insecure: everyone on the network can read and forge what is sent" in lines
-    place = lines.index("run this on each machine, NAME its own and I from 0:")
+    place = lines.index("run this on each machine, NAME its own and I from 0 to 2:")
     assert lines[place + 1] == (
         f"  flower-client --server big-machine:{port} --insecure --insecure --data digits --split shares "
         "--classes-per-client 2 --data-seed 0 --client-id NAME --partition I/3"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "numbers", "part"),
+    [
+        (["--local-clients", "1"], "from 1 to 2", "I/3"),
+        (["--local-clients", "2"], "= 2", "I/3"),
+        (["--local-clients", "1", "--set", "data.parts=9", "--set", "data.first=4"], "from 5 to 6", "I/9"),
+    ],
+)
+def test_the_line_for_other_machines_leaves_out_the_parts_of_local_clients(
+    flags: list[str], numbers: str, part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    faked_network(monkeypatch, [])
+    done = execute(tmp_path / "run", *GRPC, "--insecure", *flags)
+    assert done.code == 0
+    lines = done.output.splitlines()
+    place = lines.index(f"run this on each machine, NAME its own and I {numbers}:")
+    assert lines[place + 1].endswith(f"--partition {part}")
 
 
 def test_local_clients_need_no_line_and_loopback_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -769,7 +788,9 @@ def test_help_shows_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> N
     assert [args.local_clients for args in parsed] == [6, 0, 0, 0, 0, 0]
     assert [args.engine for args in parsed] == ["grpc", "grpc", "grpc", "inline", "grpc", "grpc"]
     assert parsed[2].set == ["local.steps=20"]
-    assert "exit codes: 0 the run is complete, 2 wrong settings, 4 too few clients, 5 the SuperLink failed" in text
+    shown = " ".join(text.split())
+    assert "examples per client [data.max_train] (default: None)" in shown
+    assert "data set that the clients split among themselves [data.name] (default: digits)" in shown
 
 
 def test_the_list_names_everything_that_is_registered(capsys: pytest.CaptureFixture[str]) -> None:
