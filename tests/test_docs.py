@@ -128,6 +128,15 @@ def test_every_benchmark_that_is_written_down_exists_and_all_can_be_imported() -
         importlib.import_module(f"benchmarks.{name}")
 
 
+def test_every_name_that_a_page_imports_exists() -> None:
+    lines = [
+        line for page in WRITTEN for line in re.findall(r"^ +(from hyperbloom.* import .*)$", page.read_text(), re.M)
+    ]
+    assert lines
+    for line in lines:
+        exec(line)
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_every_file_that_is_linked_exists(page: Path) -> None:
     text = page.read_text()
