@@ -135,11 +135,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of flower-server, for all")
     parser.add_argument("--results", type=Path, default=Path("docs/odpfl.jsonl"), help="file of results")
     parser.add_argument("--work", type=Path, default=Path("runs/odpfl"), help="where the run folders stay")
-    parser.add_argument("--table", action="store_true", help="print the results there are, and run nothing")
+    parser.add_argument("--table", action="store_true", help="print the results there are with this --set; run nothing")
     args = parser.parse_args()
     results = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
     if args.table:
-        print(table(results))
+        print(table([result for result in results if result["set"] == args.set]))
         return
     done = {key_of(result) for result in results}
     wanted = [name for name in METHODS if name in args.methods.split(",")]  # pfedhn comes before those that use it

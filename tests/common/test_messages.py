@@ -134,6 +134,7 @@ OPTIONAL = {
     "factor",
     "complete",
     "dp_clip",
+    "quiet",
     "dp_noise",
 } | {f"refine_{name}" for name in ("epochs", "rate", "batch", "part")}
 MESSAGES: list[Packable] = [
