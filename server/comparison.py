@@ -302,8 +302,8 @@ def _run(cell: Cell, engine: str, listener: Listener) -> int:
         else:
             _empty(folder)
             run_id = f"{folder.name}-{secrets.token_hex(4)}"
-            adopt_identities(config, folder)
             recorder = RunFolder(folder, config, run_id, _machines(config, engine))
+            adopt_identities(config, folder)
         with log_to(folder / "server.log"), _grid(engine, config, folder) as (grid, watch):
             Session(config, grid, run_id, [recorder, listener], watch, resume).run()
     return max(0, resume.checkpoint.progress.round) if resume else 0
@@ -318,8 +318,12 @@ def _take_back(folder: Path, config: RunConfig, listener: Listener) -> tuple[Run
 
 
 def _empty(folder: Path) -> None:
-    """Delete what a run has left that was stopped before its first round, but for the lock."""
-    for path in [*folder.iterdir(), *(folder / "checkpoints").iterdir()]:
+    """Delete what a run has left that was stopped before its first round, but for the lock.
+
+    What says that the folder is this cell's goes last, so that it is known for that if this is stopped, too.
+    """
+    found = [*folder.iterdir(), *(folder / "checkpoints").iterdir()]
+    for path in sorted(found, key=lambda path: path.name == "config.yaml"):
         if path.is_dir() and path.name != "checkpoints":
             shutil.rmtree(path)
         elif path.is_file() and path.name != "lock":

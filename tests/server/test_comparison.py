@@ -213,6 +213,21 @@ def test_a_run_that_cannot_be_gone_on_with_is_kept(file: Path, copy: Path, capsy
     assert (cell / "metrics.jsonl").read_bytes() == before
 
 
+def test_one_that_is_killed_before_its_first_round_can_be_begun_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    here = tmp_path / "stopped"
+    for name in ("adopt_identities", "inline_grid", "shutil.rmtree", "Session.run"):
+        with monkeypatch.context() as patch:  # the one behind meets what this one has left
+            patch.setattr(f"hyperbloom.server.comparison.{name}", stop)
+            assert compare(file, here, strategies="local", seeds=1) == 130
+        (here / "local-seed0" / "clients" / "client-0").mkdir(parents=True, exist_ok=True)
+    assert compare(file, here, strategies="local", seeds=1) == 0
+
+
 def test_a_run_at_which_a_server_is_at_work_is_left_alone(
     file: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
