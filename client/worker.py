@@ -222,17 +222,21 @@ class Worker:
             noise: with which it leaves, in units of its norm.
             masked: clients in the sum in which it leaves; 0 if it is seen by itself.
         """
-        fewest = self.settings.min_masked
-        if fewest is not None and masked < fewest:
-            found = f"one of {masked}" if masked else "a change by itself"
-            raise HyperbloomError(
-                f"the client sends changes in sums of at least {fewest} clients alone (--min-masked), found {found}"
-            )
+        self._insist_on_company(masked)
         least = self.settings.min_noise
         if least is not None and (noise or 0.0) < least:
             raise HyperbloomError(
                 f"the client sends nothing with noise below {least:g} times its norm (--min-noise), found "
                 f"{noise or 0:g}"
+            )
+
+    def _insist_on_company(self, clients: int) -> None:
+        """Let no change be in a sum of fewer clients than this one's user wants; 0 is no sum."""
+        fewest = self.settings.min_masked
+        if fewest is not None and clients < fewest:
+            found = f"one of {clients}" if clients else "a change by itself"
+            raise HyperbloomError(
+                f"the client sends changes in sums of at least {fewest} clients alone (--min-masked), found {found}"
             )
 
     def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
@@ -292,7 +296,7 @@ class Worker:
     def unmask(self, order: UnmaskOrder) -> UnmaskResult:
         """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
         with secure_aggregation.current(self.settings, order) as secure:
-            self._insist(self.settings.min_noise, len(order.alive))
+            self._insist_on_company(len(order.alive))
             return secure.unmask(order)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
