@@ -98,7 +98,7 @@ class Generator:
     def unlike(self, descriptors: Sequence[Tensor]) -> list[bool]:
         """Tell of which descriptors `(k,)` nobody who trained has the like, so that the weights are a guess.
 
-        Not how far they lie from them: newcomers who ask often could find out where clients lie.
+        Not how far they lie. Who joins often enough finds that out from yes and no as well (docs/on-demand.md).
         """
         return (~self._familiar(torch.stack(list(descriptors)))).tolist()
 
