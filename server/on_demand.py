@@ -34,6 +34,9 @@ USUAL = 0.95
 FLOOR = 0.01
 """Variance, in means over all dimensions, below which clients are not taken to agree in a dimension."""
 
+FEWEST = 3
+"""Clients without whom there is no telling what is usual."""
+
 SAMPLE = 1000
 """Clients whose distances to their nearest are looked at: of ten thousand, all would take 800 MB."""
 
@@ -116,19 +119,28 @@ class _Familiar:
     """
 
     def __init__(self, known: Tensor) -> None:
-        known = known.double()
-        self._usual = torch.tensor(torch.inf)  # with a single client there is no telling
+        known, count = known.double(), len(known)
         self._axes = torch.eye(known.shape[1], dtype=known.dtype)
-        if len(known) > 1:
-            covariance = torch.cov(known.T).reshape(self._axes.shape)
-            floor = FLOOR * covariance.diagonal().mean() + torch.finfo(known.dtype).tiny
-            self._axes = torch.linalg.cholesky(torch.linalg.inv(covariance + floor * self._axes))
-        self._known = known @ self._axes
-        if len(known) > 1:
-            apart = torch.cdist(self._known[:SAMPLE], self._known).fill_diagonal_(torch.inf).amin(1)
-            self._usual = apart.quantile(USUAL, interpolation="higher")
+        self._known, self._usual = known, torch.tensor(torch.inf)  # of one or two there is no telling
+        if count < FEWEST:
+            return
+        apart = known - known.mean(0)
+        floor = FLOOR * apart.square().mean() + torch.finfo(known.dtype).tiny
+        scatter = apart.T @ apart / (count - 1)
+        self._axes = torch.linalg.cholesky(torch.linalg.inv(scatter + floor * self._axes))
+        self._known, apart = known @ self._axes, apart @ self._axes
+        # A client's own distance is by the scatter of the others, as a newcomer's is: of few clients in many dimensions
+        # each has a hand in it. Sherman and Morrison take it out.
+        some, share = apart[:SAMPLE], count / (count - 1) ** 2
+        along = (some * some).sum(1, keepdim=True) - some @ apart.T
+        own = share / (1 - share * (some * some).sum(1, keepdim=True)).clamp_min(torch.finfo(known.dtype).eps)
+        squares = torch.cdist(some, apart).square() + own * along.square()
+        nearest = squares.fill_diagonal_(torch.inf).amin(1).mul((count - 2) / (count - 1)).sqrt()
+        self._usual = nearest.quantile(USUAL, interpolation="higher")
 
     def __call__(self, descriptors: Tensor) -> Tensor:
+        if self._usual.isinf():
+            return torch.ones(len(descriptors), dtype=torch.bool)
         nearest = torch.cdist(descriptors.double() @ self._axes, self._known).amin(1)
         return nearest <= self._usual
 
