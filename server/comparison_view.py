@@ -74,7 +74,9 @@ class ComparisonView(Listener):
         """A cell is finished."""
         self._rounds += cell.config.rounds
         went_on = f" from round {after} on" if after else ""
-        self._over(cell, f"{self._accuracy}, {seconds:.0f} s{went_on}")
+        # It has none where no later round was selected than that from which it went on.
+        accuracy = f"{self._accuracy}, " if self._accuracy else ""
+        self._over(cell, f"{accuracy}{seconds:.0f} s{went_on}")
 
     def failed(self, cell: Cell, error: HyperbloomError) -> None:
         """A cell came to nothing."""

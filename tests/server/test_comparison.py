@@ -463,7 +463,7 @@ def test_without_a_terminal_there_is_a_line_per_cell(watched: Callable[[bool], t
     text, _ = watched(False)
     first, second, third = text.splitlines()
     assert first == "local-seed0: finished before, kept; 1/3"
-    assert second.startswith("local-seed1: None, 3 s from round 2 on; 2/3, about ")
+    assert second.startswith("local-seed1: 3 s from round 2 on; 2/3, about ")
     assert third == "local-seed2: failed: nobody; 3/3"
 
 
