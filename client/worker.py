@@ -362,6 +362,7 @@ class Worker:
         Raises:
             WireError: the order does not bring weights of as many numbers as the network has.
         """
+        self._insist_on_a_common_model(order)
         layout = self._network(order).shared.layout
         sent = order.weights
         count = 0 if sent is None else sent.layout.numel // layout.numel
@@ -381,6 +382,7 @@ class Worker:
     def moments(self, order: MomentsOrder) -> MomentsResult:
         """Return mean and covariance of what the head of the ordered network sees of the training examples."""
         self._insist()
+        self._insist_on_a_common_model(order)
         found = many.moments(many.features(self._load(order).module, self.train_data.inputs)).cpu()
         return MomentsResult(Weights(Layout((("moments", tuple(found.shape)),)), found))
 
@@ -390,6 +392,7 @@ class Worker:
         Raises:
             WireError: the classifiers are not for as many features as there are.
         """
+        self._insist_on_a_common_model(order)
         seen = many.features(self._load(order).module, self.val_data.inputs).cpu()
         sent = order.classifiers
         if sent is None or len(sent.layout.shapes) != 1 or sent.layout.shapes[0][1][1:] != (seen.shape[1] + 1,):
@@ -411,15 +414,16 @@ class Worker:
                 expected = Layout.of(network.module)
             order.weights.check(expected, torch.float32)
             network.shared.load(order.weights.part(network.shared.layout))
-        if network.personal.layout.numel:
-            # The file is the truth: another process may have served this client since (--engine ray).
-            wanted = self._held(order)
-            if network.holds != wanted:
-                network.holds = None
-                if self.state.load_personal(order.run_id, network.personal, _moment(order)):
-                    network.holds = wanted
-                else:
-                    self._initialise(order, network)
+        with self._private():
+            if network.personal.layout.numel:
+                # The file is the truth: another process may have served this client since (--engine ray).
+                wanted = self._held(order)
+                if network.holds != wanted:
+                    network.holds = None
+                    if self.state.load_personal(order.run_id, network.personal, _moment(order)):
+                        network.holds = wanted
+                    else:
+                        self._initialise(order, network)
         if order.private == "copy" and isinstance(order, EvaluateOrder):
             network.shared.load(network.personal.values)
         return network
@@ -431,12 +435,23 @@ class Worker:
         if order.private not in PRIVATE:
             raise WireError(f"order: expected private to be one of {PRIVATE}, found {order.private!r}")
         if order.model == OWN:
+            own = self._own()
+            if order.private != "none":
+                raise WireError(f"order: expected private 'none' for the client's own model, found {order.private!r}")
+            # Which weights fit tells all names and shapes, and so does the reason why others do not.
+            if order.hypernetwork is None and self.settings.disclose != "graph":
+                raise WireError("order: for weights of a model whose graph this client does not disclose")
             with self._private():
-                return _own_network(OwnNetwork.ordered(self._own(), order), self.device)
+                return _own_network(OwnNetwork.ordered(own, order), self.device)
         if order.private == "all" and self.own is not None:  # where nothing travels, the server has no say in it
             return _private_network(self.own, self.device)
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
         return _network(spec, order.private, self.device)
+
+    def _insist_on_a_common_model(self, order: Order) -> None:
+        """Answer what depends on the sizes of a network's layers for networks alone that the server knows."""
+        if self.own is not None and (order.model == OWN or order.private == "all"):
+            raise WireError("order: expected a model that the server chose, found the client's own")
 
     def _own(self) -> ModelSpec:
         if self.own is None:
@@ -460,10 +475,11 @@ class Worker:
     def _initialise(self, order: Order, network: _Network) -> None:
         """Give the personal part what the server sent for it or, most often, values from a seed of this client's."""
         wanted = network.personal.layout
-        if order.weights is not None and set(wanted.shapes) <= set(order.weights.layout.shapes):
+        own = self.own is not None and (order.model == OWN or order.private == "all")
+        # Not of an own model: whether what was sent fits would tell its names and shapes.
+        if not own and order.weights is not None and set(wanted.shapes) <= set(order.weights.layout.shapes):
             network.personal.load(order.weights.part(wanted))
             return
-        own = self.own is not None and (order.model == OWN or order.private == "all")
         spec = ModelSpec(order.model, self.settings.size, self.input_shape, self.num_classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(order.seed, self.settings.client_id, HEAD))

@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -15,15 +16,27 @@ from hyperbloom.client.graphs import describe, own_graph
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.training import draw_batches, settle_norms
 from hyperbloom.client.worker import Worker
+from hyperbloom.common.alignment import digest_of, reference_weights
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import EvaluateOrder, TrainOrder, Weights
+from hyperbloom.common.messages import (
+    ErrorsOrder,
+    EvaluateOrder,
+    MomentsOrder,
+    ReferenceOrder,
+    RepresentOrder,
+    TrainOrder,
+    TryOrder,
+    Weights,
+)
 from hyperbloom.common.models import OWN, ModelSpec, build_own
 from hyperbloom.common.seeds import derive
 
 from .conftest import SHARE
+
+T = TypeVar("T")
 
 SPEC = ModelSpec("plain-4", "S", (1, 8, 8), 10)
 GRAPH = own_graph(SPEC)
@@ -34,6 +47,12 @@ SETTINGS = Settings(layers=2, latent=8, hidden=4)
 def worker(tmp_path: Path) -> Worker:
     """Return a client with a model of its own."""
     return Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path / "ward-7", model="plain-4"))
+
+
+@pytest.fixture
+def disclosing(worker: Worker) -> Worker:
+    """Return one whose server may know the graph."""
+    return Worker(dataclasses.replace(worker.settings, disclose="graph"))
 
 
 def hypernetwork(settings: Settings = SETTINGS, types: tuple[LayerType, ...] = GRAPH.types) -> GraphHypernetwork:
@@ -174,6 +193,82 @@ def test_a_client_without_a_model_of_its_own_says_so(make_worker: Callable[..., 
         make_worker().train(train_order())
 
 
+WRONG = Weights(Layout((("x", (3,)),)), torch.zeros(3))
+ONE_NAME_OFF = Weights(Layout((*GRAPH.layout.shapes[:-1], ("zzz", (10,)))), torch.zeros(GRAPH.layout.numel))
+EXACT = Weights(GRAPH.layout, torch.zeros(GRAPH.layout.numel))
+LOCAL = trace(build_own(SPEC), SPEC.input_shape, "local")
+LOCAL_NORMS = parts(hypernetwork(types=LOCAL.types))
+FEATURES = dict(GRAPH.layout.shapes)["head.weight"][1]
+TOO_MANY = Weights(
+    Layout((*parts(hypernetwork()).layout.shapes, ("x", (1,)))),
+    torch.cat([parts(hypernetwork()).values, torch.ones(1)]),
+)
+GUESSES: list[dict[str, Any]] = [
+    {"hypernetwork": None, "weights": WRONG},
+    {"hypernetwork": None, "weights": WRONG, "norms": "local"},
+    {"hypernetwork": None, "weights": ONE_NAME_OFF},
+    {"hypernetwork": None, "weights": EXACT},
+    *({"hypernetwork": None, "weights": WRONG, "private": private} for private in ("head", "body", "all", "copy")),
+    {"weights": TOO_MANY, "private": "body"},
+    {"weights": LOCAL_NORMS, "norms": "local", "private": "copy"},
+]
+
+
+@pytest.mark.parametrize("guess", GUESSES, ids=map(str, range(len(GUESSES))))
+def test_no_order_finds_out_names_and_shapes_that_a_client_does_not_disclose(
+    guess: dict[str, Any], worker: Worker
+) -> None:
+    reference = reference_weights(torch.zeros(4, 1, 8, 8))
+    worker.keep_reference(ReferenceOrder(digest_of(reference), reference))
+    given = vars(train_order(**guess)) | {"reference": digest_of(reference), "rows": 4, "draw": 0}
+    given |= {"together": False, "sign": 1, "classifiers": WRONG}
+
+    def order(kind: type[T]) -> T:
+        names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        return kind(**{name: value for name, value in given.items() if name in names})
+
+    asked: list[Callable[[], object]] = [
+        lambda: worker.train(dataclasses.replace(order(TrainOrder), reference=None)),
+        lambda: worker.evaluate(order(EvaluateOrder)),
+        lambda: worker.represent(order(RepresentOrder)),
+        lambda: worker.try_many(order(TryOrder)),
+        lambda: worker.moments(order(MomentsOrder)),
+        lambda: worker.errors(order(ErrorsOrder)),
+    ]
+    for ask in asked:
+        with pytest.raises(HyperbloomError) as refused:
+            ask()
+        said = str(refused.value)
+        told = [name for name, _ in GRAPH.layout.shapes if name in said]
+        assert not told and "tensor " not in said and str(FEATURES) not in said, said
+
+
+def test_what_depends_on_the_sizes_of_layers_is_not_computed_with_a_model_that_stays_at_home(worker: Worker) -> None:
+    values = vars(evaluate_order(model="mlp", private="all", weights=None))
+    for ask, order in (
+        (worker.moments, MomentsOrder(**values)),
+        (worker.errors, ErrorsOrder(**values, sign=1, classifiers=WRONG)),
+        (worker.try_many, TryOrder(**values)),
+    ):
+        with pytest.raises(WireError, match="expected a model that the server chose, found the client's own"):
+            ask(order)  # type: ignore[operator]
+
+
+def test_an_own_model_that_stays_at_home_takes_no_weights_however_they_are_named(worker: Worker) -> None:
+    full = Layout.of(build_own(SPEC))  # a dictionary with all names in it would tell that they are among them
+    guess = Weights(full, torch.zeros(full.numel))
+    loss = [
+        worker.evaluate(evaluate_order(run_id=run, model="mlp", private="all", weights=weights)).test_loss
+        for run, weights in (("run-1", None), ("run-2", guess))
+    ]
+    assert loss[0] == loss[1] != pytest.approx(math.log(10), abs=1e-4)
+
+
+def test_an_order_that_brings_the_wrong_weights_to_a_disclosed_graph_is_told_which(disclosing: Worker) -> None:
+    with pytest.raises(WireError, match=r"^tensor .*weight: expected with shape"):
+        disclosing.train(train_order(hypernetwork=None, weights=WRONG))
+
+
 def test_a_server_cannot_name_a_function_to_call(worker: Worker) -> None:
     with pytest.raises(ModelError, match="model: expected one of"):
         worker.train(train_order(model="os:getcwd"))
@@ -207,14 +302,14 @@ def test_steps_are_those_of_torchs_sgd_on_the_hypernetwork(worker: Worker) -> No
     assert result.weights.layout == Layout.of(network)
 
 
-def test_steps_on_weights_that_arrive_are_those_of_torchs_sgd(worker: Worker) -> None:
+def test_steps_on_weights_that_arrive_are_those_of_torchs_sgd(disclosing: Worker) -> None:
     sent = hypernetwork()(GRAPH).detach()
     order = train_order(hypernetwork=None, weights=Weights(GRAPH.layout, sent), reply="delta")
-    result = worker.train(order)
+    result = disclosing.train(order)
     target = build_own(SPEC)
     target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(sent)})
     optimizer = torch.optim.SGD(target.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
-    for inputs, labels in batches(worker):
+    for inputs, labels in batches(disclosing):
         optimizer.zero_grad()
         F.cross_entropy(target(inputs), labels).backward()
         optimizer.step()
@@ -263,12 +358,12 @@ def test_running_statistics_are_those_of_the_clients_examples() -> None:
     assert norm.momentum == last.momentum == 0.1
 
 
-def test_a_score_does_not_depend_on_whom_the_process_served_before(worker: Worker) -> None:
+def test_a_score_does_not_depend_on_whom_the_process_served_before(worker: Worker, disclosing: Worker) -> None:
     fresh = worker.evaluate(evaluate_order())
     worker.train(train_order(learning_rate=0.5))
     assert worker.evaluate(evaluate_order()) == fresh
     plain = evaluate_order(hypernetwork=None, weights=Weights(GRAPH.layout, hypernetwork()(GRAPH).detach()))
-    assert worker.evaluate(plain) == fresh  # whoever generates the weights
+    assert disclosing.evaluate(plain) == fresh  # whoever generates the weights
 
 
 def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
@@ -292,12 +387,12 @@ def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("generated", [True, False])
-def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(worker: Worker, generated: bool) -> None:
+def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(disclosing: Worker, generated: bool) -> None:
     weights = hypernetwork()(GRAPH).detach()
     changes = {} if generated else {"hypernetwork": None, "weights": Weights(GRAPH.layout, weights)}
     order = evaluate_order(refine_epochs=2, refine_rate=0.3, refine_batch=16, refine_part="all", **changes)
-    scores = worker.evaluate(order)
-    target, data = build_own(SPEC), worker.train_data
+    scores = disclosing.evaluate(order)
+    target, data = build_own(SPEC), disclosing.train_data
     target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(weights)})
     settle_norms(target, data)
     target.eval()
@@ -308,10 +403,10 @@ def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(worker: Wor
             optimizer.zero_grad()
             F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
             optimizer.step()
-    stale = F.cross_entropy(target(worker.test_data.inputs), worker.test_data.labels).item()
+    stale = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
     settle_norms(target, data)
     target.eval()
-    loss = F.cross_entropy(target(worker.test_data.inputs), worker.test_data.labels).item()
+    loss = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
     assert scores.test_loss == pytest.approx(loss, rel=1e-4)
     assert scores.test_loss != pytest.approx(stale, rel=1e-3)
 
