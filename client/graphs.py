@@ -173,11 +173,14 @@ class Fixed(nn.Module):
 @torch.no_grad()
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by the names that they have in the client's ordinary network."""
-    if isinstance(module, Generated):
-        return {**module.network.state_dict(), **module.weights()}
-    if isinstance(module, Fixed):
-        return {**module.network.state_dict(), **module.weights}
-    return module.state_dict()
+    if not isinstance(module, Generated | Fixed):
+        return module.state_dict()
+    made = module.weights() if isinstance(module, Generated) else module.weights
+    network = module.network
+    first = {id(parameter): name for name, parameter in network.named_parameters()}
+    # A parameter of several names is generated under the first, and wanted under all.
+    every = {n: made.get(first[id(p)], p) for n, p in network.named_parameters(remove_duplicate=False)}
+    return {**network.state_dict(), **every}
 
 
 class _UsedPart(FlatPart):

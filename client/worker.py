@@ -331,7 +331,7 @@ class Worker:
             elif order.refine_epochs:
                 module = refine(module, network.head, self.train_data, order, self.settings.client_id)
             val, test = evaluate(module, self.val_data), evaluate(module, self.test_data)
-        self._keep_scored(order, module, test)
+            self._keep_scored(order, module, test)
         return EvaluateResult(val.correct, val.total, val.loss, test.correct, test.total, test.loss)
 
     def _keep_scored(self, order: EvaluateOrder, module: nn.Module, test: SplitScore) -> None:

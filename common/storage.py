@@ -50,8 +50,13 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
-    """Write tensors in the safetensors format, atomically."""
+    """Write tensors in the safetensors format, atomically; one that has several names is written under each."""
     import safetensors.torch  # late, because it imports torch, for which commands that write a key should not wait
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    end = 0
+    for name, tensor in sorted(contiguous.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.data_ptr() < end:  # safetensors refuses what lies where another lies; the others need no copy
+            contiguous[name] = tensor.clone()
+        end = max(end, tensor.data_ptr() + tensor.nbytes)
     write_bytes(path, safetensors.torch.save(contiguous, dict(metadata)))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hyperbloom.client.graphs import describe, own_graph
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.state import ClientState
 from hyperbloom.client.training import draw_batches, settle_norms
 from hyperbloom.client.worker import Worker
 from hyperbloom.common.alignment import digest_of, reference_weights
@@ -364,6 +365,15 @@ def test_a_score_does_not_depend_on_whom_the_process_served_before(worker: Worke
     assert worker.evaluate(evaluate_order()) == fresh
     plain = evaluate_order(hypernetwork=None, weights=Weights(GRAPH.layout, hypernetwork()(GRAPH).detach()))
     assert disclosing.evaluate(plain) == fresh  # whoever generates the weights
+
+
+def test_what_fails_while_a_scored_model_is_kept_is_not_told(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("tensors share memory: body.0.weight")
+
+    monkeypatch.setattr(ClientState, "save_scored", fails)
+    with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
+        worker.evaluate(evaluate_order())
 
 
 def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:

@@ -52,6 +52,14 @@ def test_a_failed_first_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tensor_of_two_names_is_written_under_both(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    tensors = {"one": whole, "same": whole, "start": whole[:2], "rest": whole[2:]}
+    write_tensors(tmp_path / "file", tensors, {})
+    with safe_open(tmp_path / "file", framework="pt") as file:
+        assert {name: file.get_tensor(name).tolist() for name in tensors} == {n: t.tolist() for n, t in tensors.items()}
+
+
 def noted(name: str, function: Callable[..., None], calls: list[str]) -> Callable[..., None]:
     """Return a function that notes that it was called."""
 
