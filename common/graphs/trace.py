@@ -10,6 +10,7 @@ are never generated and stay with whoever runs the network.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ __all__ = ["Norms", "trace"]
 
 Norms = Literal["generated", "local"]
 BATCH = 2
+_CONSTANT = (bool, int, float, str, type(None))
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "generated") -> Graph:
@@ -77,7 +79,9 @@ class _Tracer(fx.Tracer):
 
     def run(self, module: nn.Module) -> fx.Graph:
         try:
-            return self.trace(module)
+            # Nobody gives more than the inputs: the others have their defaults, which control flow may depend on.
+            _, *others = inspect.signature(module.forward).parameters.values()
+            return self.trace(module, {p.name: p.default for p in others if isinstance(p.default, _CONSTANT)})
         except Exception as error:
             where = self.inside[-1] if self.inside else type(module).__name__
             raise ModelError(
@@ -210,7 +214,9 @@ class _Builder:
         if layer is not None:
             self._layer(node, layer, module, sources)
         elif found:
-            raise ModelError(f"{node.target}: cannot represent {type(module).__name__}; supported: {supported()}")
+            # Of a supported layer that is hooked the parameters are what is wrong with it.
+            what = f"{type(module).__name__} with parameters {', '.join(found)}"
+            raise ModelError(f"{node.target}: cannot represent {what}; supported: {supported()}")
         else:
             self._call(node, name, vars(module), sources)
 
@@ -223,6 +229,11 @@ class _Builder:
             if tuple(parameter.shape) != layer.shape(role):
                 shapes = f"shape {layer.shape(role)}, found {tuple(parameter.shape)}"
                 raise ModelError(f"{node.target}.{role}: expected {shapes}")
+            if not parameter.requires_grad:
+                raise ModelError(
+                    f"{node.target}.{role}: expected a parameter that trains, found requires_grad=False; "
+                    "generated weights would replace what is frozen"
+                )
         mine = [(role, self.names[id(parameter)]) for role, parameter in named]
         mine = [(role, name) for role, name in mine if name not in self.owned]  # a shared one has its owner already
         self.owned |= {name for _, name in mine}

@@ -193,6 +193,37 @@ def test_a_subclass_that_computes_as_torch_does_is_taken_for_it() -> None:
     assert types(trace(nn.Sequential(Mine(3)), IMAGE)) == ["batchnorm 3 wb"]
 
 
+class Optional(nn.Module):
+    """Arguments beside the inputs, on which control flow depends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, features: bool = False, times: int = 2, *, name: str = "b"
+    ) -> Tensor:
+        y = self.a(x) if mask is None else self.a(x) * mask
+        for _ in range(times):
+            y = self.b(y) if name == "b" else -y
+        return x if features else y
+
+
+def test_arguments_beside_the_inputs_have_their_defaults() -> None:
+    network = Optional()
+    graph = trace(network, IMAGE)
+    assert graph == trace(Apply(lambda m, x: m.b(m.b(m.a(x))), a=network.a, b=network.b), IMAGE)  # type: ignore[operator]
+    assert types(graph) == ["conv2d 3,4 k1x1 wb", "conv2d 4,4 k1x1 wb", "conv2d 4,4 k1x1 wb"]
+
+
+def test_a_default_of_the_inputs_is_none() -> None:
+    class Defaulted(Unused):
+        def forward(self, x: Tensor | None = None) -> Tensor:
+            return self.spare(self.used(x))  # type: ignore[no-any-return]
+
+    assert len(trace(Defaulted(), IMAGE).nodes) == 4
+
+
 def test_tracing_leaves_the_network_as_it_was() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5))
     network[1].eval()
@@ -255,7 +286,10 @@ class Unused(nn.Module):
         (Raw(), "outer.1.1.gamma: cannot represent a parameter that is used outside a layer of torch.nn; supported: "),
         (Unused(), "outer.1.1.spare.weight: expected every parameter to belong to a layer"),
         (nn.Embedding(4, 8), "outer.1.1: fails on inputs of shape (2, 3, 8, 8): RuntimeError: Expected"),
-        (weight_norm(nn.Conv2d(3, 3, 1)), "outer.1.1: cannot represent ParametrizedConv2d; supported: "),
+        (
+            weight_norm(nn.Conv2d(3, 3, 1)),
+            "outer.1.1: cannot represent ParametrizedConv2d with parameters bias, parametriz",
+        ),
         (nn.Linear(9, 9), "outer.1.1: fails on inputs of shape (2, 3, 8, 8): RuntimeError: mat1 and mat2 shapes"),
         (nn.Softmax2d(), "outer.1.1: cannot represent 'softmax2d'"),
     ],
@@ -275,10 +309,21 @@ def test_a_layer_beyond_the_bounds_is_refused_by_name(monkeypatch: pytest.Monkey
 
 
 def test_layers_that_have_no_type_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"^a: cannot represent LSTM; supported: "):
+    with pytest.raises(ModelError, match=r"^a: cannot represent LSTM with parameters weight_ih_l0, .*; supported: "):
         trace(Apply(lambda m, x: m.get_submodule("a")(x)[0], a=nn.LSTM(3, 3)), (5, 3))
-    with pytest.raises(ModelError, match=r"^a: cannot represent MultiheadAttention; supported: "):
+    with pytest.raises(ModelError, match=r"^a: cannot represent MultiheadAttention with parameters .*; supported: "):
         trace(Apply(lambda m, x: m.get_submodule("a")(x, x, x)[0], a=nn.MultiheadAttention(4, 2)), (5, 4))
+
+
+def test_a_frozen_layer_is_refused_for_generated_weights_would_replace_it() -> None:
+    chain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+    chain[1].requires_grad_(False)
+    assert len(trace(chain, IMAGE, norms="local").nodes) == 5  # there it stays as it is
+    with pytest.raises(ModelError, match=r"^1.weight: expected a parameter that trains, found requires_grad=False"):
+        trace(chain, IMAGE)
+    chain.requires_grad_(True)[2].bias.requires_grad_(False)  # type: ignore[union-attr]
+    with pytest.raises(ModelError, match=r"^2.bias: expected a parameter that trains"):
+        trace(chain, IMAGE, norms="local")
 
 
 def test_what_is_supported_is_listed() -> None:
