@@ -79,7 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["types", "all-types", "graph"],
         default="types",
         help="what the server may be told of --model: its layer types; not even these, for all parts of the "
-        "hypernetwork; or the graph, which strategy ghn-server asks for (default: %(default)s)",
+        "hypernetwork (another client, or the server's --init-from, must have disclosed the same types); or the graph, "
+        "which strategy ghn-server asks for (default: %(default)s)",
     )
     machine = parser.add_argument_group("this machine")
     machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")

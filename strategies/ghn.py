@@ -15,8 +15,10 @@ are FedAvg on the weights where all clients share an architecture, message passi
 (`mode: linear`), and eta = 1.
 
 What the server learns of an architecture: in `ghn` the set of its layer types and nothing of how often they occur or
-how they are connected; it can be told to send all parts instead, but then sees from what comes back unchanged which of
-them a client did not use. In `ghn-server` the graph, once, from clients that agree to disclose it.
+how they are connected; it can be told to send all parts instead, which others must have made known, but then sees from
+what comes back unchanged which of them a client did not use. In mode `linear` it can also tell how often a type occurs:
+of the type's columns one for each layer is trained, and the others decay at most, or stay as they were. In `ghn-server`
+the graph, once, from clients that agree to disclose it.
 
 Departures: the paper averages all clients' copies of all parts, which holds a part back by those who never use it. And
 `ghn-server` is ours. One gradient step of pFedHN's kind hardly learns there: layers of one type share constants and
@@ -33,7 +35,7 @@ from torch import Tensor
 
 from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Rate, Section
-from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
+from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Mode, Norms, Settings, part_of
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import Greeting, Introduction
@@ -214,6 +216,15 @@ class GHN(_GraphStrategy):
                 "with secure aggregation parts are summed that several clients have; join with --disclose types"
             )
         super().check_newcomer(about)
+
+    def begin_round(self, server_round: int) -> list[Client]:
+        """Draw the cohort, if any client has ever told a layer type; CohortError if all want all of nothing."""
+        if not self._types():
+            raise CohortError(
+                "every client joined with --disclose all-types, and no layer type is known; let one that has the same "
+                "join with --disclose types, or start from a run that knows them (--init-from)"
+            )
+        return super().begin_round(server_round)
 
     def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
         """For each client the parts that it needs; clients of equal needs share a vector."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hyperbloom.client.graphs import own_graph
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.messages import Introduction, TrainResult
 from hyperbloom.common.models import ModelSpec
@@ -350,6 +350,17 @@ def test_a_client_can_have_all_parts_and_weighs_only_on_those_that_it_uses(tmp_p
     assert parts_in(orders[1]["tensors"]) < everything
     for part, values in told.state().items():
         torch.testing.assert_close(silent.state()[part], values, rtol=0, atol=1e-6)
+
+
+def test_a_run_in_which_nobody_tells_a_layer_type_does_not_start(tmp_path: Path) -> None:
+    run = config(models=("plain-4", "mlp"), clients=2, cohort=2)
+    silent = [replace(each, disclose="all-types") for each in digits_settings(run, tmp_path)]
+    with pytest.raises(CohortError, match=r"^every client joined with --disclose all-types.*--init-from\)$"):
+        Inline(run, digits_grid(silent)).join().run()
+    known = GraphHypernetwork([*PLAIN.types, *MLP.types], Settings(**SMALL))  # type: ignore[arg-type]
+    initial = {part: known.read_part(part) for part in known.parts()}
+    history, _ = Inline(run, digits_grid(silent)).join(initial=initial).run()
+    assert history.cohorts == [["client-0", "client-1"]]
 
 
 def test_a_client_that_wants_all_parts_says_if_its_own_is_not_among_them(tmp_path: Path) -> None:
