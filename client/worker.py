@@ -126,8 +126,7 @@ class Worker:
         try:
             own_graph(own)
         except ModelError as error:
-            reason = str(error).partition("; supported: ")[0]
-            log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", reason)
+            log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", _reason(error))
 
     def introduce(
         self, asks: str | None = None, norms: str | None = None, reference: str | None = None
@@ -469,7 +468,10 @@ class Worker:
             told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
             if self.own is None or told:
                 raise
-            log.exception("the own model %s fails", self.own.name)
+            if isinstance(error, ModelError):  # it says all in a line, and has been said at the start
+                log.error("the own model cannot be used here: %s", _reason(error))
+            else:
+                log.exception("the own model %s fails", self.own.name)
             raise HyperbloomError("the client's own model fails; the client's log says how") from None
 
     def _initialise(self, order: Order, network: _Network) -> None:
@@ -499,6 +501,11 @@ def _memory() -> Iterator[None]:
         raise HyperbloomError(
             "the client's memory is not enough; lower local.batch_size, or let it join with a smaller --size"
         ) from None
+
+
+def _reason(error: ModelError) -> str:
+    """Return what is wrong, without the list of what would be right."""
+    return str(error).partition("; supported: ")[0]
 
 
 def _moment(order: Order) -> Moment:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from hyperbloom.client.graphs import describe, own_graph
 from hyperbloom.client.settings import ClientSettings
@@ -18,7 +19,7 @@ from hyperbloom.client.state import ClientState
 from hyperbloom.client.training import draw_batches, settle_norms
 from hyperbloom.client.worker import Worker
 from hyperbloom.common.alignment import digest_of, reference_weights
-from hyperbloom.common.data import Examples
+from hyperbloom.common.data import DataSpec, Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings, trace
 from hyperbloom.common.layout import Layout
@@ -144,6 +145,25 @@ def test_a_model_that_cannot_be_represented_ends_the_start(tmp_path: Path) -> No
     settings = ClientSettings("a", SHARE, "cpu", "S", tmp_path, model="lenet")
     with pytest.raises(ModelError):
         Worker(settings)
+
+
+def test_why_an_own_model_cannot_be_used_is_logged_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = DataSpec(split="iid", partitions=6, max_train=40)
+    worker = Worker(ClientSettings("a", data, "cpu", "S", tmp_path, model="tests.client.test_graphs:hooked"))
+    caplog.clear()
+    with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
+        worker.introduce("types", "generated")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the own model cannot be used here: 1: cannot represent ParametrizedLinear with parameters bias, "
+        "parametrizations.weight.original0, parametrizations.weight.original1"
+    )
+    assert record.exc_info is None
+
+
+def hooked(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return a network without a graph."""
+    return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
 
 
 def test_looking_at_an_own_model_draws_no_random_numbers() -> None:
