@@ -260,7 +260,9 @@ class _Session:
             self._push(Message(_failure("the client is leaving"), reply_to=message), 0.0)
             raise
         except Exception as error:
-            log.exception("%s failed", message.metadata.message_type)
+            # Errors of ours say all in a line.
+            bare = not isinstance(error, HyperbloomError)
+            log.error("%s failed: %s", message.metadata.message_type, error, exc_info=bare)
             reply = Message(_failure(f"{type(error).__name__}: {error}"), reply_to=message)
         self._push(reply, time.perf_counter() - start)
 

@@ -1,6 +1,8 @@
 """A user's own network from a function of theirs, named `package.module:factory` or by a plug-in."""
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +63,7 @@ def build_from_plugin(plugin: Plugin, input_shape: tuple[int, ...], num_classes:
 
 
 def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    _check_arguments(factory, name)
     try:
         module = factory(input_shape, num_classes)
     except Exception as error:
@@ -71,6 +74,22 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
         raise ModelError(f"{name}: expected a network with parameters, found none")
     _check_logits(module, name, input_shape, num_classes)
     return module
+
+
+def _check_arguments(factory: Callable[..., object], name: str) -> None:
+    """Refuse a library's constructor, which would take a shape for the weights that it is to fetch."""
+    taken: list[str] = []
+    with suppress(TypeError, ValueError):  # what is written in C may not say
+        arguments = list(inspect.signature(factory, follow_wrapped=False).parameters.values())
+        if arguments and arguments[0].kind is inspect.Parameter.VAR_POSITIONAL:  # a decorator's, which tells nothing
+            arguments = list(inspect.signature(factory).parameters.values())
+        taken = [argument.name for argument in arguments[:2]]
+    if {"weights", "pretrained"} & set(taken):
+        call = name.replace(":", ".")
+        raise ModelError(
+            f"{name}: {EXPECTED}, found one of {', '.join(taken)}; write a function around it (docs/ghn.md): "
+            f"def make(input_shape, num_classes): return {call}(num_classes=num_classes)"
+        )
 
 
 def _check_logits(module: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:

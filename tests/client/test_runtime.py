@@ -368,23 +368,25 @@ def test_objects_that_are_not_there_yet_are_waited_for(slept: list[float]) -> No
 def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
     slept: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors = [WireError("the order does not fit")]
+    errors = [KeyError("ours"), WireError("the order does not fit")]
 
     def act(message: Message, context: Context) -> str:
         if errors:
             raise errors.pop()
         return "well"
 
-    server = FakeServer(greeting(), greeting())
+    server = FakeServer(greeting(), greeting(), greeting())
     with caplog.at_level(logging.ERROR, "hyperbloom.client"):
         serve(app_that(act), server)
-    first, second = server.sent
+    first, second, third = server.sent
     assert first.has_error()
     assert first.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert first.error.reason == "WireError: the order does not fit"
     assert first.metadata.reply_to_message_id == server.confirmed[0][1]
-    assert Greeting.unpack(second.content) == Greeting("well")
-    assert [record.getMessage() for record in caplog.records] == ["query.greet failed"]
+    assert second.error.reason == "KeyError: 'ours'"
+    assert Greeting.unpack(third.content) == Greeting("well")
+    logged = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
+    assert logged == [("query.greet failed: the order does not fit", False), ("query.greet failed: 'ours'", True)]
 
 
 def test_a_message_that_the_app_does_not_know_is_answered_with_an_error(slept: list[float]) -> None:

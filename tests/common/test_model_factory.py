@@ -10,6 +10,8 @@ from hyperbloom.common.errors import ModelError
 from hyperbloom.common.models import build_from_factory
 
 SOURCE = """
+import functools
+
 import torch
 from torch import nn
 
@@ -49,9 +51,32 @@ class Two(Made):
     def forward(self, x):
         return x, x
 
+def library(*, weights=None, progress=True, num_classes=1000):
+    CALLS.append(weights)
+    return ten(None, num_classes)
+
+@functools.wraps(library)
+def by_place(*args, **kwargs):
+    return library(**dict(zip(("weights", "progress"), args)), **kwargs)
+
+def older(pretrained=False, progress=True):
+    CALLS.append(pretrained)
+
+@functools.wraps(library)
+def around(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), library(num_classes=num_classes)[1])
+
+@functools.wraps(good)
+def decorated(*args, **kwargs):
+    return good(*args, **kwargs)
+
+def otherwise(shape, weights_per_class):
+    return good(shape, weights_per_class)
+
 number = 3
 """
 SHAPE = (3, 2, 2)
+WANTED = "expected a function (input_shape, num_classes) that returns a torch.nn.Module"
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +99,26 @@ def test_a_class_is_a_factory_too() -> None:
     assert type(build_from_factory("own_models:Made", SHAPE, 4)).__name__ == "Made"
 
 
+@pytest.mark.parametrize("name", ["by_place", "library", "older"])
+def test_a_librarys_constructor_is_not_called_with_a_shape_for_its_weights(name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_from_factory(f"own_models:{name}", SHAPE, 4)
+    first = "pretrained" if name == "older" else "weights"
+    assert str(caught.value) == (
+        f"own_models:{name}: {WANTED}, found one of {first}, progress; write a function around it (docs/ghn.md): "
+        f"def make(input_shape, num_classes): return own_models.{name}(num_classes=num_classes)"
+    )
+    assert sys.modules["own_models"].CALLS == []
+
+
+def test_torchvisions_constructors_are_refused_and_a_function_around_one_is_not() -> None:
+    with pytest.raises(ModelError, match=r"return torchvision.models.resnet18\(num_classes=num_classes\)$"):
+        build_from_factory("torchvision.models:resnet18", (3, 32, 32), 4)
+    for name in ("decorated", "otherwise"):
+        assert build_from_factory(f"own_models:{name}", SHAPE, 4)(torch.zeros(5, *SHAPE)).shape == (5, 4)
+    assert build_from_factory("own_models:around", SHAPE, 10)(torch.zeros(5, *SHAPE)).shape == (5, 10)
+
+
 def test_the_network_is_as_the_factory_made_it() -> None:
     torch.manual_seed(1)
     network = build_from_factory("own_models:good", SHAPE, 4)
@@ -85,9 +130,6 @@ def test_the_network_is_as_the_factory_made_it() -> None:
     assert all(module.training for module in network.modules())
     states = zip(network.state_dict().values(), again.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in states)
-
-
-WANTED = "expected a function (input_shape, num_classes) that returns a torch.nn.Module"
 
 
 @pytest.mark.parametrize(
