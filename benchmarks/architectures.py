@@ -52,6 +52,7 @@ TRAIN = 8_000  # images that the clients share
 EPOCHS, BATCH = 20, 64
 LONG = 60  # passes of the ablation: shared decoders learn slowly at first
 RATES = {"upper bound": (0.02, 0.05), "HAFL-GHN": (0.05, 0.1, 0.2), "no graph": (0.05, 0.1, 0.2), "local": (0.02, 0.05)}
+LEVELS = (30, 35)  # percent; the newcomers come to some 40
 # All inner layers of a plain CNN share a decoder, which takes a step for each of them.
 PLAIN_RATES = {"HAFL-GHN": (0.01, 0.02, 0.05), "no graph": (0.01, 0.02, 0.05), "local": (0.02, 0.05)}
 
@@ -263,6 +264,24 @@ def by_architecture(lines: Sequence[dict[str, Any]]) -> list[list[float]]:
     return [groups[index] for index in sorted(groups)]
 
 
+def passes_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return as Markdown after how many passes the architecture that never trained has so many percent."""
+    rows = ["| unseen | accuracy | weights on demand | from scratch |", "|" + "---|" * 4]
+    for name in HAFL:
+        curves = [curve(lines, name, method) for method in ("HAFL-GHN", "local")]
+        for level in LEVELS if all(curves) else ():
+            first = [next((str(number) for number, score in each if score >= level), "never") for each in curves]
+            rows.append(f"| {name} | {level} % | {first[0]} | {first[1]} |")
+    return "\n".join(rows)
+
+
+def curve(lines: Sequence[dict[str, Any]], experiment: str, method: str) -> list[tuple[int, float]]:
+    """Return passes and mean test accuracy over seeds of a cell with a curve; nothing if it was not run."""
+    curves = [line["curve"] for line in lines if (line["experiment"], line["method"]) == (experiment, method)]
+    points = zip(*curves, strict=True)
+    return [(same[0][0], statistics.fmean(score for _, score in same)) for same in points]
+
+
 def figure(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the accuracy of the architecture that never trained over passes, given its weights and from scratch."""
     import matplotlib
@@ -273,13 +292,10 @@ def figure(lines: Sequence[dict[str, Any]], path: Path) -> None:
     canvas, axes = pyplot.subplots(1, 4, figsize=(15, 4), sharey=True, constrained_layout=True)
     for axis, name in zip(axes, HAFL, strict=True):
         for method, label in (("HAFL-GHN", "weights on demand, then refined"), ("local", "from scratch")):
-            curves = [line["curve"] for line in lines if (line["experiment"], line["method"]) == (name, method)]
-            if curves:
-                passes = [point[0] for point in curves[0]]
-                accuracy = [
-                    statistics.fmean(points) for points in zip(*[[y for _, y in c] for c in curves], strict=True)
-                ]
-                axis.plot(passes, accuracy, marker=".", label=f"{label} ({len(curves)} seeds)")
+            points = curve(lines, name, method)
+            if points:
+                seeds = sum((line["experiment"], line["method"]) == (name, method) for line in lines)
+                axis.plot(*zip(*points, strict=True), marker=".", label=f"{label} ({seeds} seeds)")
         axis.set_title(f"{name}, unseen")
         axis.set_xlabel("passes over the newcomer's data")
         axis.grid(alpha=0.3)
@@ -297,12 +313,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, one thread each")
     parser.add_argument("--results", type=Path, default=Path("docs/ghn.jsonl"), help="file of results")
-    parser.add_argument("--figure", type=Path, metavar="PNG", help="print the table and draw the curves; runs nothing")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="print the tables and draw the curves; runs nothing")
     args = parser.parse_args()
     if args.root:
         os.environ["HYPERBLOOM_DATA"] = str(args.root.resolve())
     if args.figure:
-        print(table(read(args.results)))
+        print(table(read(args.results)), passes_table(read(args.results)), sep="\n\n")
         figure(read(args.results), args.figure)
         return
     rates, plain = (best_rates(args.results, name) for name in ("rates", "rates, plain CNNs"))
