@@ -1,6 +1,7 @@
 """A finished run as its folder keeps it: the strategy as it was in the round that validation selected."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DATASETS
-from hyperbloom.common.data.pool import Scaling
 from hyperbloom.common.data.registry import SCALINGS
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.messages import Introduction
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.fedavg import FedAvg
@@ -47,6 +49,10 @@ class Trained:
         """What the clients did to stored numbers, as far as the server can know; and how it knows, in a sentence."""
         config, spec = self.config, self.strategy.spec
         assert spec is not None
+        told = Counter(_scaling(client.about) for client in self.roster if client.about.divisor is not None)
+        scaling, many = told.most_common(1)[0] if told else (Scaling(), 0)
+        if 2 * many > len(self.roster):
+            return scaling, f"The preprocessing is that of {many} of {len(self.roster)} clients, as they told."
         info = DATASETS.get(config.data.name)
         if info and (info.input_shape, info.num_classes) == (spec.input_shape, spec.num_classes):
             return SCALINGS[info.name], (
@@ -54,6 +60,11 @@ class Trained:
                 "not seen the data. For clients with data of their own it is: bytes by 255, floats as they are."
             )
         return Scaling(255.0), "The preprocessing is that of clients' own data: bytes by 255, floats as they are."
+
+
+def _scaling(about: Introduction) -> Scaling:
+    assert about.divisor is not None
+    return Scaling(about.divisor, about.mean, about.std)
 
 
 def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Trained:

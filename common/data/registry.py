@@ -12,7 +12,8 @@ from hyperbloom.common.data.function import read_function, read_plugin
 from hyperbloom.common.data.mnist import FASHION, MNIST, read_fashion_mnist, read_mnist
 from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.omniglot import read_omniglot
-from hyperbloom.common.data.pool import Pool, Scaling
+from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError

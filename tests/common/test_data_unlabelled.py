@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from hyperbloom.common.data import DATASETS, DataSpec, data_source
-from hyperbloom.common.data.pool import Scaling
 from hyperbloom.common.data.registry import SCALINGS
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.unlabelled import Inputs, is_unlabelled, read_inputs
 from hyperbloom.common.errors import DataError
 
