@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data import data_source
+from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.storage import write_bytes
 from hyperbloom.server.comparison import Cell, check_cells, open_comparison, run_cells
@@ -122,20 +122,28 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
                 state = f"cannot be run: {_one_line(column.cannot)}"
             elif column.stand_in:
                 state += f"; STAND-IN: {_one_line(column.stand_in)}"
-            if there and not column.cannot:
-                config = table.config(there[0], key, overrides)
-                if config.data.name not in missing:
-                    missing[config.data.name] = _data_missing(config)
-                state += f"; no {config.data.name}, see below" if missing[config.data.name] else ""
+            needed = [spec for method in there for spec in _data_of(table.config(method, key, overrides))]
+            for data in dict.fromkeys(spec.data for spec in needed if not column.cannot):
+                wanting = [spec for spec in needed if spec.data == data]
+                if data not in missing:
+                    missing[data] = _data_missing(wanting[0])
+                some = "" if len(wanting) == len(there) else f" for {len(wanting)} of them"
+                state += f"; no {data}{some}, see below" if missing[data] else ""
             lines.append(f"  {key}: {column.title}; {state}")
     lines += ["", *(f"no {name}: {_one_line(why)}" for name, why in missing.items() if why)]
     return "\n".join(lines[1:]).rstrip()
 
 
-def _data_missing(config: RunConfig) -> str:
-    """Return why a run's data cannot be read here, and where they would be looked for; empty if they can."""
+def _data_of(config: RunConfig) -> list[DataSpec]:
+    """Return the data sets that a run reads: its clients', and the one on which FedHeNN compares networks, if any."""
+    clients, rad = client_settings(config, 0, Path()).data, config.options.get("rad")
+    return [clients] + ([DataSpec(rad, clients.root)] if rad in DATASETS else [])
+
+
+def _data_missing(spec: DataSpec) -> str:
+    """Return why data cannot be read here, and where they would be looked for; empty if they can."""
     try:
-        data_source(client_settings(config, 0, Path()).data)
+        data_source(spec)
     except DataError as error:
         return str(error)
     return ""
@@ -151,7 +159,7 @@ def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
     cells = wanted.cells(out)
     if not cells:
         print(_report(wanted, {}, out))
-        raise ConfigError(f"--column {wanted.column}: none of its methods can be run by this version")
+        raise ConfigError(f"--column {wanted.column}: none of its methods can be run here; the reasons are above")
     check_cells(cells, engine)
     data_source(client_settings(cells[0].config, 0, out).data)  # said now, and not after a client has failed
     console = Console()
