@@ -47,16 +47,32 @@ class Reproduction:
     overrides: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Refuse methods that the table does not have."""
+        """Refuse methods that the table does not have, and options that none of the methods has."""
         for method in self.methods or ():
             if method not in self.table.methods:
                 raise ConfigError(f"--methods: expected some of {', '.join(self.table.methods)}; found {method!r}")
+        for key in self.overrides:
+            if self._there and not self._takers(key):
+                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(self._there)}")
 
     @property
     def rows(self) -> list[str]:
         """Methods that were asked for and stand in this column."""
         asked = self.table.methods if self.methods is None else self.methods
         return [method for method in asked if self.column in self.table.methods[method].numbers]
+
+    @property
+    def _there(self) -> list[str]:
+        """Those of them that this version has."""
+        return [method for method in self.rows if not self.table.missing(method, self.column)]
+
+    def _takers(self, key: str) -> list[str]:
+        return [method for method in self._there if self.table.takes(method, key)]
+
+    def whose(self, key: str) -> str:
+        """Return whose option a key that was set is, in brackets; empty if it holds for all."""
+        takers = self._takers(key)
+        return "" if takers == self._there else f" ({', '.join(takers)})"
 
     @cached_property
     def why_not(self) -> dict[str, str]:
@@ -229,7 +245,7 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) 
     if table.seeds and wanted.seeds != table.seeds:
         notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
     changed = {key: value for key, value in wanted.overrides.items() if key not in ("data.root", "rounds")}
-    notes += [f"set here: {key} = {value}" for key, value in changed.items()]
+    notes += [f"set here: {key} = {value}{wanted.whose(key)}" for key, value in changed.items()]
     novel = "novel " if table.metric.startswith("novel") else ""
     notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
     return [_one_line(note) for note in notes]

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
@@ -194,6 +196,14 @@ def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
         (["small", "--column", "whole", "--methods", "One,No"], "--methods: expected some of One, .*; found 'No'"),
         (["small", "--column", "stood", "--methods", "Three"], "--column stood: none of its methods can be run"),
         (["small", "--column", "whole", "--rounds", "0"], "--rounds: expected 1 or more, found 0"),
+        (
+            ["small", "--column", "whole", "--set", "options.rows=5"],
+            "--set options.rows: expected a key of the run, or an option of One, Two$",
+        ),
+        (
+            ["small", "--column", "seen", "--methods", "One", "--set", "rad=x.npz"],
+            "--set rad: expected a key of the run, or an option of One$",
+        ),
         (["big"], "expected one of small; found 'big'"),
         ([], "expected a table such as pfedhn-table1, or --list"),
     ],
@@ -236,6 +246,24 @@ def test_the_list_looks_for_the_inputs_on_which_networks_are_compared(
     told = capsys.readouterr().out.splitlines()
     assert told[4] == "  seen: who sees alike; 2 of 2 methods; no cifar100 for 1 of them, see below"
     assert [line.startswith("no cifar100: train.bin not found; looked at ") for line in told[-2:]] == [False, True]
+
+    assert main(["reproduce", "--list", "--set", "options.rad=mnist", "--root", str(tmp_path / "nowhere")]) == 0
+    assert "  seen: who sees alike; 2 of 2 methods; no mnist for 1 of them, see below" in capsys.readouterr().out
+    assert main(["reproduce", "--list", "--set", "options.rad=x.npz", "--root", str(tmp_path / "nowhere")]) == 0
+    assert "  seen: who sees alike; 2 of 2 methods\n" in capsys.readouterr().out
+
+
+def test_an_option_is_for_the_methods_that_have_it(tmp_path: Path) -> None:
+    np.savez(tmp_path / "public.npz", x=np.random.default_rng(0).random((9, 1, 8, 8), dtype=np.float32))
+    out = tmp_path / "out"
+    rows = ["--set", "options.rad=public.npz", "--set", "rows=5", "--set", "local.steps=2"]
+    flags = ["--seeds", "1", "--rounds", "1", "--out", str(out), *rows]
+    assert main(["reproduce", "small", "--column", "seen", *flags]) == 0
+    options = {path.name: load_run_config(path / "config.yaml", {}).options for path in out.glob("*-seed0")}
+    assert options == {"one-seed0": {}, "seven-seed0": {"rad": "public.npz", "rows": 5}}
+    text = (out / "reproduction.md").read_text()
+    assert "- set here: options.rad = public.npz (Seven)\n- set here: rows = 5 (Seven)\n" in text
+    assert "- set here: local.steps = 2\n" in text
 
 
 def test_where_nothing_can_be_run_the_reasons_stand_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
