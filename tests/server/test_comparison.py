@@ -361,6 +361,7 @@ def test_seeds_count_from_the_runs_own() -> None:
         ({}, {"hidden_dim": 4}, "--set hidden_dim: expected a key of the run, or an option as STRATEGY.OPTION=VALUE"),
         ({}, {"strategy": "ghn"}, "--set strategy: expected --strategies"),
         ({}, {"options.clip": 1.0}, "--set options.clip: expected --strategies, or STRATEGY.OPTION=VALUE"),
+        ({}, {"pfedme.lamda": 1.0}, "--set pfedme.lamda: pfedme is not among --strategies pfedhn,local$"),
         ({"options_by_strategy": {"no": {}}}, {}, "options_by_strategy: expected some of .*, found 'no' in run.yaml"),
         ({"options_by_strategy": [1]}, {}, "options_by_strategy: expected strategies, and for each its options"),
         ({"round": 4}, {}, "round: unknown key in run.yaml. Did you mean rounds"),
