@@ -153,7 +153,7 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
 def _data_of(config: RunConfig) -> list[DataSpec]:
     """Return the data sets that a run reads: its clients', and the one on which FedHeNN compares networks, if any."""
     clients, rad = client_settings(config, 0, Path()).data, config.options.get("rad")
-    return [clients] + ([DataSpec(rad, clients.root)] if rad in DATASETS else [])
+    return [clients] + ([DataSpec(rad, clients.root)] if isinstance(rad, str) and rad in DATASETS else [])
 
 
 def _data_missing(spec: DataSpec) -> str:
