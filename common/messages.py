@@ -343,7 +343,7 @@ class Introduction(Packable):
     )
     graph: str | None = None  # the whole graph of its own model; if asked, and if the client chose to disclose it
     has_reference: bool | None = None  # whether the reference set of the greeting is here; None if none was named
-    divisor: float | None = None  # what it does to stored numbers: divides them, and normalises the channels
+    divisor: float = 1.0  # what it does to stored numbers: divides them, and normalises the channels
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 

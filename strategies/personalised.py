@@ -81,9 +81,9 @@ class ClientUpdate:
 
 def _is_scaling(about: Introduction) -> bool:
     """Return whether what a client says of its preprocessing can be done to inputs of its shape."""
-    divisor = 1.0 if about.divisor is None else about.divisor
+    positive = (about.divisor, *about.std)
     fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
-    return fits and all(map(math.isfinite, (divisor, *about.mean, *about.std))) and min((divisor, *about.std)) > 0
+    return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0
 
 
 def is_novel(client: Client, config: RunConfig) -> bool:
