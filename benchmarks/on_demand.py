@@ -1,4 +1,4 @@
-"""Models on demand: a hundred newcomers at once against one after the other, over gRPC on this machine.
+"""Models on demand: three hundred newcomers at once against one after the other, over gRPC on this machine.
 
 `flower-server serve` in a process of its own, with a LeNet of 121,182 floats and its hypernetwork of 12.1 million; the
 newcomers are threads of this process, each with a connection of its own, so Python's start and the writing of the model
@@ -30,8 +30,8 @@ from hyperbloom.client.runtime import Link
 from hyperbloom.common.data import DataSpec
 from hyperbloom.server import cli
 
-AT_ONCE, ALONE = 100, 10
-PATIENCE_S = 120.0
+AT_ONCE, ALONE = 300, 10
+PATIENCE_S = 600.0
 
 
 def run(quick: bool = False) -> list[Comparison]:

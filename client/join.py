@@ -15,6 +15,13 @@ def newcomer_app(newcomer: Newcomer) -> ClientApp:
     """Return the app of one newcomer."""
     app = ClientApp()
 
+    @app.query("greet")
+    def greet(message: Message, context: Context) -> Message:
+        newcomer.failure = newcomer.failure or RefusedError(
+            "this server trains a federation; models on demand are given by `flower-server serve`"
+        )
+        return Message(Notice("declined", "").pack(), reply_to=message)
+
     @app.query("offer")
     def offer(message: Message, context: Context) -> Message:
         answer = newcomer.describe(Offer.unpack(message.content)) or Notice("declined", "")

@@ -15,8 +15,9 @@ from torch import Tensor
 from hyperbloom.client.privacy import Guarantee, Ledger, Mechanism, guarantee, noise_scale, privatise
 from hyperbloom.client.training import evaluate, settle_norms
 from hyperbloom.common.data import ClientData, DataSpec, Examples, data_source
-from hyperbloom.common.data.pool import Scaling
-from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs
+from hyperbloom.common.data.own import BYTES
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scaling_of_bytes
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.export import Card, write_model
@@ -51,41 +52,65 @@ class Sources:
 
     Raises:
         DataError: they cannot be read.
+
+    Attributes:
+        data: the examples with their labels, if there are any; scaled as the run was, once its offer has come.
     """
 
     def __init__(self, spec: DataSpec) -> None:
         """Read examples with labels; others wait until the model's input shape is known."""
         self.path = Path(spec.data).expanduser()
         self.data: ClientData | None = None
-        self._scaling: Scaling | None = None
         if not is_unlabelled(self.path):
-            source = data_source(spec)
-            self.data, self._scaling = source.client(spec.partition), source.scaling
+            self._source, self._partition = data_source(spec), spec.partition
+            self.data = self._source.client(self._partition)
         elif not self.path.exists():
             raise DataError(f"--data: expected a file or folder, found none at {self.path}")
 
     def inputs(self, offer: Offer) -> Tensor:
-        """Return the examples to describe `(N, *input_shape)`; DataError if they do not fit the models on offer."""
+        """Return the examples to describe `(N, *input_shape)`, all that there are.
+
+        A part of them would be a guarantee's end: which example is in which part is decided by all labels together,
+        so that to exchange one example would be to exchange many in the part.
+
+        Raises:
+            DataError: they do not fit the models on offer.
+        """
         if self.data is None:
             parts = read_inputs([self.path], offer.input_shape, self.scaling(offer))
             return torch.cat([part.values for part in parts])
         found = (self.data.input_shape, self.data.num_classes)
-        if found != (offer.input_shape, offer.num_classes):
+        if found[0] != offer.input_shape or found[1] > offer.num_classes:
             raise DataError(
                 f"--data: expected inputs of shape {offer.input_shape} in {offer.num_classes} classes as the models on "
                 f"offer, found {found[0]} in {found[1]}"
             )
-        if self.scaling(offer) != _offered(offer):
-            log.warning("the run scaled its inputs as %s, these data as %s", _offered(offer), self.scaling(offer))
-        return self.data.train.inputs
+        if self.data.scaling != self.scaling(offer):
+            self.data = self._source.client(self._partition, self.scaling(offer))
+        elif self.data.scaling != _offered(offer):
+            log.warning("the run scaled its inputs as %s, these data as %s", _offered(offer), self.data.scaling)
+        return self.data.whole.inputs
 
     def scaling(self, offer: Offer) -> Scaling:
-        """Return what is done to stored numbers: as the data demand, without labels as the clients that trained did."""
-        return self._scaling or _offered(offer)
+        """Return what is done to stored numbers: what the data demand, to plain bytes what those who trained did."""
+        if self.data is None:
+            return _offered(offer)
+        return scaling_of_bytes(_offered(offer)) if self._source.scaling == BYTES else self._source.scaling
+
+    def scored(self, offer: Offer) -> bool:
+        """Return whether the labels are known to be those of the models on offer."""
+        return self.data is not None and (self.data.num_classes == offer.num_classes or self._numbered)
 
     def class_names(self, offer: Offer) -> tuple[str, ...]:
-        """Return the names of the classes, which are numbers where nobody has named them."""
-        return self.data.class_names if self.data else tuple(str(label) for label in range(offer.num_classes))
+        """Return the names of the classes, which are numbers where nobody has named them all."""
+        if self.data is not None and self.data.num_classes == offer.num_classes:
+            return self.data.class_names
+        return tuple(str(label) for label in range(offer.num_classes))
+
+    @property
+    def _numbered(self) -> bool:
+        assert self.data is not None
+        return self.data.class_names == tuple(str(label) for label in range(self.data.num_classes))
 
 
 @dataclass
@@ -191,7 +216,7 @@ class Newcomer:
     def _card(self, offer: Offer, module: torch.nn.Module) -> Card:
         assert self._sent is not None
         data, size = self.sources.data, self._sent.weights.values.numel()
-        score = evaluate(module, data.test) if data else None
+        score = evaluate(module, data.whole) if data and self.sources.scored(offer) else None
         here = f"{100 * score.accuracy:.1f} % on {score.total} labelled examples here" if score else "not known here"
         novel = "" if offer.accuracy is None else f"; {offer.accuracy:.1f} % on average for the run's own newcomers"
         origin = {
@@ -211,7 +236,11 @@ class Newcomer:
             privacy += (f"All descriptors of this state folder together, by basic composition: {total}.",)
         elif self.guarantee:
             privacy += ("An earlier descriptor of this state folder had no noise: together there is no guarantee.",)
-        remarks = [] if data else ["The classes are numbered as by the clients that trained; these data name none."]
+        remarks = []
+        if not (data and data.num_classes == offer.num_classes):
+            remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
+        if self.sources.scaling(offer) == _offered(offer):
+            remarks.append(offer.scaling_known_by)
         if self.unlike:
             said = _UNLIKE % offer.clients
             remarks.append(f"{said[0].upper()}{said[1:]}.")

@@ -188,7 +188,7 @@ class Ledger:
                 entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "server": to}
                 entry |= asdict(promised) if promised else {"epsilon": None}
                 if promised and budget is not None:
-                    self._check(spent, promised.epsilon, budget)
+                    self._check(spent, promised.epsilon, promised.delta, budget)
                 write_json(self.path, {"spent": [*spent, entry]}, mode=0o600)
                 return _total([*spent, entry])
         except OSError as error:
@@ -212,11 +212,11 @@ class Ledger:
                 "from a backup; starting anew would forget what the server has seen"
             ) from None
 
-    def afford(self, epsilon: float, budget: float) -> None:
+    def afford(self, epsilon: float, delta: float, budget: float) -> None:
         """Raise what `spend` would raise now, and enter nothing."""
-        self._check(self.read(), epsilon, budget)
+        self._check(self.read(), epsilon, delta, budget)
 
-    def _check(self, spent: list[dict[str, Any]], epsilon: float, budget: float) -> None:
+    def _check(self, spent: list[dict[str, Any]], epsilon: float, delta: float, budget: float) -> None:
         before = _total(spent)
         if before is None:
             raise RefusedError(
@@ -226,6 +226,11 @@ class Ledger:
             raise RefusedError(
                 f"--budget: epsilon {before[0]:g} of {budget:g} has been spent (see {self.path}); another {epsilon:g} "
                 "would be beyond it. Nothing was sent"
+            )
+        if before[1] + delta >= 1:
+            raise RefusedError(
+                f"--budget: delta {before[1]:g} has been spent (see {self.path}); with another {delta:g} nothing would "
+                "be promised at all. Nothing was sent"
             )
 
 

@@ -110,7 +110,7 @@ class Worker:
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
-        self.class_shares = data.class_shares
+        self.class_shares, self.scaling = data.class_shares, data.scaling
         self.train_data, self.val_data, self.test_data = (
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
@@ -153,6 +153,9 @@ class Worker:
             types=types,
             graph=graph,
             has_reference=None if reference is None else self.state.has_reference(reference),
+            divisor=self.scaling.divisor,
+            mean=self.scaling.mean,
+            std=self.scaling.std,
         )
 
     def keep_reference(self, order: ReferenceOrder) -> ReferenceResult:

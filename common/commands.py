@@ -23,7 +23,7 @@ def run_command(program: str, package: str, arguments: Sequence[str]) -> int | N
     """Run the subcommand that the first argument names and return its exit code; None where there are flags only.
 
     `package` is the dotted name of the package whose modules are the commands. Exit code 2 for an unknown name, that of
-    the error for a HyperbloomError, 130 for Ctrl-C or SIGTERM.
+    the error for a HyperbloomError, 130 for Ctrl-C or SIGTERM, 141 if nobody reads the output any more (`... | head`).
     """
     if not arguments or arguments[0].startswith("-"):
         return None
@@ -44,13 +44,18 @@ def run_command(program: str, package: str, arguments: Sequence[str]) -> int | N
     os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
     try:
         with terminate_as_interrupt():
-            return command.run(args) or 0
+            code = command.run(args) or 0
+            sys.stdout.flush()
+            return code
     except HyperbloomError as error:
         print(f"{program} {arguments[0]}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{program} {arguments[0]}: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be flushed at the exit
+        return 141
 
 
 def list_commands(program: str, package: str) -> str:

@@ -33,12 +33,12 @@ from torch import Tensor, nn
 
 from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Rate, Section, check
-from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.models import ModelSpec, build, model_names
 from hyperbloom.common.storage import write_bytes, write_json, write_tensors
 
-__all__ = ["OPSET", "Card", "ModelFile", "read_model", "write_model"]
+__all__ = ["OPSET", "Card", "ModelFile", "check_writable", "read_model", "write_model"]
 
 OPSET = 18
 """ONNX operator set of the files: what torch writes without converting, and runtimes since early 2023 read."""
@@ -144,6 +144,22 @@ def write_model(
     except OSError as error:
         raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
     return files
+
+
+def check_writable(folder: Path) -> None:
+    """Find out whether `write_model` could write a folder; makes its parents.
+
+    Raises:
+        ConfigError: there is something already, or no file can be written there.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
 
 
 def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:

@@ -343,6 +343,9 @@ class Introduction(Packable):
     )
     graph: str | None = None  # the whole graph of its own model; if asked, and if the client chose to disclose it
     has_reference: bool | None = None  # whether the reference set of the greeting is here; None if none was named
+    divisor: float = 1.0  # what it does to stored numbers: divides them, and normalises the channels
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -713,13 +716,14 @@ class Offer(Packable):
     sizes: tuple[str, ...]
     input_shape: tuple[int, ...]
     num_classes: int
-    divisor: float  # what training did to stored numbers, as far as the server knows
+    divisor: float  # what training did to stored numbers
     mean: tuple[float, ...]
     std: tuple[float, ...]
     encoder: str
     dim: int
     encoder_version: str
     weights: Weights  # the encoder's parameters
+    scaling_known_by: str = ""  # how the server knows what training did to stored numbers, in a sentence
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ def plan(
             raise ConfigError(f"--set {key}: expected --strategies, or STRATEGY.OPTION=VALUE for an option of one")
         if first in RunConfig.model_fields:
             shared[key] = value
+        elif first in known and first not in strategies:
+            raise ConfigError(f"--set {key}: {first} is not among --strategies {','.join(strategies)}")
         elif first in known and rest:
             _put(options.setdefault(first, {}), rest, value)
         else:

@@ -1,16 +1,25 @@
 """What a person sees of a comparison: one bar over all its rounds, or a plain line per cell."""
 
+import re
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.server.board import plain_text
 from hyperbloom.server.comparison import Cell
 from hyperbloom.server.listener import Listener, RoundReport, Selection
 
+if TYPE_CHECKING:
+    from hyperbloom.strategies.personalised import PersonalisedStrategy
+
 __all__ = ["ComparisonView"]
+
+MOST_TROUBLES = 5
+"""Different ones of a cell that are told; its run folder holds all."""
 
 
 class ComparisonView(Listener):
@@ -41,6 +50,10 @@ class ComparisonView(Listener):
         self._of_cell = 0
         self._start = time.perf_counter()
         self._accuracy: str | None = None
+        self._name = ""  # of the cell that runs
+        self._gathering = False  # whether it has not begun yet
+        self._waiting = ""  # who is waited for meanwhile
+        self._troubles: set[str] = set()  # what has been told of it
 
     def __enter__(self) -> "ComparisonView":
         """Take the terminal."""
@@ -58,12 +71,32 @@ class ComparisonView(Listener):
     def begin(self, cell: Cell) -> Listener:
         """A cell starts."""
         self._accuracy, self._of_cell = None, 0
-        self._progress.update(self._task, state=cell.folder.name)
+        self._name, self._gathering, self._waiting, self._troubles = cell.folder.name, True, "", set()
+        self._progress.update(self._task, state=self._name)
         return self
+
+    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+        """All are there that were waited for."""
+        self._gathering, self._waiting = False, ""
+        self._progress.update(self._task, state=self._name)
+
+    def event(self, text: str) -> None:
+        """Tell what goes wrong with clients, a reason once; that some join, and are waited for, is nothing of that."""
+        if re.match(r"\S+ (joined|is back) \(", text):
+            return
+        if self._gathering and text.startswith("waiting for "):
+            self._waiting = text
+            self._progress.update(self._task, state=f"{self._name}, {text}")
+            return
+        self._trouble(text, re.sub(r"^refused node \d+: | until [\d:]+$", "", text))
+        if self._waiting:
+            self._trouble(self._waiting, self._waiting)
 
     def round_done(self, report: RoundReport) -> None:
         """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
         self._of_cell = max(self._of_cell, report.number)
+        for name, why in report.outcome.refused.items():
+            self._trouble(f"round {report.number}: {name} left out: {why}", why)
         self._progress.update(self._task, completed=self._rounds + self._of_cell)
 
     def selected(self, selection: Selection, state: object, roster: object) -> None:
@@ -89,6 +122,19 @@ class ComparisonView(Listener):
         if not self.console.is_terminal and self._rounds and self._left > self._rounds:
             passed = time.perf_counter() - self._start
             line += f", about {passed * (self._left / self._rounds - 1):.0f} s left"
-        self.console.print(line, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._line(line, style)
         done = f"{self._count}/{self._cells} runs"
         self._progress.update(self._task, completed=self._rounds, description=done)
+
+    def _trouble(self, text: str, reason: str) -> None:
+        """Tell something of the cell that runs, unless the reason, or enough, has been told."""
+        told = len(self._troubles)
+        if reason not in self._troubles and told <= MOST_TROUBLES:
+            self._troubles.add(reason)
+            self._line(
+                f"{self._name}: {text if told < MOST_TROUBLES else 'more of that is in its run folder'}", "yellow"
+            )
+
+    def _line(self, text: str, style: str) -> None:
+        """Print text that may come from a client."""
+        self.console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)

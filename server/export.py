@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
 from hyperbloom.common.models import ModelSpec, build

@@ -285,6 +285,10 @@ class Federation:
 
 
 def _weight_of_training(messages: Iterable[Message]) -> int:
-    apart = (EvaluateOrder.type, "query")
-    of_training = (m for m in messages if m.metadata.message_type.partition(".")[0] not in apart)
+    of_training = (m for m in messages if _is_of_training(m.metadata.message_type))
     return sum(weigh(message.content) for message in of_training if message.has_content())
+
+
+def _is_of_training(kind: str) -> bool:
+    """All but evaluations, greetings and last words: also what FedHeNN asks beside its orders to train."""
+    return kind.partition(".")[0] != EvaluateOrder.type and kind not in (Greeting.type, Notice.type)

@@ -66,12 +66,12 @@ class Generator:
         assert isinstance(strategy, ODPFL) and strategy.spec is not None
         self._strategy = strategy
         self.layouts = strategy.layouts
-        scaling, _ = trained.scaling
+        scaling, known_by = trained.scaling
         self.offer = Offer(
             version=__version__,
             run=trained.run.resolve().name,
             round=trained.round,
-            clients=len(trained.roster),
+            clients=sum(not strategy.is_novel(client) for client in trained.roster),
             accuracy=trained.metrics.get("novel_test_mean"),
             model=strategy.spec.name,
             sizes=tuple(trained.config.sizes),
@@ -84,6 +84,7 @@ class Generator:
             dim=strategy.spec_of_encoder.dim,
             encoder_version=strategy.version,
             weights=strategy.encoder_weights,
+            scaling_known_by=known_by,
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
 

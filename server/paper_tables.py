@@ -33,7 +33,7 @@ from pydantic import Field
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import model_names
-from hyperbloom.strategies import strategy_names
+from hyperbloom.strategies import find_strategy, strategy_names
 
 __all__ = ["Column", "Figure", "Method", "PaperTable", "load_table", "table_names"]
 
@@ -124,7 +124,7 @@ class PaperTable(Section):
         Args:
             method: of the table.
             column: of the table.
-            overrides: keys that win, by dotted name.
+            overrides: keys that win, by dotted name; options are for the methods that have them.
             rounds: at most so many; a method that takes fewer keeps them.
             first: return the run that comes first instead.
 
@@ -136,10 +136,20 @@ class PaperTable(Section):
             values = _merged(values, self.columns[column].first)
         if self.methods[method].everyone:
             values["cohort"] = (overrides or {}).get("clients", values.get("clients"))
+        own = {key: value for key, value in (overrides or {}).items() if self.takes(method, key)}
         if rounds is not None:
             values["rounds"] = min(rounds, values.get("rounds", rounds))
             values["eval_every"] = min(values.get("eval_every", rounds), values["rounds"])
-        return make_run_config(values, overrides or {}, f"{self.table}, {column}, {method}")
+        return make_run_config(values, own, f"{self.table}, {column}, {method}")
+
+    def takes(self, method: str, key: str) -> bool:
+        """Return whether a dotted key is one of the run's, or an option of a method that is not `missing`."""
+        first, _, rest = key.partition(".")
+        strategy = self.methods[method].strategy
+        if strategy is None or key == "options" or (first in RunConfig.model_fields and first != "options"):
+            return True
+        option = (rest if first == "options" else key).partition(".")[0]
+        return option in find_strategy(strategy).options_type.model_fields
 
     def _values(self, method: str, column: str) -> dict[str, Any]:
         row = self.methods[method]

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data import data_source
+from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.storage import write_bytes
 from hyperbloom.server.comparison import Cell, check_cells, open_comparison, run_cells
@@ -47,16 +47,32 @@ class Reproduction:
     overrides: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Refuse methods that the table does not have."""
+        """Refuse methods that the table does not have, and options that none of the methods has."""
         for method in self.methods or ():
             if method not in self.table.methods:
                 raise ConfigError(f"--methods: expected some of {', '.join(self.table.methods)}; found {method!r}")
+        for key in self.overrides:
+            if self._there and not self._takers(key):
+                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(self._there)}")
 
     @property
     def rows(self) -> list[str]:
         """Methods that were asked for and stand in this column."""
         asked = self.table.methods if self.methods is None else self.methods
         return [method for method in asked if self.column in self.table.methods[method].numbers]
+
+    @property
+    def _there(self) -> list[str]:
+        """Those of them that this version has."""
+        return [method for method in self.rows if not self.table.missing(method, self.column)]
+
+    def _takers(self, key: str) -> list[str]:
+        return [method for method in self._there if self.table.takes(method, key)]
+
+    def whose(self, key: str) -> str:
+        """Return whose option a key that was set is, in brackets; empty if it holds for all."""
+        takers = self._takers(key)
+        return "" if takers == self._there else f" ({', '.join(takers)})"
 
     @cached_property
     def why_not(self) -> dict[str, str]:
@@ -122,20 +138,28 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
                 state = f"cannot be run: {_one_line(column.cannot)}"
             elif column.stand_in:
                 state += f"; STAND-IN: {_one_line(column.stand_in)}"
-            if there and not column.cannot:
-                config = table.config(there[0], key, overrides)
-                if config.data.name not in missing:
-                    missing[config.data.name] = _data_missing(config)
-                state += f"; no {config.data.name}, see below" if missing[config.data.name] else ""
+            needed = [spec for method in there for spec in _data_of(table.config(method, key, overrides))]
+            for data in dict.fromkeys(spec.data for spec in needed if not column.cannot):
+                wanting = [spec for spec in needed if spec.data == data]
+                if data not in missing:
+                    missing[data] = _data_missing(wanting[0])
+                some = "" if len(wanting) == len(there) else f" for {len(wanting)} of them"
+                state += f"; no {data}{some}, see below" if missing[data] else ""
             lines.append(f"  {key}: {column.title}; {state}")
     lines += ["", *(f"no {name}: {_one_line(why)}" for name, why in missing.items() if why)]
     return "\n".join(lines[1:]).rstrip()
 
 
-def _data_missing(config: RunConfig) -> str:
-    """Return why a run's data cannot be read here, and where they would be looked for; empty if they can."""
+def _data_of(config: RunConfig) -> list[DataSpec]:
+    """Return the data sets that a run reads: its clients', and the one on which FedHeNN compares networks, if any."""
+    clients, rad = client_settings(config, 0, Path()).data, config.options.get("rad")
+    return [clients] + ([DataSpec(rad, clients.root)] if isinstance(rad, str) and rad in DATASETS else [])
+
+
+def _data_missing(spec: DataSpec) -> str:
+    """Return why data cannot be read here, and where they would be looked for; empty if they can."""
     try:
-        data_source(client_settings(config, 0, Path()).data)
+        data_source(spec)
     except DataError as error:
         return str(error)
     return ""
@@ -151,7 +175,7 @@ def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
     cells = wanted.cells(out)
     if not cells:
         print(_report(wanted, {}, out))
-        raise ConfigError(f"--column {wanted.column}: none of its methods can be run by this version")
+        raise ConfigError(f"--column {wanted.column}: none of its methods can be run here; the reasons are above")
     check_cells(cells, engine)
     data_source(client_settings(cells[0].config, 0, out).data)  # said now, and not after a client has failed
     console = Console()
@@ -221,7 +245,7 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) 
     if table.seeds and wanted.seeds != table.seeds:
         notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
     changed = {key: value for key, value in wanted.overrides.items() if key not in ("data.root", "rounds")}
-    notes += [f"set here: {key} = {value}" for key, value in changed.items()]
+    notes += [f"set here: {key} = {value}{wanted.whose(key)}" for key, value in changed.items()]
     novel = "novel " if table.metric.startswith("novel") else ""
     notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
     return [_one_line(note) for note in notes]

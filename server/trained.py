@@ -1,6 +1,7 @@
 """A finished run as its folder keeps it: the strategy as it was in the round that validation selected."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig, load_run_config
-from hyperbloom.common.data import DATASETS
-from hyperbloom.common.data.pool import Scaling
-from hyperbloom.common.data.registry import SCALINGS
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.strategies import make_strategy
@@ -44,16 +43,15 @@ class Trained:
 
     @property
     def scaling(self) -> tuple[Scaling, str]:
-        """What the clients did to stored numbers, as far as the server can know; and how it knows, in a sentence."""
-        config, spec = self.config, self.strategy.spec
-        assert spec is not None
-        info = DATASETS.get(config.data.name)
-        if info and (info.input_shape, info.num_classes) == (spec.input_shape, spec.num_classes):
-            return SCALINGS[info.name], (
-                f"The preprocessing is that of {info.name}, which the run names and whose shape fits; the server has "
-                "not seen the data. For clients with data of their own it is: bytes by 255, floats as they are."
-            )
-        return Scaling(255.0), "The preprocessing is that of clients' own data: bytes by 255, floats as they are."
+        """What most clients told that they do to stored numbers, or the usual; and which it is, in a sentence."""
+        told = Counter(
+            Scaling(client.about.divisor, client.about.mean, client.about.std) for client in self.roster
+        ).most_common(1)
+        if told and 2 * told[0][1] > len(self.roster):
+            return told[0][0], f"The preprocessing is that of {told[0][1]} of {len(self.roster)} clients, as they told."
+        return Scaling(255.0), (
+            "The clients differ in their preprocessing; it is that of users' own data: bytes by 255, floats as is."
+        )
 
 
 def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Trained:

@@ -9,7 +9,7 @@ Local and Global Representations, 2020, https://arxiv.org/abs/2001.01523.
 
 The paper trains FedAvg to its end and adds a thousand rounds; here both are among the run's rounds, so that all
 strategies have equally many. On the wire: all weights in the first rounds, the head alone after them, but for the first
-order to each client, which brings the body to start from. Replies hold the head alone.
+order to each client, and to one that has come back, which brings the body to start from. Replies hold the head alone.
 
 `local.steps` are all spent on both parts. The head starts each round with a fresh optimiser and is clipped; the body
 keeps its momentum on the client and is not, as everything personal here.
@@ -62,11 +62,18 @@ class LGFedAvg(FedAvg):
         self._head = head_layout(self.spec)
         self._apart = False  # whether bodies have become personal
         self._have_body: set[int] = set()  # rows of clients that trained with one of their own
+        self._back: set[int] = set()  # rows of those that have come back since the round began
 
     def begin_round(self, server_round: int) -> list[Client]:
         """Draw the cohort; after the rounds of FedAvg bodies are personal."""
         self._apart = server_round > self._fedavg_rounds
+        self._back.clear()
         return super().begin_round(server_round)
+
+    def returned(self, client: Client) -> None:
+        """Send it a body again: its disk may be lost, and one that is there is not replaced."""
+        self._have_body.discard(client.row)
+        self._back.add(client.row)
 
     def layout_for(self, client: Client) -> Layout:
         """The head, once bodies are personal."""
@@ -91,7 +98,7 @@ class LGFedAvg(FedAvg):
         for name, values in self._head.views(self.average(updates)).items():
             views[name].copy_(values)
         self.weights = weights
-        self._have_body |= {update.client.row for update in updates}
+        self._have_body |= {update.client.row for update in updates} - self._back
 
     def _common(self, server_round: int) -> dict[str, Any]:
         return super()._common(server_round) | {"private": "body" if self._apart else "none"}

@@ -172,7 +172,7 @@ class ODPFL(PFedHN):
     def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
         """Three exchanges end to end, one in phase 1; in phase 2 one, after that which describes newcomers."""
         yield from self.calibration(server_round)
-        first = self.config.rounds - max(1, round(self.options.tune * self.config.rounds))
+        first = max(1, self.config.rounds - max(1, round(self.options.tune * self.config.rounds)))
         self.trained, self._fitted, self._gradients = TrainResult, {}, {}
         if self.options.mode == "end-to-end":
             for client in cohort:  # who does not answer now must not pass for described

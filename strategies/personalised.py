@@ -79,6 +79,13 @@ class ClientUpdate:
     layout: Layout | None = None  # of both
 
 
+def _is_scaling(about: Introduction) -> bool:
+    """Return whether what a client says of its preprocessing can be done to inputs of its shape."""
+    positive = (about.divisor, *about.std)
+    fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
+    return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0
+
+
 def is_novel(client: Client, config: RunConfig) -> bool:
     """Return whether a client is one of the last `novel` percent by name."""
     return bool(config.novel) and client.row >= config.clients - math.ceil(config.clients * config.novel / 100)
@@ -359,6 +366,8 @@ class PersonalisedStrategy(Strategy):
             raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
         if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
             raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
+        if not _is_scaling(about):
+            raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
         if min(about.train_examples, about.val_examples, about.test_examples) < 1:
             raise RefusedError("expected examples for training, validation and test, found an empty set")
         if spec is None:

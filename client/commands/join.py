@@ -9,6 +9,7 @@ exit codes: 0 the model is there, 2 wrong settings or data, 3 refused, or beyond
 """
 
 import argparse
+import math
 from pathlib import Path
 
 from hyperbloom.client.connection import add_security, check_security, make_link
@@ -51,15 +52,17 @@ def run(args: argparse.Namespace) -> None:
     """
     from hyperbloom.client.cli import log_to_stderr, parse_partition
     from hyperbloom.common.errors import ConfigError
+    from hyperbloom.common.export import check_writable
 
     log_to_stderr("join", args.verbose)
     if (args.eps is None) != (args.delta is None):
         raise ConfigError("--eps and --delta: expected both or neither")
     if args.budget is not None and args.eps is None:
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
+    if args.budget is not None and not (math.isfinite(args.budget) and args.budget > 0):
+        raise ConfigError(f"--budget: expected a number above 0, found {args.budget:g}")
     check_security(args)
-    if args.out.exists() and not (args.out.is_dir() and not any(args.out.iterdir())):
-        raise ConfigError(f"--out: expected a new or empty folder, found {args.out}")
+    check_writable(args.out)  # before the budget is spent
     partition, partitions = parse_partition(args.partition)
     link = make_link(args)
 
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     ledger = Ledger(args.state_dir or default_state_dir("on-demand"))
     ledger.read()  # a damaged one is told before anybody is asked, and so is an exhausted budget
     if promise and args.budget is not None:
-        ledger.afford(promise.epsilon, args.budget)
+        ledger.afford(promise.epsilon, promise.delta, args.budget)
     newcomer = Newcomer(Sources(spec), args.size, promise, args.budget, ledger, args.server)
     join(link, newcomer)
     files = newcomer.write(args.out)

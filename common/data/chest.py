@@ -9,7 +9,8 @@ import numpy as np
 from hyperbloom.common.data.draws import FIXED_SEED, generator, three_parts
 from hyperbloom.common.data.files import check_labels, missing, read_arrays
 from hyperbloom.common.data.own import check_pair
-from hyperbloom.common.data.pool import Pool, Scaling
+from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 

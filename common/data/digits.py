@@ -8,7 +8,8 @@ import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED, generator, three_parts
 from hyperbloom.common.data.files import need
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 
 __all__ = ["SCALING", "read_digits"]

@@ -1,12 +1,13 @@
 """Labelled examples as two tensors, and the three sets of them that one client owns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import DataError
 
 __all__ = ["ClientData", "Examples"]
@@ -66,6 +67,7 @@ class ClientData:
         test: Examples to report on.
         num_classes: How many classes the task has; a client need not own examples of each.
         class_names: One name for each class, in the order of the labels.
+        scaling: What was done to the stored numbers.
 
     Raises:
         DataError: The parts disagree in shape, a label is out of range, or the names are not `num_classes` many.
@@ -76,6 +78,7 @@ class ClientData:
     test: Examples
     num_classes: int
     class_names: tuple[str, ...]
+    scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
         """Refuse parts that do not belong together."""
@@ -93,6 +96,12 @@ class ClientData:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, `(C, H, W)` or `(F,)`."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def whole(self) -> Examples:
+        """All examples, in the order train, val, test."""
+        parts = (self.train, self.val, self.test)
+        return Examples(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
 
     @property
     def class_shares(self) -> torch.Tensor:

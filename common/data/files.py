@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
-from hyperbloom.common.data.pool import AnyArray, Portion
+from hyperbloom.common.data.pool import Portion
+from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.errors import DataError
 
 __all__ = ["check_labels", "download", "first_existing", "missing", "need", "read_arrays", "with_validation"]

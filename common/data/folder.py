@@ -8,7 +8,8 @@ import numpy as np
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.own import Labelled, build_pool, split_three, split_train
-from hyperbloom.common.data.pool import AnyArray, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 

@@ -7,7 +7,8 @@ import torch
 
 from hyperbloom.common.data.examples import ClientData, Examples
 from hyperbloom.common.data.own import Labelled, build_pool, check_pair, check_parts
-from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.importing import current_directory, describe, find_function

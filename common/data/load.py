@@ -10,8 +10,9 @@ import numpy as np
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.examples import ClientData
 from hyperbloom.common.data.partition import Deal, find_partitioner
-from hyperbloom.common.data.pool import Pool, Portion, Scaling
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.registry import read_pool
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
@@ -43,8 +44,12 @@ class DataSource:
     def _deal(self) -> Deal:
         return self._partitioner.deal(self._pool, self.spec)
 
-    def client(self, partition: int | None) -> ClientData:
+    def client(self, partition: int | None, scaling: Scaling | None = None) -> ClientData:
         """Return the examples of one client, or all of them, on the CPU, in the same order in every call.
+
+        Args:
+            partition: Which client.
+            scaling: What to do to stored numbers; default: what the data set demands.
 
         Raises:
             DataError: The client is left without examples.
@@ -63,8 +68,9 @@ class DataSource:
                 names = tuple(names[label] for label in np.argsort(relabel))
             _refuse_empty(portions, pool, spec)
         portions["train"] = _limited(portions["train"], spec)
-        train, val, test = (portions[part].examples(pool.scaling) for part in ("train", "val", "test"))
-        return ClientData(train, val, test, len(names), names)
+        scaling = scaling or pool.scaling
+        train, val, test = (portions[part].examples(scaling) for part in ("train", "val", "test"))
+        return ClientData(train, val, test, len(names), names, scaling)
 
 
 # A process that runs one client must not keep the whole data set: a source lives as long as somebody holds it.

@@ -13,7 +13,8 @@ import numpy as np
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import check_labels, download, first_existing, missing, with_validation
-from hyperbloom.common.data.pool import ArrayBlock, Block, FileBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import ArrayBlock, Block, FileBlock, Pool, Portion
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 

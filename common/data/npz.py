@@ -4,7 +4,8 @@ from pathlib import Path
 
 from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.own import Labelled, build_pool, check_pair, check_parts, split_three, split_train
-from hyperbloom.common.data.pool import AnyArray, Pool
+from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 

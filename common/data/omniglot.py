@@ -16,7 +16,8 @@ import torch
 
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
 from hyperbloom.common.data.files import missing, read_arrays
-from hyperbloom.common.data.pool import AnyArray, Block, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import Block, Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
-from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Block, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import ArrayBlock, Block, Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
-__all__ = ["Labelled", "build_pool", "check_inputs", "check_pair", "check_parts", "split_three", "split_train"]
+__all__ = ["BYTES", "Labelled", "build_pool", "check_inputs", "check_pair", "check_parts", "split_three", "split_train"]
 
 CHANNELS = (1, 3, 4)
+
+BYTES = Scaling(255.0)
+"""What is done to a user's bytes, of which nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -153,4 +157,4 @@ def build_pool(name: str, portions: Sequence[Portion], class_names: Sequence[str
     if len(names) < classes:
         raise DataError(f"{name}: expected a name for each of {classes} classes, found {len(names)}")
     bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
-    return Pool(name, train, val, test, names, Scaling(255.0 if bytes_stored else 1.0))
+    return Pool(name, train, val, test, names, BYTES if bytes_stored else Scaling())

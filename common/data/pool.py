@@ -6,18 +6,16 @@ hundredth: labels are read first, the partition is computed from them, and only 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.examples import Examples
+from hyperbloom.common.data.scaling import AnyArray, Scaling
 
-__all__ = ["AnyArray", "ArrayBlock", "Block", "FileBlock", "Pool", "Portion", "Scaling"]
-
-AnyArray = NDArray[Any]
+__all__ = ["ArrayBlock", "Block", "FileBlock", "Pool", "Portion"]
 
 
 class Block(Protocol):
@@ -86,30 +84,6 @@ class FileBlock:
     def take(self, rows: IntArray) -> AnyArray:
         """Return the images at `rows`, uint8 `(len(rows), C, H, W)`."""
         return np.asarray(self._records()[rows])[:, self.label :].reshape(len(rows), *self.shape)
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How stored numbers become the network's inputs: `(stored / divisor - mean) / std`, by channel.
-
-    Args:
-        divisor: The largest stored value.
-        mean: One number for each channel, or nothing.
-        std: One number for each channel, or nothing.
-    """
-
-    divisor: float = 1.0
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-    def apply(self, stored: AnyArray) -> torch.Tensor:
-        """Return float32 inputs of the same shape; `stored` is left as it is."""
-        inputs = torch.tensor(np.ascontiguousarray(stored), dtype=torch.float32)
-        if self.divisor != 1.0:
-            inputs.div_(self.divisor)
-        if self.mean:
-            inputs.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
-        return inputs
 
 
 @dataclass(frozen=True)

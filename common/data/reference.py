@@ -9,8 +9,9 @@ from torch import Tensor, cat
 from hyperbloom.common.data.draws import generator
 from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.own import check_pair
-from hyperbloom.common.data.pool import Portion, Scaling
+from hyperbloom.common.data.pool import Portion
 from hyperbloom.common.data.registry import read_pool
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 
 __all__ = ["read_reference"]

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperbloom.common.data.chest import read_chest
-from hyperbloom.common.data.cifar import CIFAR10, CIFAR100, read_cifar10, read_cifar100
-from hyperbloom.common.data.digits import SCALING, read_digits
+from hyperbloom.common.data.cifar import read_cifar10, read_cifar100
+from hyperbloom.common.data.digits import read_digits
 from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.function import read_function, read_plugin
-from hyperbloom.common.data.mnist import FASHION, MNIST, read_fashion_mnist, read_mnist
+from hyperbloom.common.data.mnist import read_fashion_mnist, read_mnist
 from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.omniglot import read_omniglot
-from hyperbloom.common.data.pool import Pool, Scaling
+from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.plugins import find_plugin, plugins
 
-__all__ = ["DATASETS", "SCALINGS", "DatasetInfo", "read_pool"]
+__all__ = ["DATASETS", "DatasetInfo", "read_pool"]
 
 Reader = Callable[[DataSpec], Pool]
 
@@ -65,18 +65,6 @@ _REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (
     ),
 )
 DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info, _ in _REGISTERED}
-SCALINGS: Mapping[str, Scaling] = {
-    "digits": SCALING,
-    "mnist": MNIST.scaling,
-    "fashion-mnist": FASHION.scaling,
-    "cifar10": CIFAR10.scaling,
-    "cifar100": CIFAR100.scaling,
-    "omniglot": Scaling(),
-    "chest-xray-1000": Scaling(255.0),
-    "airline-tweets": Scaling(),
-}
-"""What is done to each registered data set's stored numbers, known without reading it."""
-
 _READERS: Mapping[str, Reader] = {info.name: reader for info, reader in _REGISTERED}
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
 from hyperbloom.common.data.files import missing
-from hyperbloom.common.data.pool import AnyArray, ArrayBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 

@@ -10,10 +10,10 @@ import torch
 from hyperbloom.common.data.files import need, read_arrays
 from hyperbloom.common.data.folder import ENDINGS
 from hyperbloom.common.data.own import check_inputs
-from hyperbloom.common.data.pool import AnyArray, Scaling
+from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
-__all__ = ["Inputs", "is_unlabelled", "read_inputs"]
+__all__ = ["Inputs", "is_unlabelled", "read_inputs", "scaling_of_bytes"]
 
 FILES_AT_ONCE = 256
 
@@ -71,6 +71,11 @@ def read_inputs(paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Sc
         yield _images(images, input_shape, scaling)
 
 
+def scaling_of_bytes(scaling: Scaling) -> Scaling:
+    """Return what is done to bytes where training did `scaling`: floats it took as they were, bytes it divided."""
+    return replace(scaling, divisor=255.0) if scaling.divisor == 1.0 else scaling
+
+
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in ENDINGS
 
@@ -121,11 +126,7 @@ def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs
     stored = check_inputs(array, str(path))
     if stored.shape[1:] != input_shape:
         raise DataError(f"{path}: expected inputs of shape {input_shape} as the model, found {stored.shape[1:]}")
-    if stored.dtype != np.uint8:
-        scaling = Scaling()
-    elif scaling.divisor == 1.0:  # trained on floats; bytes are then what training makes of a user's bytes
-        scaling = replace(scaling, divisor=255.0)
-    values = scaling.apply(stored)
+    values = (scaling_of_bytes(scaling) if stored.dtype == np.uint8 else Scaling()).apply(stored)
     names = [str(path)] if len(values) == 1 else [f"{path}[{index}]" for index in range(len(values))]
     return Inputs(tuple(names), values)
 

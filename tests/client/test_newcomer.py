@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
 from hyperbloom.client.cli import main
+from hyperbloom.client.join import newcomer_app
 from hyperbloom.client.newcomer import Newcomer, Promise, Sources
 from hyperbloom.client.privacy import Guarantee, Ledger, noise_scale
 from hyperbloom.common import export
@@ -18,7 +21,7 @@ from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layou
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.export import read_model
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Delivery, Offer, Weights
+from hyperbloom.common.messages import Delivery, Greeting, Notice, Offer, Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 
 SHAPE, CLASSES, DIM = (1, 8, 8), 10, 5
@@ -40,7 +43,14 @@ def offer(encoder: str = "private", seed: int = 0, model: str = "mlp", shape: tu
     common = {"version": "0", "run": "a-run", "round": 7, "clients": 12, "accuracy": 61.5}
     what = {"model": model, "sizes": ("S", "M"), "input_shape": shape, "num_classes": CLASSES}
     return Offer(
-        **common, **what, **scaling, encoder=encoder, dim=DIM, encoder_version=version_of(values), weights=weights
+        **common,
+        **what,
+        **scaling,
+        encoder=encoder,
+        dim=DIM,
+        encoder_version=version_of(values),
+        weights=weights,
+        scaling_known_by="The preprocessing is that of 12 of 12 clients, as they told.",
     )
 
 
@@ -61,7 +71,7 @@ def test_without_a_promise_the_descriptor_is_the_encoders(tmp_path: Path) -> Non
     one, made = newcomer(tmp_path), offer()
     description = one.describe(made)
     assert description is not None
-    torch.testing.assert_close(description.weights.values, expected(made, load_client_data(DIGITS).train.inputs))
+    torch.testing.assert_close(description.weights.values, expected(made, load_client_data(DIGITS).whole.inputs))
     assert [entry["epsilon"] for entry in Ledger(tmp_path / "state").read()] == [None]
 
 
@@ -75,12 +85,12 @@ def test_all_that_is_said_is_size_encoder_and_descriptor(tmp_path: Path) -> None
 
 
 def test_with_a_promise_there_is_noise_of_its_scale_and_an_entry(tmp_path: Path) -> None:
-    made, count = offer(), len(load_client_data(DIGITS).train)
+    made, count = offer(), len(load_client_data(DIGITS).whole)
     sent = []
     for index in range(40):
         one = newcomer(tmp_path / str(index), promise=Promise(0.3, 0.001))
         sent.append(one.describe(made).weights.values.double())
-    added = torch.stack(sent) - expected(made, load_client_data(DIGITS).train.inputs).double()
+    added = torch.stack(sent) - expected(made, load_client_data(DIGITS).whole.inputs).double()
     tail = made.weights.layout.views(made.weights.values)["tail.weight"]
     sigma = noise_scale(0.3, 0.001, 2 * float(torch.linalg.matrix_norm(tail, 2)) / count)
     # 200 squares of standard normal numbers: mean 200, standard deviation 20; noise from the system, so widely bounded
@@ -148,16 +158,62 @@ def test_examples_without_labels_are_scaled_as_at_training(tmp_path: Path) -> No
         torch.testing.assert_close(description.weights.values, wanted, rtol=0, atol=tolerance)
 
 
+def labelled(path: Path, x: np.ndarray, y: np.ndarray) -> DataSpec:
+    np.savez(path, x=x, y=y)
+    return DataSpec(str(path))
+
+
 def test_labels_play_no_part(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
-    sent = []
-    for name, classes in (("one", 10), ("other", 10)):
-        y = np.arange(40) % classes if name == "one" else np.random.default_rng(1).permutation(np.arange(40) % classes)
-        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_val=x, y_val=y, x_test=x, y_test=y)
-        description = newcomer(tmp_path, DataSpec(str(tmp_path / f"{name}.npz"))).describe(offer())
-        assert description is not None
-        sent.append(description.weights.values)
-    torch.testing.assert_close(*sent, rtol=0, atol=0)
+    """They decide which example is in which part, and all parts are described."""
+    rng = np.random.default_rng(0)
+    stored = rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8)
+    for x in (stored, rng.normal(size=stored.shape).astype(np.float32)):
+        np.savez(tmp_path / "none.npz", x=x)
+        described = [newcomer(tmp_path, DataSpec(str(tmp_path / "none.npz"))).describe(offer())]
+        for y in (np.arange(40) % 10, rng.permutation(np.arange(40) % 10), np.arange(40) % 3):
+            described.append(newcomer(tmp_path, labelled(tmp_path / "some.npz", x, y)).describe(offer()))
+        values = [one.weights.values for one in described if one is not None]
+        assert len(values) == 4
+        for other in values[1:]:
+            torch.testing.assert_close(other, values[0], rtol=0, atol=1e-6)
+
+
+def test_one_example_exchanged_moves_the_descriptor_by_no_more_than_is_promised(tmp_path: Path) -> None:
+    """Also where its label is exchanged, by which data with labels are dealt into parts."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 1, 8, 8)).astype(np.float32), np.arange(60) % 10
+    made = offer()
+    tail = made.weights.layout.views(made.weights.values)["tail.weight"]
+    bound = 2 * float(torch.linalg.matrix_norm(tail, 2)) / len(x)
+    here = newcomer(tmp_path, labelled(tmp_path / "one.npz", x, y)).describe(made)
+    for index in range(0, 60, 6):
+        other_x, other_y = x.copy(), y.copy()
+        other_x[index], other_y[index] = -10 * x[index], (y[index] + 3) % 10
+        there = newcomer(tmp_path, labelled(tmp_path / "other.npz", other_x, other_y)).describe(made)
+        assert here is not None and there is not None
+        moved = float((here.weights.values.double() - there.weights.values.double()).norm())
+        assert 0 < moved <= bound * (1 + 1e-4)
+
+
+def test_who_has_not_all_classes_is_scored_where_labels_are_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    by_number = labelled(tmp_path / "two.npz", rng.integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 2)
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for index in range(15):
+            image = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8))
+            image.save(tmp_path / "pets" / name / f"{index}.png")
+    for data, scored in ((by_number, True), (DataSpec(str(tmp_path / "pets")), False)):
+        one, spec = newcomer(tmp_path, data), ModelSpec("mlp", "S", SHAPE, CLASSES)
+        assert one.describe(offer()) is not None, one.failure
+        layout = full_layout(spec)
+        one.receive(Delivery(Weights(layout, layout.flatten(dict(build(spec).named_parameters())))))
+        folder = tmp_path / ("numbers" if scored else "names")
+        one.write(folder)
+        assert read_model(folder)[0].class_names == tuple(map(str, range(10)))
+        readme = (folder / "README.md").read_text()
+        assert ("% on 30 labelled examples here" in readme) == scored != ("not known here" in readme)
+        assert "these data do not name them all" in readme and "as they told" in readme
 
 
 def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_path: Path) -> None:
@@ -178,11 +234,11 @@ def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_
     for name, parameter in module.named_parameters():
         parameter.data = layout.views(values)[name].clone()
     torch.testing.assert_close(logits(data.test.inputs), module(data.test.inputs).detach())
-    correct = int((logits(data.test.inputs).argmax(1) == data.test.labels).sum())
+    correct = int((logits(data.whole.inputs).argmax(1) == data.whole.labels).sum())
     readme = (tmp_path / "model" / "README.md").read_text()
     for text in (
         "run a-run, round 7, on box:9092",
-        f"{100 * correct / len(data.test):.1f} % on {len(data.test)} labelled",
+        f"{100 * correct / len(data.whole):.1f} % on {len(data.whole)} labelled",
         "61.5 % on average",
         f"The descriptor, {DIM} numbers with noise",
         "(0.3, 0.001)-differentially private",
@@ -232,6 +288,8 @@ def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path
     [
         (["--eps", "0.3"], "--eps and --delta: expected both or neither"),
         (["--budget", "1"], "--budget: expected with --eps"),
+        (["--eps", "1", "--delta", "0.01", "--budget", "nan"], "--budget: expected a number above 0, found nan"),
+        (["--eps", "1", "--delta", "0.01", "--budget", "0"], "--budget: expected a number above 0, found 0"),
         (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
         (["--eps", "2", "--delta", "0.01", "--mechanism", "classical"], "where its proof ends"),
         (["--data", "absent.npy"], "expected a file or folder, found none"),
@@ -262,3 +320,13 @@ def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(
     assert "is damaged" in capsys.readouterr().err
     assert main([*needed, "--out", str(tmp_path)]) == 2
     assert "expected a new or empty folder" in capsys.readouterr().err
+    assert main([*needed, "--out", str(tmp_path / "privacy.json" / "model")]) == 2
+    assert "--out: cannot write" in capsys.readouterr().err
+
+
+def test_a_server_that_trains_is_told_apart(tmp_path: Path) -> None:
+    one = newcomer(tmp_path)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    answer = newcomer_app(one)(Message(Greeting("0").pack(), 1, Greeting.type), Context(0, 0, {}, RecordDict(), {}))
+    assert Notice.unpack(answer.content) == Notice("declined", "")  # who is there, it is not told
+    assert "this server trains" in str(one.failure) and "`flower-server serve`" in str(one.failure)

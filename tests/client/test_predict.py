@@ -9,7 +9,7 @@ import torch
 
 from hyperbloom.client.cli import main
 from hyperbloom.common import export
-from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.export import Card, write_model
 from hyperbloom.common.models import ModelSpec, build
 

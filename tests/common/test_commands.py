@@ -1,5 +1,6 @@
 """Subcommands: found in a package, run by name, listed in `--help`; flags alone mean what they meant."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_errors_and_ctrl_c_end_in_one_line(package: str, capsys: pytest.CaptureF
     assert run_command("prog", package, ["say-it", "--word", "never"]) == 3
     assert run_command("prog", package, ["say-it", "--word", "stop"]) == 130
     assert capsys.readouterr().err == "prog say-it: --word: expected another\nprog say-it: stopped\n"
+
+
+def test_a_reader_that_has_gone_is_no_traceback(package: str, tmp_path: Path) -> None:
+    program = "import sys; from hyperbloom.common.commands import run_command; "
+    program += f"sys.exit(run_command('prog', {package!r}, ['say-it', '--word', 'hello']))"
+    near, far = os.pipe()
+    os.close(near)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    ended = subprocess.run([sys.executable, "-c", program], stdout=far, stderr=subprocess.PIPE, env=environment)
+    os.close(far)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_help_lists_the_commands_with_an_example(package: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hyperbloom.common.data import PARTITIONERS, DataSpec, load_client_data, partition
 from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
 from hyperbloom.common.data.partition import Deal
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion, Scaling
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import DataError
 
 PARTS = ("train", "val", "test")

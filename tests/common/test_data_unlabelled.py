@@ -7,9 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hyperbloom.common.data import DATASETS, DataSpec, data_source
-from hyperbloom.common.data.pool import Scaling
-from hyperbloom.common.data.registry import SCALINGS
+from hyperbloom.common.data import DataSpec, data_source
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.unlabelled import Inputs, is_unlabelled, read_inputs
 from hyperbloom.common.errors import DataError
 
@@ -61,21 +60,16 @@ def test_images_get_the_size_and_the_channels_of_the_model(tmp_path: Path) -> No
     torch.testing.assert_close(grey, torch.full((1, 1, 4, 6), 76 / 255))
 
 
-def test_the_scalings_known_beforehand_are_those_of_the_data() -> None:
-    assert SCALINGS.keys() == DATASETS.keys()
-    assert data_source(DataSpec("digits")).scaling == SCALINGS["digits"]
-
-
 def test_digits_as_image_files_are_what_training_sees(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     stored = load_digits().images[:1].astype(np.uint8)  # 0 .. 16
     np.save(tmp_path / "digit.npy", stored[:, None])
     expected = (torch.from_numpy(stored[:, None]).float() / 16 - 0.3053) / 0.3760
-    found = read(tmp_path / "digit.npy", shape=(1, 8, 8), scaling=SCALINGS["digits"]).values
+    found = read(tmp_path / "digit.npy", shape=(1, 8, 8), scaling=data_source(DataSpec("digits")).scaling).values
     torch.testing.assert_close(found, expected)
     Image.fromarray(np.round(stored[0] * (255 / 16)).astype(np.uint8)).save(tmp_path / "digit.png")
-    found = read(tmp_path / "digit.png", shape=(1, 8, 8), scaling=SCALINGS["digits"]).values
+    found = read(tmp_path / "digit.png", shape=(1, 8, 8), scaling=data_source(DataSpec("digits")).scaling).values
     torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
 
 

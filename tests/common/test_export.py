@@ -11,7 +11,7 @@ from torch import nn
 
 from hyperbloom.client.training import FlatPart
 from hyperbloom.common import export
-from hyperbloom.common.data.pool import Scaling
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.export import OPSET, Card, read_model, write_model
 from hyperbloom.common.layout import Layout

@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from hyperbloom.common.encoders import EncoderSpec, build_encoder
+from hyperbloom.common.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.certificates import init
 from hyperbloom.server.cli import main
 from hyperbloom.server.on_demand import Generator, check_on_demand
+from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.trained import read_trained
-from tests.processes.conftest import Site
+from tests.processes.conftest import Process, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
@@ -74,7 +77,7 @@ def test_two_newcomers_get_models_and_nothing_but_a_descriptor_leaves(
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(900, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 900)
     y[:10] = np.arange(10)
-    np.savez(secret, x_train=x, y_train=y, x_val=x, y_val=y, x_test=x, y_test=y)
+    np.savez(secret, x=x, y=y)
 
     server = site.start("hyperbloom.server", "server", "serve", str(run), "--port", str(site.port), "--insecure")
     server.wait_for("flower-client join --server 127.0.0.1:")
@@ -119,18 +122,32 @@ def test_two_newcomers_get_models_and_nothing_but_a_descriptor_leaves(
 def test_a_newcomer_with_feature_vectors_and_no_label_gets_the_model_that_the_run_would_give_it(
     site: Site, tmp_path: Path
 ) -> None:
-    """As of texts; `examples/text_on_demand.py` writes such files."""
+    """As of texts; `examples/text_on_demand.py` writes such files. Over TLS, and with a key that the server knows."""
     run, data, mine = tmp_path / "run", tmp_path / "texts.npz", tmp_path / "mine.npz"
     rng = np.random.default_rng(0)
     x, y = rng.random((300, 40)).astype(np.float32), np.arange(300) % 3
     np.savez(data, x=x, y=y)
     np.savez(mine, x=x[:50], words=np.array(["not", "an", "input"]))
     assert main(["--strategy", "odpfl", *SHORT, *OPTIONS, "--data", str(data), "--run-dir", str(run)]) == 0
-    server = site.start("hyperbloom.server", "server", "serve", str(run), "--port", str(site.port), "--insecure")
+    files = init(tmp_path / "certs", [], days=30)
+    for name in ("known", "stranger"):
+        key = make_key()
+        write_private_key(tmp_path / f"{name}.pem", key)
+        if name == "known":
+            ClientRegistry(files.clients).add(name, public_pem(key))
+    at = ["--port", str(site.port), "--certs", str(files.folder)]
+    server = site.start("hyperbloom.server", "server", "serve", str(run), *at)
     server.wait_for("flower-client join --server 127.0.0.1:")
-    flags = ["--insecure", "--data", str(mine), "--out", str(tmp_path / "model"), "--state-dir", str(tmp_path / "s")]
-    newcomer = site.start("hyperbloom.client", "client", "join", "--server", f"127.0.0.1:{site.port}", *flags)
+
+    def join(name: str, out: str) -> Process:
+        link = ["--server", f"127.0.0.1:{site.port}", "--root-certificates", str(files.ca)]
+        flags = [*link, "--key", str(tmp_path / f"{name}.pem"), "--data", str(mine), "--out", str(tmp_path / out)]
+        return site.start("hyperbloom.client", name, "join", *flags, "--state-dir", str(tmp_path / f"s-{name}"))
+
+    stranger, newcomer = join("stranger", "nothing"), join("known", "model")
     assert newcomer.wait() == 0, newcomer.output
+    assert stranger.wait() == 3 and "the server refused this client: key SHA256:" in stranger.output
+    assert not (tmp_path / "nothing").exists() and not (tmp_path / "s-stranger").exists()
     served = Generator(read_trained(run, check_on_demand))
     encoder = build_encoder(EncoderSpec("private", (40,), 4))
     encoder.load_state_dict(served.offer.weights.layout.views(served.offer.weights.values))

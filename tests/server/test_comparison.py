@@ -25,7 +25,9 @@ from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.listener import RoundReport
+from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Round
+from hyperbloom.strategies.roster import Roster
 
 CONFIG = """
 strategy: pfedhn
@@ -361,6 +363,7 @@ def test_seeds_count_from_the_runs_own() -> None:
         ({}, {"hidden_dim": 4}, "--set hidden_dim: expected a key of the run, or an option as STRATEGY.OPTION=VALUE"),
         ({}, {"strategy": "ghn"}, "--set strategy: expected --strategies"),
         ({}, {"options.clip": 1.0}, "--set options.clip: expected --strategies, or STRATEGY.OPTION=VALUE"),
+        ({}, {"pfedme.lamda": 1.0}, "--set pfedme.lamda: pfedme is not among --strategies pfedhn,local$"),
         ({"options_by_strategy": {"no": {}}}, {}, "options_by_strategy: expected some of .*, found 'no' in run.yaml"),
         ({"options_by_strategy": [1]}, {}, "options_by_strategy: expected strategies, and for each its options"),
         ({"round": 4}, {}, "round: unknown key in run.yaml. Did you mean rounds"),
@@ -471,3 +474,90 @@ def test_on_a_terminal_there_is_a_bar_over_what_is_left(watched: Callable[[bool]
     text, done = watched(True)
     assert "3/3 runs" in text
     assert done == 100
+
+
+Events = Callable[..., list[str]]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Events:
+    """Return what is told without a terminal of a cell to which something happens before and in its rounds."""
+
+    def show(before: Sequence[str], within: Sequence[str] = (), refused: Sequence[dict[str, str]] = ()) -> list[str]:
+        config = RunConfig(strategy="local", rounds=5)
+        console = Console(file=io.StringIO(), force_terminal=False, width=100)
+        cells = [Cell("local", config, tmp_path / f"local-seed{n}") for n in range(2)]
+        with ComparisonView(console, cells) as view:
+            for cell in cells:
+                listener = view.begin(cell)
+                for text in before:
+                    listener.event(text)
+                listener.phase(make_strategy(config, "run", Roster(0)), "local")
+                for text in within:
+                    listener.event(text)
+                for number, left_out in enumerate(refused, start=1):
+                    listener.round_done(RoundReport(number, 5, Round(refused=left_out), 0.1, 0.1))
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        # What was told of the first cell is told of the next one as well.
+        half = [line.removeprefix("local-seed0: ") for line in lines[: len(lines) // 2]]
+        assert [line.removeprefix("local-seed1: ") for line in lines[len(lines) // 2 :]] == half
+        return half
+
+    return show
+
+
+WAITING = "waiting for 3 clients until 12:00:00"
+JOINED = "c1 joined (60 training examples, size M); 1 client is here"
+
+
+def test_nothing_is_told_of_clients_that_come(told: Events) -> None:
+    assert told([WAITING, JOINED, JOINED.replace("joined", "is back")]) == []
+
+
+def test_clients_that_are_refused_for_one_reason_are_a_line(told: Events) -> None:
+    assert told([WAITING, *(f"refused node {n}: too small" for n in range(100))]) == [
+        "refused node 0: too small",
+        WAITING,
+    ]
+
+
+def test_of_many_reasons_some_are_told(told: Events) -> None:
+    assert told([f"refused node {n}: reason {n}" for n in range(100)]) == [
+        *(f"refused node {n}: reason {n}" for n in range(5)),
+        "more of that is in its run folder",
+    ]
+
+
+def test_what_happens_between_rounds_is_told_once(told: Events) -> None:
+    lost = {"c1": "out of memory", "c2": "out of memory"}
+    waits = [f"waiting for 1 clients until 12:00:0{n}" for n in range(4)]
+    assert told([WAITING, JOINED], ["c2 left", *waits], [{}, lost, lost, {"c\x1b": "no"}]) == [
+        "c2 left",
+        "waiting for 1 clients until 12:00:00",
+        "round 2: c1 left out: out of memory",
+        "round 4: c? left out: no",
+    ]
+
+
+def test_on_a_terminal_it_stands_beside_the_bar_who_is_waited_for(tmp_path: Path) -> None:
+    config = RunConfig(strategy="local", rounds=5)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    cell = Cell("local", config, tmp_path / "local-seed0")
+    with ComparisonView(console, [cell]) as view:
+        view.begin(cell).event(WAITING)
+        assert view._progress.tasks[0].fields["state"] == f"local-seed0, {WAITING}"
+        view.phase(make_strategy(config, "run", Roster(0)), "local")
+        assert view._progress.tasks[0].fields["state"] == "local-seed0"
+
+
+def test_a_strategy_that_no_client_fits_says_why_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 9, 9), np.float32))
+    file = tmp_path / "run.yaml"
+    file.write_text(CONFIG)
+    flags = ["--set", f"fedhenn.rad={tmp_path}/public.npz", "--set", "join_timeout_s=1", "--no-picture"]
+    assert compare(file, tmp_path / "out", *flags, strategies="fedhenn", seeds=1) == 4
+    first, second, third, *_ = capsys.readouterr().out.splitlines()[1:]
+    assert first.startswith("fedhenn-seed0: refused node 2: expected inputs of shape (1, 9, 9)")
+    assert second.startswith("fedhenn-seed0: waiting for 3 clients until ")
+    assert third.startswith("fedhenn-seed0: failed: 0 of 3 clients joined")

@@ -7,8 +7,8 @@ import pytest
 
 from hyperbloom.common import export as folders
 from hyperbloom.common.data import DataSpec, load_client_data
-from hyperbloom.common.data.pool import Scaling
-from hyperbloom.common.data.registry import SCALINGS
+from hyperbloom.common.data.digits import SCALING
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.export import read_model
 from hyperbloom.server.cli import main
 
@@ -38,7 +38,7 @@ def test_an_exported_model_has_the_accuracy_that_the_run_reports(
     for index in range(3):
         name = f"client-{index}"
         described, logits = read_model(run / "models" / name)
-        assert described.scaling == SCALINGS["digits"]
+        assert described.scaling == SCALING
         data = load_client_data(DataSpec(partition=index, partitions=3))
         correct = int((logits(data.test.inputs).argmax(1) == data.test.labels).sum())
         assert 100 * correct / len(data.test) == pytest.approx(reported[name])
@@ -139,10 +139,20 @@ def test_a_client_that_joined_after_the_selected_round_has_no_model(
     assert len(list((run / "models").iterdir())) == 3
 
 
-def test_data_of_clients_own_are_scaled_as_theirs(tmp_path: Path) -> None:
+def test_inputs_are_scaled_as_most_clients_have_told(tmp_path: Path) -> None:
+    """Whatever data set the run's configuration names: clients bring their own."""
     run = train(tmp_path / "run", "pfedhn")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("name: digits", "name: cifar10"))
-    assert main(["export", str(run), "--client", "client-0"]) == 0
-    assert read_model(run / "models" / "client-0")[0].scaling == Scaling(255.0)
-    assert "clients' own data" in (run / "models" / "client-0" / "README.md").read_text()
+    roster = json.loads((run / "roster.json").read_text())
+    others = [{"divisor": 255.0, "mean": [0.5], "std": [0.1]}, {"divisor": 1.0, "mean": [], "std": []}]
+    cases = [([], SCALING, "3 of 3"), (others[:1], SCALING, "2 of 3")]
+    cases += [(others, Scaling(255.0), "The clients differ in their preprocessing")]
+    for index, (changes, scaling, said) in enumerate(cases):
+        for client, change in zip(roster["clients"], changes, strict=False):
+            client["about"] |= change
+        (run / "roster.json").write_text(json.dumps(roster))
+        folder = tmp_path / str(index)
+        assert main(["export", str(run), "--client", "client-0", "--out", str(folder)]) == 0
+        assert read_model(folder / "client-0")[0].scaling == scaling
+        assert said in (folder / "client-0" / "README.md").read_text()

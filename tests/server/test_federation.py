@@ -11,8 +11,8 @@ from flwr.common.constant import ErrorCode
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
-from hyperbloom.common.messages import Greeting, Notice
-from hyperbloom.server.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation
+from hyperbloom.common.messages import Greeting, Notice, ReferenceOrder, RepresentOrder, weigh
+from hyperbloom.server.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation, Traffic
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
@@ -592,6 +592,31 @@ def test_a_node_that_an_order_cannot_reach_is_looked_for_at_once(
     party.federation.send(order_to(2, 3))
     assert party.where() == {"a": 2, "b": None}
     assert party.roster.busy == {2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        ("train", True),
+        ("train.describe", True),
+        (ReferenceOrder.type, True),
+        (RepresentOrder.type, True),
+        ("evaluate", False),
+        ("evaluate.many", False),
+    ],
+)
+def test_traffic_is_what_training_sends_of_whatever_type(
+    party: Party, grid: ScriptedGrid, kind: str, counts: bool
+) -> None:
+    content = RecordDict({"order": ConfigRecord({"values": b"1234567"})})
+    grid.join(2, "a", orders=lambda message: content)
+    party.begin(1)
+    assert party.federation.take_traffic() == Traffic()  # it was greeted, and has introduced itself
+    list(party.federation.exchange([[Message(content, 2, kind)]], 60.0))
+    size = weigh(content) if counts else 0
+    assert party.federation.take_traffic() == Traffic(down=size, up=size)
+    party.federation.say_goodbye("done")
+    assert party.federation.take_traffic() == Traffic()
 
 
 # ---------------------------------------------------------------------- goodbye

@@ -186,6 +186,7 @@ def test_clients_that_never_train_are_no_measure(tmp_path: Path) -> None:
     assert len(table) == 4
     assert isinstance(trained.strategy, ODPFL)
     torch.testing.assert_close(trained.strategy.descriptors_of_trained(), table[:2])
+    assert Generator(trained).offer.clients == 2
 
 
 def test_little_memory_takes_more_passes_with_the_same_result(

@@ -10,6 +10,9 @@ from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.server import paper_tables
 from hyperbloom.server.paper_tables import Figure, PaperTable, load_table, table_names
 from hyperbloom.server.session import check_run
+from hyperbloom.strategies.fedhenn import FedHeNNOptions
+from hyperbloom.strategies.per_fedavg import PerFedAvgOptions
+from hyperbloom.strategies.pfedme import PFedMeOptions
 
 TABLES = {name: load_table(name) for name in table_names()}
 NUMBERS = [
@@ -107,6 +110,29 @@ def test_pfedhns_budget_is_5000_client_steps_and_2000_sgd_steps_alone(column: st
     local = table.config("Local", column)
     assert local.cohort == local.clients
     assert local.rounds * local.local.steps == 2000
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_is_said_of_the_defaults_is_so(number: int) -> None:
+    said = " ".join(TABLES[f"pfedhn-table{number}"].differs)
+    assert f"for pFedMe lamda {PFedMeOptions().lamda:g} (" in said
+    assert f"for Per-FedAvg alpha {PerFedAvgOptions().alpha:g} (" in said
+    options = FedHeNNOptions()
+    said = " ".join(TABLES[f"fedhenn-table{number}"].differs)
+    assert f"; ours is {options.eta:g} for all, times the round" in said and options.growth == "linear"
+    assert f"{options.rows} rows of the reference set in a round" in said
+    for method in TABLES[f"fedhenn-table{number}"].methods.values():
+        assert not {"eta", "growth", "rows"} & method.run.get("options", {}).keys()
+    assert ("MB" in said) == (number == 3)  # in the others no factor travels
+
+
+def test_half_of_lg_fedavgs_steps_are_fedavgs_and_its_note_is_everywhere_the_same() -> None:
+    rows = [row for name in ("pfedhn-table1", "pfedhn-table2") for row in TABLES[name].methods.values()]
+    own = [row for row in rows if row.strategy == "lg-fedavg"]
+    assert len(own) == 4 and len({row.note for row in own}) == 1
+    assert "the first half of all steps is FedAvg's" in own[0].note
+    assert not any("fedavg_rounds" in row.run.get("options", {}) for row in own)
+    assert all(row.run["rounds"] * row.run["cohort"] == 5000 for row in own)
 
 
 def test_rounds_are_capped_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

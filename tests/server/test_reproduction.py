@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
@@ -29,6 +31,7 @@ columns:
   parted: {title: by halves, run: {data: {split: iid}}, parts: {even: [0, 2], odd: [1, 2], never: null}}
   stood: {title: another, stand_in: digits for galaxies}
   far: {title: far away, run: {data: {name: cifar100}}}
+  seen: {title: who sees alike}
   lost: {title: lost, cannot: "it needs a telescope"}
   late:
     title: who comes late
@@ -37,7 +40,7 @@ columns:
 methods:
   One:
     strategy: fedavg
-    numbers: {whole: [90, 1.5], parted: {even: 80, odd: 70, never: 60}, stood: 50, far: 5, lost: 1}
+    numbers: {whole: [90, 1.5], parted: {even: 80, odd: 70, never: 60}, stood: 50, far: 5, seen: 4, lost: 1}
   Two: {strategy: local, everyone: true, run: {rounds: 2}, note: alone, numbers: {whole: 40}}
   Three: {strategy: not-yet, numbers: {whole: 30, stood: 3}}
   Five:
@@ -46,6 +49,7 @@ methods:
     run: {local: {learning_rate: 1.0e-9}, options: {latent: 8, hidden: 4}}
     numbers: {late: 60}
   Six: {strategy: local, numbers: {late: 50}}
+  Seven: {strategy: fedhenn, run: {options: {rad: cifar100, rows: 8}}, numbers: {seen: 7}}
   Four: {why_not: nobody wrote it, numbers: {whole: 20}}
 """
 
@@ -188,10 +192,18 @@ def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
     [
         (["small", "--column", "far", "--root", "nowhere"], "train.bin not found; looked at nowhere/cifar-100-binary/"),
         (["small", "--column", "lost"], "--column lost: it needs a telescope"),
-        (["small"], "--column: expected one of whole, parted, stood, far, lost, late; found none"),
+        (["small"], "--column: expected one of whole, parted, stood, far, seen, lost, late; found none"),
         (["small", "--column", "whole", "--methods", "One,No"], "--methods: expected some of One, .*; found 'No'"),
         (["small", "--column", "stood", "--methods", "Three"], "--column stood: none of its methods can be run"),
         (["small", "--column", "whole", "--rounds", "0"], "--rounds: expected 1 or more, found 0"),
+        (
+            ["small", "--column", "whole", "--set", "options.rows=5"],
+            "--set options.rows: expected a key of the run, or an option of One, Two$",
+        ),
+        (
+            ["small", "--column", "seen", "--methods", "One", "--set", "rad=x.npz"],
+            "--set rad: expected a key of the run, or an option of One$",
+        ),
         (["big"], "expected one of small; found 'big'"),
         ([], "expected a table such as pfedhn-table1, or --list"),
     ],
@@ -209,13 +221,54 @@ def test_what_cannot_be_run_is_one_line(
 def test_the_list_says_what_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list", "--root", str(tmp_path / "nowhere")]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[:7] == [
+    assert told[:8] == [
         "small: a small table (table 9 of A, B)",
         "  whole: everybody; 2 of 4 methods",
         "  parted: by halves; 1 of 1 methods",
         "  stood: another; 1 of 2 methods; STAND-IN: digits for galaxies",
         "  far: far away; 1 of 1 methods; no cifar100, see below",
+        "  seen: who sees alike; 2 of 2 methods; no cifar100 for 1 of them, see below",
         "  lost: lost; cannot be run: it needs a telescope",
         "  late: who comes late; 2 of 2 methods",
     ]
-    assert told[8].startswith("no cifar100: train.bin not found; looked at ")
+    assert told[9].startswith("no cifar100: train.bin not found; looked at ")
+    assert len(told) == 10
+
+
+def test_the_list_looks_for_the_inputs_on_which_networks_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "papers/small.yaml"
+    path.write_text(
+        TABLE.replace("  far: {title: far away, run: {data: {name: cifar100}}}\n", "").replace("far: 5, ", "")
+    )
+    assert main(["reproduce", "--list", "--root", str(tmp_path / "nowhere")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[4] == "  seen: who sees alike; 2 of 2 methods; no cifar100 for 1 of them, see below"
+    assert [line.startswith("no cifar100: train.bin not found; looked at ") for line in told[-2:]] == [False, True]
+
+    assert main(["reproduce", "--list", "--set", "options.rad=mnist", "--root", str(tmp_path / "nowhere")]) == 0
+    assert "  seen: who sees alike; 2 of 2 methods; no mnist for 1 of them, see below" in capsys.readouterr().out
+    assert main(["reproduce", "--list", "--set", "options.rad=x.npz", "--root", str(tmp_path / "nowhere")]) == 0
+    assert "  seen: who sees alike; 2 of 2 methods\n" in capsys.readouterr().out
+
+
+def test_an_option_is_for_the_methods_that_have_it(tmp_path: Path) -> None:
+    np.savez(tmp_path / "public.npz", x=np.random.default_rng(0).random((9, 1, 8, 8), dtype=np.float32))
+    out = tmp_path / "out"
+    rows = ["--set", "options.rad=public.npz", "--set", "rows=5", "--set", "local.steps=2"]
+    flags = ["--seeds", "1", "--rounds", "1", "--out", str(out), *rows]
+    assert main(["reproduce", "small", "--column", "seen", *flags]) == 0
+    options = {path.name: load_run_config(path / "config.yaml", {}).options for path in out.glob("*-seed0")}
+    assert options == {"one-seed0": {}, "seven-seed0": {"rad": "public.npz", "rows": 5}}
+    text = (out / "reproduction.md").read_text()
+    assert "- set here: options.rad = public.npz (Seven)\n- set here: rows = 5 (Seven)\n" in text
+    assert "- set here: local.steps = 2\n" in text
+
+
+def test_where_nothing_can_be_run_the_reasons_stand_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--column", "seen", "--methods", "Seven", "--root", str(tmp_path / "nowhere")]
+    assert main(["reproduce", "small", *flags]) == 2
+    told = capsys.readouterr()
+    assert told.err.endswith("--column seen: none of its methods can be run here; the reasons are above\n")
+    assert "- Seven: not available: train.bin not found; looked at " in told.out

@@ -160,6 +160,11 @@ def test_nobody_counts_for_more_than_a_hundred_times_the_median() -> None:
         ({"class_shares": (1e30, -1e30, 1.0)}, "expected a share from 0 to 1 for each class"),
         ({"class_shares": (0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
         ({"class_shares": (0.5, 0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
+        ({"divisor": 0.0}, "expected a divisor, and a mean"),
+        ({"divisor": float("nan")}, "expected a divisor, and a mean"),
+        ({"divisor": 1.0, "mean": (0.5,)}, "expected a divisor, and a mean"),
+        ({"divisor": 1.0, "mean": (0.5,), "std": (0.0,)}, "expected a divisor, and a mean"),
+        ({"divisor": 1.0, "mean": (0.5,) * 2, "std": (1.0,) * 2}, "expected a divisor, and a mean"),
     ],
 )
 def test_what_a_newcomer_cannot_be(changes: dict[str, Any], message: str) -> None:

@@ -19,6 +19,8 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import RepresentOrder, RepresentResult, TrainOrder, Weights
+from hyperbloom.server.listener import Listener, RoundReport
+from hyperbloom.server.rounds import run_rounds
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.roster import Roster
 from tests.common.test_cka import naive_cka, naive_rbf
@@ -362,6 +364,23 @@ def test_no_weights_and_no_architecture_leave_a_client(run: Make, tmp_path: Path
     assert tensors == {("query.reference", "values"), factor, ("train", "target.values")}
     shapes = [each["factor.tensors"] for each in federation.grid.fields("query.represent") if "factor.tensors" in each]
     assert shapes == ['[["factor",[20,6]]]', '[["factor",[20,20]]]', '[["factor",[20,20]]]']
+
+
+def test_what_representations_weigh_is_traffic_of_the_round(run: Make, tmp_path: Path) -> None:
+    class Traffic(Listener):
+        def round_done(self, report: RoundReport) -> None:
+            traffic.append((report.bytes_down, report.bytes_up))
+
+    traffic: list[tuple[int, int]] = []
+    federation = digits_federation(run(models=(f"{HERE}:narrow", f"{HERE}:wide", f"{HERE}:narrow")), tmp_path)
+    run_rounds(federation.strategy, federation.federation, federation.config, [Traffic()])
+    factors = 4 * 20 * (6 + 9 + 6)  # rows, and how wide each client's representation is
+    target = 3 * 4 * 20 * 20  # of which there are no more directions than rows
+    reference = 3 * 2 * INPUTS * 64  # once, in half precision
+    little = 3 * 3 * 1000  # that is no tensor: three clients, three orders and answers
+    assert [factors < up < factors + little for _, up in traffic] == 4 * [True]
+    least = [reference + target, *3 * [target]]
+    assert [low < down < low + little for low, (down, _) in zip(least, traffic, strict=True)] == 4 * [True]
 
 
 def test_a_client_of_weight_zero_learns_without_teaching(run: Make, tmp_path: Path) -> None:

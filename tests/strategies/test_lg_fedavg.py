@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.messages import TrainResult
 from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies.personalised import ClientUpdate
 from hyperbloom.strategies.roster import Roster
-from tests.strategies.conftest import RUN_ID, assert_same, digits_federation
+from tests.strategies.conftest import RUN_ID, assert_same, digits_federation, digits_grid, digits_settings
 from tests.strategies.reference import local_loop, seed_of
 from tests.strategies.test_baselines import LOCAL, ROUNDING, config, data_of, flat, plain_net, plain_settings
 
@@ -111,6 +114,48 @@ def test_a_body_that_is_there_is_not_replaced(tmp_path: Path) -> None:
 
     forgetful.run(forget)
     assert_same(federation.state(), forgetful.state())
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_client_that_has_lost_its_body_comes_back_to_fedavgs(lost: bool, tmp_path: Path) -> None:
+    tiny = LOCAL.model_copy(update={"learning_rate": 1e-9})  # a body stays where it starts
+    run = config("lg-fedavg", cohort=3, local=tiny, options={"fedavg_rounds": 1})
+    federation = digits_federation(run, tmp_path)
+    mine = torch.arange(BODY_LENGTH) / BODY_LENGTH
+    path = tmp_path / "client-1" / "personal" / f"{RUN_ID}.safetensors"
+
+    def come_back(number: int) -> None:
+        if number != 3:
+            return
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+        save_file(load_file(path) | {"values": mine}, path, about)
+        if lost:
+            path.unlink()
+        federation.federation.grid = digits_grid(digits_settings(run, tmp_path))
+        federation.federation._met = set()
+        while sum("is back" in event for event in federation.events) < 3:
+            federation.federation.poll()
+
+    history, _ = federation.run(come_back)
+    body = vector(history.states[0])[:BODY_LENGTH] if lost else mine
+    torch.testing.assert_close(load_file(path)["values"], body, rtol=0, atol=1e-5)
+    assert history.cohorts[3] == ["client-0", "client-1", "client-2"]
+
+
+def test_one_that_comes_back_behind_its_reply_has_no_body_either(tmp_path: Path) -> None:
+    federation = digits_federation(config("lg-fedavg", cohort=3, options={"fedavg_rounds": 1}), tmp_path)
+    federation.run()
+    strategy, client = federation.strategy, next(iter(federation.roster))
+    assert client.row in strategy._have_body
+    strategy.begin_round(5)
+    update = ClientUpdate(client, TrainResult(0.0, 0.0, None), None, torch.zeros(510))
+    strategy.returned(client)
+    strategy.update([update])
+    assert strategy.sent_layout_for(client).numel == BODY_LENGTH + 510
+    strategy.begin_round(6)
+    strategy.update([update])
+    assert strategy.sent_layout_for(client).numel == 510
 
 
 @pytest.mark.parametrize(("options", "message"), [({"fedavg_rounds": 4}, "expected less than rounds = 4, found 4")])

@@ -428,6 +428,14 @@ def two_phase(folder: Path, **changes: Any) -> tuple[Inline, Clients]:
     return federation(folder, **({"rounds": 4, "options": options} | changes))
 
 
+def test_phase_one_has_a_round_however_much_is_tuned(tmp_path: Path, doubles: None) -> None:
+    made, _ = two_phase(tmp_path, rounds=2, options={"tune": 0.9})
+    train(made, 1)
+    assert [kind for kind, _ in made.grid.passed[-6:]] == ["train.fit"] * 6
+    train(made, 2)
+    assert "train.fit" not in [kind for kind, _ in made.grid.passed[-6:]]
+
+
 def test_phase_one_is_one_trip_and_averages_the_encoders(tmp_path: Path, doubles: None) -> None:
     made, _ = two_phase(tmp_path)
     before, embeddings = made.strategy.gamma.detach().clone(), made.strategy.learner.table.weight.detach().clone()

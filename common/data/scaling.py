@@ -1,0 +1,36 @@
+"""What is done to stored numbers before they are a network's inputs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["AnyArray", "Scaling"]
+
+AnyArray = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How stored numbers become the network's inputs: `(stored / divisor - mean) / std`, by channel.
+
+    Args:
+        divisor: The largest stored value.
+        mean: One number for each channel, or nothing.
+        std: One number for each channel, or nothing.
+    """
+
+    divisor: float = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def apply(self, stored: AnyArray) -> torch.Tensor:
+        """Return float32 inputs of the same shape; `stored` is left as it is."""
+        inputs = torch.tensor(np.ascontiguousarray(stored), dtype=torch.float32)
+        if self.divisor != 1.0:
+            inputs.div_(self.divisor)
+        if self.mean:
+            inputs.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+        return inputs
