@@ -240,7 +240,10 @@ def test_a_model_without_a_graph_joins_with_a_warning(
     assert joined == []
     assert start("--model", "nets_odd:odd") == 0
     told = capsys.readouterr().err
-    assert told.endswith("strategies that read the own model's graph (ghn) cannot use it: body: cannot represent GRU\n")
+    what = "GRU with parameters weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0"
+    assert told.endswith(
+        f"strategies that read the own model's graph (ghn) cannot use it: body: cannot represent {what}\n"
+    )
     worker = worker_for(ClientSettings.from_node_config(joined[0][2]))
     assert worker.introduce("own").types == ()
     with pytest.raises(HyperbloomError, match="the client's own model fails; the client's log says how"):
