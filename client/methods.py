@@ -219,14 +219,14 @@ def _zero(data: Examples) -> Tensor:
 
 @contextmanager
 def _only(module: nn.Module, names: set[str]) -> Iterator[None]:
-    """Take gradients of these parameters alone."""
-    parameters = dict(module.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in names)
+    """Take gradients of these parameters alone, as far as they are not frozen."""
+    others = [each for name, each in module.named_parameters() if each.requires_grad and name not in names]
+    for parameter in others:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in parameters.values():
+        for parameter in others:
             parameter.requires_grad_()
 
 

@@ -31,6 +31,9 @@ class Flat:
     Shape:
         `values`, `gradient`, `momentum` are `(..., layout.numel)`, one row per client where several train at once;
         `momentum` is None before the first step.
+
+    Attributes:
+        frozen: views of the gradient of parameters that no step moves, weight decay neither.
     """
 
     def __init__(self, layout: Layout, values: Tensor) -> None:
@@ -39,6 +42,7 @@ class Flat:
         self.values = values
         self.gradient = torch.zeros_like(values)
         self.momentum: Tensor | None = None
+        self.frozen: list[Tensor] = []
 
     @torch.no_grad()
     def load(self, values: Tensor) -> None:
@@ -55,6 +59,8 @@ class Flat:
     def step(self, order: TrainOrder) -> None:
         """Take the step of `torch.optim.SGD`, without the seconds that its first use takes to import."""
         self.gradient.add_(self.values, alpha=order.weight_decay)
+        for gradient in self.frozen:
+            gradient.zero_()
         if self.momentum is None:
             self.momentum = self.gradient.clone()
         else:
@@ -82,6 +88,8 @@ class FlatPart(Flat):
         for name, view in layout.views(self.values).items():
             parameters[name].data = view
             parameters[name].grad = gradients[name]
+            if not parameters[name].requires_grad:  # of a user's own network, where nothing travels
+                self.frozen.append(gradients[name])
 
 
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:

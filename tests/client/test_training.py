@@ -72,6 +72,21 @@ def optimiser(parameters: Iterable[nn.Parameter], given: TrainOrder) -> torch.op
     )
 
 
+def test_what_is_frozen_stays_as_it_is() -> None:
+    """A user's own network may have such parameters; torch's optimiser is given the others alone."""
+    mine, torchs, data = build("mlp"), build("mlp"), some_examples("mlp", 30)
+    for module in (mine, torchs):
+        next(module.parameters()).requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in mine.parameters()]
+    shared, personal = FlatPart(mine, Layout(())), FlatPart(mine, Layout.of(mine))
+    train(mine, shared, personal, data, order(private="all"))
+    trained = [parameter for parameter in torchs.parameters() if parameter.requires_grad]
+    reference_round(torchs, [optimiser(trained, ORDER)], [], data, ORDER)
+    now = list(mine.parameters())
+    assert torch.equal(now[0], before[0]) and not any(map(torch.equal, now[1:], before[1:]))
+    torch.testing.assert_close([each.detach() for each in now], [each.detach() for each in torchs.parameters()])
+
+
 def reference_round(
     module: nn.Module, optimisers: list[torch.optim.SGD], shared: list[nn.Parameter], data: Examples, given: TrainOrder
 ) -> float:
