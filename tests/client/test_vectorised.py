@@ -298,7 +298,10 @@ def test_own_models_and_those_with_batch_normalisation_train_one_by_one(
     orders = [train_order(model="plain-4", weights=weights)] * 2
     for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert_close(got, want)
-    own = [Worker(replace(w.settings, model="mlp", state_dir=tmp_path / w.settings.client_id)) for w in ones]
+    own = [
+        Worker(replace(w.settings, model="mlp", disclose="graph", state_dir=tmp_path / w.settings.client_id))
+        for w in ones
+    ]
     orders = [train_order(model="own", weights=orders_for(ones)[0].weights, norms="generated")] * 2
     assert all(isinstance(result, TrainResult) for result in at_once(own, orders))
     assert groups == []
