@@ -9,6 +9,7 @@ for the memory of the two server processes after it.
     python -m benchmarks.on_demand [--quick]
 """
 
+import logging
 import os
 import signal
 import socket
@@ -37,6 +38,7 @@ PATIENCE_S = 600.0
 def run(quick: bool = False) -> list[Comparison]:
     count, alone = (3, 1) if quick else (AT_ONCE, ALONE)
     os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
+    logging.getLogger("hyperbloom.client").setLevel(logging.ERROR)  # noise is unlike everybody's data
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_images(folder / "images.npz", train=80, held_out=40)
