@@ -88,7 +88,12 @@ class Sources:
         if self.data.scaling != self.scaling(offer):
             self.data = self._source.client(self._partition, self.scaling(offer))
         elif self.data.scaling != _offered(offer):
-            log.warning("the run scaled its inputs as %s, these data as %s", _offered(offer), self.data.scaling)
+            log.warning(
+                "most clients that trained took stored numbers %s, these data are taken %s; prepare them alike, or "
+                "bring bytes, which are scaled as theirs",
+                _in_words(_offered(offer)),
+                _in_words(self.data.scaling),
+            )
         return self.data.whole.inputs
 
     def scaling(self, offer: Offer) -> Scaling:
@@ -245,6 +250,11 @@ class Newcomer:
             said = _UNLIKE % offer.clients
             remarks.append(f"{said[0].upper()}{said[1:]}.")
         return Card("A model on demand", origin, sent, privacy, tuple(remarks))
+
+
+def _in_words(scaling: Scaling) -> str:
+    by = "as they are" if scaling.divisor == 1.0 else f"divided by {scaling.divisor:g}"
+    return by + (f", less {list(scaling.mean)}, divided by {list(scaling.std)}" if scaling.mean else "")
 
 
 def _offered(offer: Offer) -> Scaling:

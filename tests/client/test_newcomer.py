@@ -178,6 +178,14 @@ def test_labels_play_no_part(tmp_path: Path) -> None:
             torch.testing.assert_close(other, values[0], rtol=0, atol=1e-6)
 
 
+def test_floats_that_may_be_prepared_otherwise_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
+    assert newcomer(tmp_path, labelled(tmp_path / "floats.npz", x, np.arange(40) % 10)).describe(offer()) is not None
+    assert "took stored numbers divided by 16, less [0.3053], divided by [0.376], these data are taken as they are" in (
+        caplog.text
+    )
+
+
 def test_one_example_exchanged_moves_the_descriptor_by_no_more_than_is_promised(tmp_path: Path) -> None:
     """Also where its label is exchanged, by which data with labels are dealt into parts."""
     rng = np.random.default_rng(0)
