@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -54,8 +55,17 @@ def run_command(program: str, package: str, arguments: Sequence[str]) -> int | N
         print(f"{program} {arguments[0]}: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        if not _nobody_reads():  # another pipe, say to a process that was started
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be flushed at the exit
         return 141
+
+
+def _nobody_reads() -> bool:
+    """Return whether the reader of the output is gone."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
 
 
 def list_commands(program: str, package: str) -> str:

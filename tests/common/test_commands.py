@@ -30,6 +30,8 @@ def run(args):
         raise RefusedError("--word: expected another")
     if args.word == "stop":
         raise KeyboardInterrupt
+    if args.word == "pipe":
+        raise BrokenPipeError
     print(args.word)
     return 7 if args.word == "seven" else None
 '''
@@ -79,6 +81,11 @@ def test_a_reader_that_has_gone_is_no_traceback(package: str, tmp_path: Path) ->
     ended = subprocess.run([sys.executable, "-c", program], stdout=far, stderr=subprocess.PIPE, env=environment)
     os.close(far)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_another_pipe_that_breaks_is_not_hidden(package: str) -> None:
+    with pytest.raises(BrokenPipeError):
+        run_command("prog", package, ["say-it", "--word", "pipe"])
 
 
 def test_help_lists_the_commands_with_an_example(package: str, capsys: pytest.CaptureFixture[str]) -> None:
