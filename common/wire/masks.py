@@ -1,0 +1,141 @@
+"""Orders and answers of a round of secure aggregation, in place of `TrainOrder` (common/secure_aggregation.py).
+
+      | -- KeysOrder (train.keys) ----------->  |
+      | <-------------------- KeysResult ------- |   keys for this round
+      | -- SharesOrder (train.shares) ------->  |   everybody's keys
+      | <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
+      | -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
+      | <------------------ MaskedResult ------- |   the change, masked
+      | -- UnmaskOrder (train.unmask) ------->  |   who has sent one, and who has vanished
+      | <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hyperbloom.common.wire.orders import Order, TrainOrder
+
+__all__ = [
+    "KeysOrder",
+    "KeysResult",
+    "MaskedOrder",
+    "MaskedResult",
+    "Masking",
+    "SharesOrder",
+    "SharesResult",
+    "UnmaskOrder",
+    "UnmaskResult",
+]
+
+
+@dataclass(frozen=True)
+class KeysResult:
+    """Public keys: for what other clients seal for this one, and for the masks that it shares with them."""
+
+    cipher_key: bytes
+    mask_key: bytes
+
+
+@dataclass(frozen=True)
+class KeysOrder(Order):
+    """Make keys and a secret for a round of secure aggregation; what is left of an earlier round is forgotten."""
+
+    type: ClassVar[str] = "train.keys"
+    answer: ClassVar[type] = KeysResult
+    run_id: str
+    round: int
+
+
+@dataclass(frozen=True)
+class SharesResult:
+    """For each place the sealed shares, none for the client's own, and by what its secret and each share are known.
+
+    Attributes:
+        secret: digest of the secret of which its own mask is made.
+        secret_shares: digests of the shares of that.
+        key_shares: digests of the shares of the private key of its masks.
+    """
+
+    sealed: tuple[bytes, ...]
+    secret: bytes
+    secret_shares: tuple[bytes, ...]
+    key_shares: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class SharesOrder(Order):
+    """Deal shares of the round's secrets. Clients know each other by their places in the lists of keys only.
+
+    Attributes:
+        place: of the client itself.
+        threshold: clients whose shares put a secret together.
+        bound: largest change of a coordinate.
+        examples: beyond which a client counts for no more.
+    """
+
+    type: ClassVar[str] = "train.shares"
+    answer: ClassVar[type] = SharesResult
+    run_id: str
+    round: int
+    place: int
+    threshold: int
+    bound: float
+    examples: int
+    cipher_keys: tuple[bytes, ...]
+    mask_keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class MaskedResult:
+    """The weighted change as words of four bytes, the weighted loss behind it, under masks."""
+
+    seconds: float
+    masked: bytes
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What a client needs to mask its change.
+
+    Attributes:
+        there: places of the clients that have dealt shares.
+        sealed: the shares that each of these has sealed for this client.
+        digests: for each the digests of its two shares, one behind the other.
+        pieces: three numbers for each stretch of the flat change that is summed: where it starts there, where in the
+            sum, and its length. The rest of the change stays on the client.
+        total: numbers in the sum, but for the loss.
+    """
+
+    there: tuple[int, ...]
+    sealed: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
+    pieces: tuple[int, ...]
+    total: int
+
+
+@dataclass(frozen=True)
+class MaskedOrder(TrainOrder):
+    """Train as ordered, and send the change masked."""
+
+    type: ClassVar[str] = "train.masked"
+    answer: ClassVar[type] = MaskedResult
+    masking: Masking | None = None
+
+
+@dataclass(frozen=True)
+class UnmaskResult:
+    """The shares, in order of places; empty where the one that was dealt cannot be read."""
+
+    shares: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class UnmaskOrder(Order):
+    """Reveal shares of the secrets of `alive` and of the keys of `dead`; places, together those that dealt shares."""
+
+    type: ClassVar[str] = "train.unmask"
+    answer: ClassVar[type] = UnmaskResult
+    run_id: str
+    round: int
+    alive: tuple[int, ...]
+    dead: tuple[int, ...]

@@ -1,0 +1,243 @@
+"""The one place that turns orders and answers into Flower's records, and back.
+
+A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
+object with a request of its own, so three objects instead of six per message halve the time of a small round.
+What arrives is checked field by field before anything is done with it.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from hyperbloom.common.compression import Codec
+from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.methods import Method
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import Failed
+from hyperbloom.common.wire.weights import Weights
+
+__all__ = ["LONGEST_LAYOUT", "LONGEST_REASON", "pack", "unpack", "unpack_answer", "weigh"]
+
+LONGEST_LAYOUT = 2**22
+"""Characters of names and shapes as JSON; ResNet-152 has some 30,000."""
+
+LONGEST_REASON = 300
+"""Characters that are kept of what a client says about a failure."""
+
+LONGEST_TENSOR_NAME, MOST_DIMENSIONS, LONGEST_SIDE = 1000, 16, 2**40
+
+_KEY, _FAILED = "hyperbloom", "hyperbloom.failed"
+_DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+_WEIGHTS = ("tensors", "dtype", "values")
+
+MessageT = TypeVar("MessageT")
+
+
+def pack(message: Any) -> RecordDict:
+    """Return an order or an answer, a frozen dataclass, as the content of a Flower message."""
+    key = _FAILED if isinstance(message, Failed) else _KEY
+    return RecordDict({key: ConfigRecord(_flat(message, ""), keep_input=False)})
+
+
+def unpack(kind: type[MessageT], content: RecordDict) -> MessageT:
+    """Read an order or an answer of type `kind` from the content of a Flower message.
+
+    Raises:
+        WireError: a field is missing, unknown, of the wrong type or not finite.
+    """
+    record = content.get(_KEY)
+    if not isinstance(record, ConfigRecord):
+        raise WireError(f"expected a record {_KEY!r} with a {kind.__name__}, found {sorted(content)}")
+    return _read(kind, dict(record))
+
+
+def unpack_answer(kind: type[MessageT], content: RecordDict) -> MessageT | Failed:
+    """Read a client's answer, or why it has none; WireError as in `unpack`."""
+    record = content.get(_FAILED)
+    if not isinstance(record, ConfigRecord):
+        return unpack(kind, content)
+    failed = _read(Failed, dict(record))
+    text = "".join(letter if letter.isprintable() else " " for letter in failed.text[:LONGEST_REASON])
+    # A client cannot accuse itself of a lie.
+    return Failed(Reason.FAILED if failed.reason is Reason.CONTENT else failed.reason, text)
+
+
+def weigh(content: RecordDict) -> int:
+    """Return the bytes of what a message carries: texts and bytes as they are, eight for a number.
+
+    Flower's framing comes on top, some 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
+    """
+    values = (value for record in content.config_records.values() for value in record.values())
+    return sum(_weight(value) for value in values)
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_weight(item) for item in value)
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _flat(message: Any, prefix: str) -> dict[str, Any]:
+    """Return the fields of a dataclass by name; those of a part have the part's name before theirs."""
+    record: dict[str, Any] = {}
+    for field in dataclasses.fields(message):
+        value, name = getattr(message, field.name), prefix + field.name
+        if isinstance(value, Weights):
+            record |= {_inside(name) + key: part for key, part in _pack_weights(value).items()}
+        elif isinstance(value, Method):
+            record[name] = value.to_json()
+        elif isinstance(value, Codec):
+            record[name] = value.name
+        elif dataclasses.is_dataclass(value):
+            record |= _flat(value, f"{name}.")
+        elif value is not None:
+            record[name] = list(value) if isinstance(value, tuple) else value
+    return record
+
+
+def _inside(name: str) -> str:
+    """Return what the parts of `Weights` have before their names; the usual ones need nothing."""
+    return "" if name == "weights" else f"{name}."
+
+
+def _pack_weights(weights: Weights) -> dict[str, Any]:
+    values = weights.values.detach().cpu().contiguous()
+    dtype = str(values.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES or sys.byteorder != "little":
+        raise WireError(f"cannot send {values.dtype} from a {sys.byteorder}-endian machine; send float32")
+    shapes = json.dumps(weights.layout.shapes, separators=(",", ":"))
+    return {"tensors": shapes, "dtype": dtype, "values": values.numpy().tobytes()}
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _read(kind: type[MessageT], left: dict[str, Any]) -> MessageT:
+    message = _take_fields(left, kind, "", kind.__name__)
+    if left:
+        raise WireError(f"{kind.__name__}: unknown field {sorted(left)[0]!r}")
+    return message
+
+
+@cache
+def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Return type, and whether it may be None, of each field of a dataclass."""
+    found: dict[str, tuple[Any, bool]] = {}
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is ClassVar:
+            continue
+        optional = get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint)
+        found[name] = (get_args(hint)[0] if optional else hint, optional)
+    return found
+
+
+def _take_fields(left: dict[str, Any], kind: type[MessageT], prefix: str, owner: str) -> MessageT:
+    return kind(
+        **{
+            name: _take(left, prefix + name, hint, optional, f"{owner}.{name}")
+            for name, (hint, optional) in _fields(kind).items()
+        }
+    )
+
+
+def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str) -> Any:
+    """Remove a field from `left` and return it as `kind`."""
+    if dataclasses.is_dataclass(kind) and kind is not Codec:
+        inside = _inside(name) if kind is Weights else f"{name}."
+        if optional and not any(key in left for key in _keys(kind, inside)):
+            return None
+        assert isinstance(kind, type)
+        return _unpack_weights(left, inside, where) if kind is Weights else _take_fields(left, kind, inside, where)
+    if name not in left:
+        if optional:
+            return None
+        raise WireError(f"{where} is missing")
+    value = left.pop(name)
+    if kind is Method:
+        return Method.from_json(_typed(value, str, where))
+    if kind is Codec:
+        return _codec(_typed(value, str, where))
+    if kind is Reason:
+        return _reason(_typed(value, str, where))
+    return _typed(value, kind, where)
+
+
+@cache
+def _keys(kind: type, inside: str) -> tuple[str, ...]:
+    """Return the keys of which one at least is there where a part is there."""
+    if kind is Weights:
+        return tuple(inside + key for key in _WEIGHTS)
+    keys: list[str] = []
+    for name, (hint, _) in _fields(kind).items():
+        is_part = dataclasses.is_dataclass(hint) and hint is not Codec
+        keys += _keys(hint, f"{inside}{name}.") if is_part else [inside + name]
+    return tuple(keys)
+
+
+def _codec(name: str) -> Codec | None:
+    try:
+        return Codec.parse(name)
+    except ConfigError as error:
+        raise WireError(f"order: {error}") from None
+
+
+def _reason(value: str) -> Reason:
+    try:
+        return Reason(value)
+    except ValueError:
+        return Reason.FAILED  # of a version that knows more kinds
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        if not isinstance(value, list):
+            raise WireError(f"{where}: expected a list, found {type(value).__name__}")
+        return tuple(_typed(element, item, where) for element in value)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise WireError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
+    if kind is float and not math.isfinite(value):
+        raise WireError(f"{where}: expected a finite number, found {value}")
+    return value
+
+
+def _unpack_weights(left: dict[str, Any], inside: str, where: str) -> Weights:
+    tensors, dtype_name, raw = (left.pop(inside + key, None) for key in _WEIGHTS)
+    tensors = _typed(tensors, str, f"{where}.tensors")
+    if len(tensors) > LONGEST_LAYOUT:
+        raise WireError(f"{where}.tensors: expected at most {LONGEST_LAYOUT} characters, found {len(tensors)}")
+    dtype = _DTYPES.get(_typed(dtype_name, str, f"{where}.dtype"))
+    raw = _typed(raw, bytes, f"{where}.values")
+    if dtype is None:
+        raise WireError(f"{where}.dtype: expected one of {', '.join(_DTYPES)}")
+    try:
+        shapes = tuple((name, tuple(shape)) for name, shape in json.loads(tensors))
+    except (ValueError, TypeError, RecursionError):
+        raise WireError(f"{where}.tensors: expected names and shapes as JSON, found {tensors[:60]!r}") from None
+    if not all(_is_tensor(name, shape) for name, shape in shapes):
+        raise WireError(f"{where}.tensors: expected names and whole lengths from 0, found {tensors[:60]!r}")
+    layout = Layout(shapes)
+    expected = layout.numel * dtype.itemsize
+    if len(raw) != expected:
+        raise WireError(f"{where}.values: expected {expected} bytes for {len(shapes)} tensors, found {len(raw)}")
+    values = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    return Weights(layout, values)
+
+
+def _is_tensor(name: object, shape: tuple[object, ...]) -> bool:
+    """Tell whether a name can be printed and sent on, and lengths multiplied: beyond all memory that takes minutes."""
+    sound = type(name) is str and len(name) <= LONGEST_TENSOR_NAME and name.isprintable()
+    return sound and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < LONGEST_SIDE for n in shape)

@@ -1,0 +1,60 @@
+"""Named tensors as one flat vector, in the form in which they travel."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Layout
+
+__all__ = ["LARGEST_NORM", "Weights"]
+
+LARGEST_NORM = 1e6
+"""Norm beyond which what a client returns is refused. Sound ones are of order 1 to 1,000; the squares of larger ones
+would overflow in the product with the Jacobian and reach everybody as NaN."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Named tensors as one flat vector: `values` is `(layout.numel,)`."""
+
+    layout: Layout
+    values: Tensor
+
+    def part(self, wanted: Layout) -> Tensor:
+        """Return the values of the parameters of `wanted`, which all are among these."""
+        return self.values if wanted == self.layout else wanted.flatten(self.layout.views(self.values))
+
+    def check(self, expected: Layout, dtype: torch.dtype) -> None:
+        """Compare names, shapes, dtype and finiteness with what was expected.
+
+        Raises:
+            WireError: names the first tensor that differs.
+        """
+        here, there = dict(self.layout.shapes), dict(expected.shapes)
+        for name in there:
+            if name not in here:
+                raise WireError(f"tensor {name}: expected with shape {there[name]}, but it is missing")
+            if here[name] != there[name]:
+                raise WireError(f"tensor {name}: expected shape {there[name]}, found {here[name]}")
+        extra = [name for name in here if name not in there]
+        if extra:
+            raise WireError(f"tensor {extra[0]}: not expected; expected {', '.join(there)}")
+        if self.layout != expected:
+            raise WireError(f"tensors: expected in the order {', '.join(there)}, found {', '.join(here)}")
+        if self.values.dtype != dtype:
+            raise WireError(f"tensor {next(iter(there), '')}: expected {dtype}, found {self.values.dtype}")
+        # A sum is finite only if all terms are. It is the cheap test; the exact one tells overflow apart.
+        if not math.isfinite(self.values.sum().item()):
+            bad = torch.nonzero(~torch.isfinite(self.values))
+            if len(bad):
+                index = int(bad[0])
+                raise WireError(f"tensor {expected.name_at(index)}: {len(bad)} values are not finite")
+
+    def check_norm(self, most: float = LARGEST_NORM) -> None:
+        """Raise a WireError if the norm is larger than `most`."""
+        norm = float(self.values.double().norm())
+        if norm > most:
+            raise WireError(f"expected a norm of at most {most:.0e}, found {norm:.1e}")
