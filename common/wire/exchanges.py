@@ -63,7 +63,7 @@ class ReferenceResult:
 class ReferenceOrder(Order):
     """Keep the reference set, whose digest is `reference`; `weights` are its inputs `(n, *shape)`."""
 
-    type: ClassVar[str] = "query.reference"
+    message_type: ClassVar[str] = "query.reference"
     answer: ClassVar[type] = ReferenceResult
     reference: str
     weights: Weights
@@ -86,7 +86,7 @@ class RepresentOrder(Order):
         draw: seed that says which.
     """
 
-    type: ClassVar[str] = "query.represent"
+    message_type: ClassVar[str] = "query.represent"
     answer: ClassVar[type] = RepresentResult
     scope: Scope
     target: Target
@@ -114,7 +114,7 @@ class DescribeOrder(Order):
         keep: whether a `BackpropOrder` follows.
     """
 
-    type: ClassVar[str] = "train.describe"
+    message_type: ClassVar[str] = "train.describe"
     answer: ClassVar[type] = DescribeResult
     run_id: str
     round: int
@@ -137,7 +137,7 @@ class BackpropResult:
 class BackpropOrder(Order):
     """Take a gradient back through the encoder that was kept: `weights` is the one with respect to the descriptor."""
 
-    type: ClassVar[str] = "train.backprop"
+    message_type: ClassVar[str] = "train.backprop"
     answer: ClassVar[type] = BackpropResult
     run_id: str
     encoder: str
@@ -175,7 +175,7 @@ class FitResult(TrainResult):
 class FitOrder(TrainOrder):
     """Train as ordered, and beside it fit the encoder to the descriptor that the server has learned."""
 
-    type: ClassVar[str] = "train.fit"
+    message_type: ClassVar[str] = "train.fit"
     answer: ClassVar[type] = FitResult
     fit: Fit | None = None
 
@@ -184,7 +184,7 @@ class FitOrder(TrainOrder):
 class TryOrder(EvaluateOrder):
     """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
 
-    type: ClassVar[str] = "evaluate.many"
+    message_type: ClassVar[str] = "evaluate.many"
     together: bool = False
 
 
@@ -199,7 +199,7 @@ class MomentsResult:
 class MomentsOrder(EvaluateOrder):
     """Describe the training examples, without their labels, by what the head of the network sees of them."""
 
-    type: ClassVar[str] = "evaluate.moments"
+    message_type: ClassVar[str] = "evaluate.moments"
     answer: ClassVar[type] = MomentsResult
 
 
@@ -218,7 +218,7 @@ class ErrorsOrder(EvaluateOrder):
         sign: of the values that classifiers should have here, 1 or -1.
     """
 
-    type: ClassVar[str] = "evaluate.errors"
+    message_type: ClassVar[str] = "evaluate.errors"
     answer: ClassVar[type] = ErrorsResult
     sign: int = 0
     classifiers: Weights | None = None

@@ -40,7 +40,7 @@ class KeysResult:
 class KeysOrder(Order):
     """Make keys and a secret for a round of secure aggregation; what is left of an earlier round is forgotten."""
 
-    type: ClassVar[str] = "train.keys"
+    message_type: ClassVar[str] = "train.keys"
     answer: ClassVar[type] = KeysResult
     run_id: str
     round: int
@@ -73,7 +73,7 @@ class SharesOrder(Order):
         examples: beyond which a client counts for no more.
     """
 
-    type: ClassVar[str] = "train.shares"
+    message_type: ClassVar[str] = "train.shares"
     answer: ClassVar[type] = SharesResult
     run_id: str
     round: int
@@ -117,7 +117,7 @@ class Masking:
 class MaskedOrder(TrainOrder):
     """Train as ordered, and send the change masked."""
 
-    type: ClassVar[str] = "train.masked"
+    message_type: ClassVar[str] = "train.masked"
     answer: ClassVar[type] = MaskedResult
     masking: Masking | None = None
 
@@ -133,7 +133,7 @@ class UnmaskResult:
 class UnmaskOrder(Order):
     """Reveal shares of the secrets of `alive` and of the keys of `dead`; places, together those that dealt shares."""
 
-    type: ClassVar[str] = "train.unmask"
+    message_type: ClassVar[str] = "train.unmask"
     answer: ClassVar[type] = UnmaskResult
     run_id: str
     round: int

@@ -41,7 +41,7 @@ class Offer(Order):
         scaling_known_by: how the server knows what training did to stored numbers, in a sentence.
     """
 
-    type: ClassVar[str] = "query.offer"
+    message_type: ClassVar[str] = "query.offer"
     answer: ClassVar[type] = Description
     version: str
     run: str
@@ -66,7 +66,7 @@ class Offer(Order):
 class Delivery(Order):
     """The newcomer's model, and whether its descriptor is unlike those of all clients that trained."""
 
-    type: ClassVar[str] = "query.deliver"
+    message_type: ClassVar[str] = "query.deliver"
     answer: ClassVar[type] = Notice
     weights: Weights
     unlike: bool = False

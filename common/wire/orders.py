@@ -139,7 +139,7 @@ class Refinement:
 class Order:
     """Base of all that a client answers; `answer` is the type of the answer."""
 
-    type: ClassVar[str]
+    message_type: ClassVar[str]
     answer: ClassVar[type]
 
 
@@ -193,7 +193,7 @@ class Greeting(Order):
         reference: digest of the reference set that clients will need: is it here already?
     """
 
-    type: ClassVar[str] = "query.greet"
+    message_type: ClassVar[str] = "query.greet"
     answer: ClassVar[type] = Introduction
     version: str
     asks: str | None = None
@@ -209,7 +209,7 @@ class Notice(Order):
         complete: id of a run that will not be resumed: nothing needs to be kept for it any more.
     """
 
-    type: ClassVar[str] = "query.notice"
+    message_type: ClassVar[str] = "query.notice"
     kind: str
     reason: str
     complete: str | None = None
@@ -256,7 +256,7 @@ class TrainOrder(Order):
         quiet: whether the loss, which is of training examples, stays on the client.
     """
 
-    type: ClassVar[str] = "train"
+    message_type: ClassVar[str] = "train"
     answer: ClassVar[type] = TrainResult
     scope: Scope
     target: Target
@@ -304,7 +304,7 @@ class EvaluateResult:
 class EvaluateOrder(Order):
     """Evaluate the weights, with the private part that the client holds, on its validation and test examples."""
 
-    type: ClassVar[str] = "evaluate"
+    message_type: ClassVar[str] = "evaluate"
     answer: ClassVar[type] = EvaluateResult
     scope: Scope
     target: Target
