@@ -13,6 +13,10 @@
 A message says what was expected, what was found, and what to do. Asserts are for our own mistakes only.
 """
 
+from typing import ClassVar
+
+from hyperbloom.common.reasons import Reason
+
 __all__ = [
     "CohortError",
     "ConfigError",
@@ -27,9 +31,21 @@ __all__ = [
 
 
 class HyperbloomError(Exception):
-    """Base of all errors that are told to the user in one line; `exit_code` is what the process ends with."""
+    """Base of all errors that are told to the user in one line.
 
-    exit_code = 1
+    Attributes:
+        exit_code: what the process ends with.
+        reason: what a client's error is to the server, whose order it could not carry out.
+    """
+
+    exit_code: ClassVar[int] = 1
+    reason: Reason = Reason.FAILED
+
+    def __init__(self, *args: object, reason: Reason | None = None) -> None:
+        """Take the message, and the reason if it is not the usual one of the class."""
+        super().__init__(*args)
+        if reason is not None:
+            self.reason = reason
 
 
 class ConfigError(HyperbloomError, ValueError):
@@ -52,6 +68,8 @@ class ModelError(HyperbloomError):
 
 class WireError(HyperbloomError):
     """A message was refused before it touched any state."""
+
+    reason = Reason.UNFIT
 
 
 class RefusedError(HyperbloomError):

@@ -1,13 +1,13 @@
 """Orders and answers of a round of secure aggregation, in place of `TrainOrder` (common/secure_aggregation.py).
 
-      | -- KeysOrder (train.keys) ----------->  |
-      | <-------------------- KeysResult ------- |   keys for this round
-      | -- SharesOrder (train.shares) ------->  |   everybody's keys
-      | <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
-      | -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
-      | <------------------ MaskedResult ------- |   the change, masked
-      | -- UnmaskOrder (train.unmask) ------->  |   who has sent one, and who has vanished
-      | <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
+| -- KeysOrder (train.keys) ----------->  |
+| <-------------------- KeysResult ------- |   keys for this round
+| -- SharesOrder (train.shares) ------->  |   everybody's keys
+| <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
+| -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
+| <------------------ MaskedResult ------- |   the change, masked
+| -- UnmaskOrder (train.unmask) ------->  |   who has sent one, and who has vanished
+| <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
 """
 
 from dataclasses import dataclass

@@ -102,7 +102,9 @@ def _flat(message: Any, prefix: str) -> dict[str, Any]:
         elif dataclasses.is_dataclass(value):
             record |= _flat(value, f"{name}.")
         elif value is not None:
-            record[name] = list(value) if isinstance(value, tuple) else value
+            record[name] = (
+                list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Reason) else value
+            )
     return record
 
 
