@@ -37,3 +37,8 @@ class Reason(StrEnum):
     """The order does not fit this client."""
     LACKS_REFERENCE = "lacks-reference"
     """It does not have the reference set of the order."""
+
+    @property
+    def is_lie(self) -> bool:
+        """Return whether it is held against the client: it counts towards quarantine."""
+        return self is Reason.CONTENT

@@ -18,8 +18,8 @@ from hyperbloom.common.privacy import promise
 from hyperbloom.server.trained import read_trained
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.exchange import Client
 
 __all__ = ["Export", "Personal"]
 
@@ -139,7 +139,7 @@ def _sent(config: RunConfig) -> tuple[str, ...]:
     return (_SENT.format(change=change), *masked, *described)
 
 
-def _check(strategy: PersonalisedStrategy, run: Path) -> None:
+def _check(strategy: Algorithm, run: Path) -> None:
     name, there = strategy.config.strategy, _on_its_machine(run)
     if isinstance(strategy, ODPFL):
         raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")

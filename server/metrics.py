@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.server.listener import Checkpoint, Listener, RoundReport
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
+from hyperbloom.server.loop.roster import Roster
 
 if TYPE_CHECKING:
-    from hyperbloom.strategies.personalised import PersonalisedStrategy
+    from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["REASONS", "RunMetrics", "reason_of", "served"]
 
@@ -92,7 +92,7 @@ class RunMetrics(Listener):
         for state, count in states.items():
             self.clients.labels(state).set_function(count)
 
-    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+    def phase(self, strategy: "Algorithm", name: str) -> None:
         """Count for a strategy."""
         self._strategy = name
         self.planned.labels(name).set(strategy.config.rounds)

@@ -25,13 +25,13 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.names import check_name
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.federation import Federation
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.watching import read_environment
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.pfedhn import PFedHN
-from hyperbloom.strategies.roster import Client, Roster
+from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["MOST", "Mixed", "mix_and_match"]
 
@@ -115,7 +115,7 @@ def _check_same(stored: Roster, roster: Roster) -> None:
             )
 
 
-def _mix(strategy: PersonalisedStrategy, client: Client, body: Tensor, head: Tensor) -> Tensor:
+def _mix(strategy: Algorithm, client: Client, body: Tensor, head: Tensor) -> Tensor:
     if strategy.private == "head":  # it is on the client
         return body
     layout = strategy.layout_for(client)
@@ -124,7 +124,7 @@ def _mix(strategy: PersonalisedStrategy, client: Client, body: Tensor, head: Ten
 
 
 def _scores(
-    strategy: PersonalisedStrategy, federation: Federation, clients: Sequence[Client], weights: Sequence[Tensor]
+    strategy: Algorithm, federation: Federation, clients: Sequence[Client], weights: Sequence[Tensor]
 ) -> list[float]:
     """Return the test accuracy of each client with weights of its own, percent."""
     by_row = {client.row: values for client, values in zip(clients, weights, strict=True)}

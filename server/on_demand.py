@@ -21,7 +21,7 @@ from hyperbloom.common.messages import LARGEST_NORM, Delivery, Description, Noti
 from hyperbloom.common.signals import uninterrupted
 from hyperbloom.server.trained import Trained
 from hyperbloom.strategies.odpfl import ODPFL
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["Counter", "Generator", "check_on_demand"]
 
@@ -44,7 +44,7 @@ BYTES_AT_ONCE = 64 * 2**20
 """Weights that are generated at once."""
 
 
-def check_on_demand(strategy: PersonalisedStrategy) -> None:
+def check_on_demand(strategy: Algorithm) -> None:
     """Raise a ConfigError for a strategy that needs more than a descriptor."""
     if not isinstance(strategy, ODPFL):
         raise ConfigError(

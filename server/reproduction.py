@@ -19,7 +19,7 @@ from hyperbloom.server.comparison_table import Result, markdown, plus_minus, rea
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.engine import client_settings
 from hyperbloom.server.paper_tables import WHOLE, PaperTable
-from hyperbloom.server.session import check_run
+from hyperbloom.server.loop.session import check_run
 
 __all__ = ["Reproduction", "choose_column", "describe", "reproduce"]
 

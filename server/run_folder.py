@@ -37,10 +37,10 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.privacy import epsilon_of, promise
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
-from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
 from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
@@ -156,7 +156,7 @@ class RunFolder(Listener):
         write_json(path / "roster.json", checkpoint.roster)
         return folder, resume
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
+    def phase(self, strategy: Algorithm, name: str) -> None:
         """Send what follows to the run's own files, or to a baseline's folder."""
         self._enter(name)
 
@@ -236,7 +236,7 @@ class RunFolder(Listener):
         chosen = self._phase / "hypernetwork.safetensors"
         write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:
+    def phase_done(self, strategy: Algorithm) -> None:
         """Keep the server's last state."""
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})

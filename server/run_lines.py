@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyperbloom.common.config import RunConfig
 
 if TYPE_CHECKING:
-    from hyperbloom.server.listener import RoundReport
+    from hyperbloom.server.loop.listener import RoundReport
 
 __all__ = ["CLIENTS", "EVENTS", "METRICS", "Line", "Tail", "client_lines", "metrics_line", "phase_folder", "read_lines"]
 

@@ -12,10 +12,10 @@ from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["Trained", "read_trained"]
 
@@ -34,7 +34,7 @@ class Trained:
 
     run: Path
     config: RunConfig
-    strategy: PersonalisedStrategy
+    strategy: Algorithm
     roster: Roster
     tensors: Mapping[str, Tensor]
     round: int
@@ -54,7 +54,7 @@ class Trained:
         )
 
 
-def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Trained:
+def read_trained(run: Path, check: Callable[[Algorithm], None]) -> Trained:
     """Rebuild a run's strategy.
 
     Args:

@@ -60,7 +60,7 @@ from hyperbloom.common.secure_aggregation import (
     threshold_of,
 )
 from hyperbloom.strategies.personalised import ClientUpdate, Leg, Order, PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
+from hyperbloom.strategies.exchange import Client
 
 __all__ = ["secure_legs"]
 
@@ -73,7 +73,7 @@ Check = Callable[[Client, ResultT], None]
 Asked = Generator[Leg, None, Mapping[int, ResultT]]
 
 
-def secure_legs(strategy: PersonalisedStrategy, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
+def secure_legs(strategy: Algorithm, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
     """Yield the exchanges of a round of training in place of the strategy's own, where replies are to be summed."""
     if strategy.reply == "nothing":
         yield from strategy.legs(server_round, cohort)
@@ -95,7 +95,7 @@ class _SecureRound:
     All mappings are by row, unless they say that they are by place.
     """
 
-    def __init__(self, strategy: PersonalisedStrategy, number: int, cohort: Sequence[Client]) -> None:
+    def __init__(self, strategy: Algorithm, number: int, cohort: Sequence[Client]) -> None:
         self.strategy, self.number, self.cohort = strategy, number, cohort
         self.threshold = threshold_of(len(cohort), strategy.config.min_replies)
         self.clients: dict[int, Client] = {client.row: client for client in cohort}
