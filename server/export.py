@@ -84,10 +84,9 @@ class Export:
             ConfigError: the network has norms whose statistics only the client's examples can give.
         """
         for client in clients:
-            (weights,) = self.trained.strategy.weights_for([client]) or [torch.empty(0)]
+            (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
             about = client.about
             spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
-            layout = self.trained.strategy.layout_for(client)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(
@@ -95,7 +94,7 @@ class Export:
                     f"nobody sends; {_on_its_machine(self.trained.run)}"
                 )
             with torch.no_grad():
-                for name, value in layout.views(weights).items():
+                for name, value in weights.layout.views(weights.values).items():
                     module.get_parameter(name).copy_(value)
             scaling, remark = self.trained.scaling
             yield Personal(client, spec, module, scaling, self._card(client, remark))
@@ -149,7 +148,7 @@ def _check(strategy: Algorithm, run: Path) -> None:
         raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them; {there}")
     if strategy.private != "none":
         raise ConfigError(f"{name}: each client keeps a part of its model to itself; {there}")
-    if strategy.refinement():
+    if strategy.recipe(1).refinement:
         raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; {there}")
 
 

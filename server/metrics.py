@@ -80,17 +80,10 @@ class RunMetrics(Listener):
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"hyperbloom_{name}", what, labels, registry=self.registry)
 
-    def gathering(self, roster: Roster) -> None:
+    def gathering(self, federation: "Federation") -> None:
         """Show who is where, from now on."""
-        states: dict[str, Callable[[], float]] = {
-            "live": lambda: roster.live_count,
-            "idle": lambda: roster.idle_count,
-            "busy": lambda: roster.live_count - roster.idle_count,
-            "away": lambda: len(roster) - roster.live_count,
-            "quarantined": lambda: roster.conduct.count_in_quarantine(roster.round),
-        }
-        for state, count in states.items():
-            self.clients.labels(state).set_function(count)
+        for state in federation.count():
+            self.clients.labels(state).set_function(partial(_count, federation, state))
 
     def phase(self, strategy: "Algorithm", name: str) -> None:
         """Count for a strategy."""
@@ -112,8 +105,8 @@ class RunMetrics(Listener):
         self.sent.labels("down").inc(report.bytes_down)
         self.sent.labels("up").inc(report.bytes_up)
         self.late.inc(report.late)
-        for client, why in outcome.refused.items():
-            self.left_out.labels("content" if client in outcome.lied else reason_of(why)).inc()
+        for refused in outcome.refused.values():
+            self.left_out.labels(refused.reason).inc()
         metrics = outcome.evaluation.metrics() if outcome.evaluation else {}
         for split in ("val", "test", "novel_test"):
             for over in ("mean", "worst"):
@@ -125,9 +118,8 @@ class RunMetrics(Listener):
         self.saved.set(time.time())
 
 
-def reason_of(why: str) -> str:
-    """Return the class of a reason for which a client was left out."""
-    return next((kind for start, kind in REASONS.items() if why.startswith(start)), "failed")
+def _count(federation: "Federation", state: str) -> float:
+    return federation.count()[state]
 
 
 @contextmanager

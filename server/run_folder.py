@@ -156,6 +156,10 @@ class RunFolder(Listener):
         write_json(path / "roster.json", checkpoint.roster)
         return folder, resume
 
+    def gathering(self, federation: "Federation") -> None:
+        """Remember whose clients are listed at the end."""
+        self._federation = federation
+
     def phase(self, strategy: Algorithm, name: str) -> None:
         """Send what follows to the run's own files, or to a baseline's folder."""
         self._enter(name)
@@ -240,7 +244,7 @@ class RunFolder(Listener):
         """Keep the server's last state."""
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
-        write_json(self.path / "roster.json", strategy.roster.to_json())
+        write_json(self.path / "roster.json", self._federation.roster.to_json())
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         _append(self._phase / name, lines)

@@ -90,12 +90,19 @@ class Outcome:
     """What a round brought: results by client name, and why others were left out.
 
     `staleness` has, in asynchronous mode, an entry per reply: the replies applied since its order was written.
+    `quarantined` has, of those that are asked nothing from now on, the last round for which this holds.
     """
 
     results: dict[str, TrainResult] = field(default_factory=dict)
     evaluation: Evaluated | None = None
     refused: dict[str, Refused] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
+    quarantined: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lied(self) -> list[str]:
+        """Return those whose reply's content was at fault."""
+        return [name for name, refused in self.refused.items() if refused.reason.is_lie]
 
     def leave_out(self, client: Client, reason: Reason, text: str) -> None:
         """Note why a client brought nothing."""
@@ -217,8 +224,15 @@ class Director:
         client = arrival.letter.about.client
         outcome.leave_out(client, judged.reason, judged.text)
         if judged.reason.is_lie:
-            self.federation.blame(client.client_id, judged.text)
+            self.blame(client, judged.text, outcome)
         ask.failed(client, judged.reason)
+
+    def blame(self, client: Client, text: str, outcome: Outcome) -> None:
+        """Leave a client out for what it has sent, and hold it against it."""
+        outcome.leave_out(client, Reason.CONTENT, text)
+        until = self.federation.blame(client.client_id, text)
+        if until is not None:
+            outcome.quarantined[client.client_id] = until
 
 
 def slices(clients: Sequence[Client], size: int) -> Iterator[Sequence[Client]]:

@@ -159,13 +159,14 @@ class Federation:
         elif content.reason.is_lie:
             self.blame(client.client_id, content.text)
 
-    def blame(self, name: str, text: str) -> None:
-        """Hold an answer's content against a client."""
+    def blame(self, name: str, text: str) -> int | None:
+        """Hold an answer's content against a client; return the last round of the quarantine that it leads to."""
         until = self.roster.conduct.lied(name, self.round)
         if until is not None:
             self._on_event(
                 f"{name} is in quarantine until after round {until}: another reply was refused for its content ({text})"
             )
+        return until
 
     # ------------------------------------------------------------------ coming and going
 

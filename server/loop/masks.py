@@ -59,8 +59,8 @@ from hyperbloom.common.secure_aggregation import (
     read_key,
     threshold_of,
 )
-from hyperbloom.strategies.personalised import ClientUpdate, Leg, Order, PersonalisedStrategy
 from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.personalised import ClientUpdate, Leg, Order
 
 __all__ = ["secure_legs"]
 

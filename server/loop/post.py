@@ -119,7 +119,8 @@ class Post:
         for reply in replies:
             reply_to = reply.metadata.reply_to_message_id
             late = reply_to in self._overdue
-            letter = (self._overdue if late else self._open).pop(reply_to, None)
+            book = self._overdue if late else self._open
+            letter = book.pop(reply_to, None)
             if letter is not None:  # a grid may answer twice
                 arrived.append(Arrival(letter, _content(reply, letter), late))
         return arrived

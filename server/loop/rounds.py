@@ -65,7 +65,7 @@ class Run:
         if self.config.secure_aggregation:
             from hyperbloom.server.loop.masks import Masks
 
-            exchanges = Masks(self.config, turn, outcome, self.federation.blame).round(exchanges)
+            exchanges = Masks(self.config, turn, outcome, self.director.blame).round(exchanges)
         self.director.play(exchanges, outcome, len(turn.cohort))
         return bool(outcome.results) or not turn.cohort
 
