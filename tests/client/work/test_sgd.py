@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperbloom.client.work import sgd
-from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate
+from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.client.work.sgd import FlatPart, Network, draw_batches, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
@@ -69,7 +69,12 @@ def test_what_is_frozen_stays_as_it_is() -> None:
 
 
 def reference_round(
-    module: nn.Module, optimisers: list[torch.optim.SGD], shared: list[nn.Parameter], data: Examples, given: SGD, seed: int = SEED
+    module: nn.Module,
+    optimisers: list[torch.optim.SGD],
+    shared: list[nn.Parameter],
+    data: Examples,
+    given: SGD,
+    seed: int = SEED,
 ) -> float:
     """Train with torch's own optimisers and clipping; returns the mean loss."""
     losses = []
@@ -235,55 +240,6 @@ def test_every_example_is_drawn_equally_often() -> None:
     counts = torch.bincount(draw_batches(10, 3, 2000, 5).reshape(-1), minlength=10)
     assert counts.sum() == 6000
     assert (counts - 600).abs().max() < 5 * math.sqrt(600)
-
-
-# ---------------------------------------------------------------------- evaluation
-
-
-class Memory(nn.Module):
-    """Returns its inputs, which are the logits then, and remembers the sizes of the batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        return x
-
-
-def test_a_score_computed_by_hand() -> None:
-    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0]])
-    score = evaluate(Memory(), Examples(logits, torch.tensor([0, 0, 1, 1])))
-    losses = [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(3)), math.log(2)]
-    assert (score.correct, score.total, score.accuracy) == (1, 4, 0.25)
-    assert score.loss == pytest.approx(sum(losses) / 4, rel=1e-6)
-
-
-@pytest.mark.parametrize("count", [1, EVALUATION_BATCH - 1, EVALUATION_BATCH, EVALUATION_BATCH + 1, 2500])
-def test_batches_of_the_evaluation_do_not_show(count: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(count, 3, generator=generator)
-    labels = torch.randint(3, (count,), generator=generator)
-    module = Memory()
-    score = evaluate(module, Examples(logits, labels))
-    picked = logits.double()[torch.arange(count), labels]
-    assert score.correct == sum(int(row.argmax()) == label for row, label in zip(logits, labels.tolist(), strict=True))
-    assert score.total == count
-    assert score.loss == pytest.approx((logits.double().logsumexp(1) - picked).mean().item(), rel=1e-5)
-    assert module.sizes == [EVALUATION_BATCH] * (count // EVALUATION_BATCH) + [count % EVALUATION_BATCH] * bool(
-        count % EVALUATION_BATCH
-    )
-
-
-def test_evaluating_changes_nothing() -> None:
-    module = build("lenet", torch.float32)
-    part = network(module, "none").shared
-    before = part.values.clone()
-    evaluate(module, some_examples("lenet", 5, torch.float32))
-    assert torch.equal(part.values, before)
-    assert not part.gradient.any()
-    assert part.momentum is None
 
 
 # ---------------------------------------------------------------------- devices
