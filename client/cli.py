@@ -160,7 +160,7 @@ def _run(args: argparse.Namespace) -> None:
     from hyperbloom.client.app import app
     from hyperbloom.client.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
-    from hyperbloom.client.worker import worker_for
+    from hyperbloom.client.work.client import client_for
     from hyperbloom.common.data import DataSpec
 
     if args.threads is not None and args.threads < 1:
@@ -200,8 +200,8 @@ def _run(args: argparse.Namespace) -> None:
     link = make_link(args)
     config = settings.to_node_config()
     # The same route as the app takes, so that what is loaded here, before the server hears of us, is what it uses.
-    worker = worker_for(ClientSettings.from_node_config(config))
-    with worker.state.lock():
+    client = client_for(ClientSettings.from_node_config(config))
+    with client.state.lock():
         if args.parent_pid:
             exit_with_parent(args.parent_pid)
         run_client(link, app, config, stay=args.stay)
@@ -209,7 +209,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _graph(model: str, size: str, spec: "DataSpec") -> str:
     """Return the graph of a model for these data as text; nothing of it leaves this machine."""
-    from hyperbloom.client.graphs import own_graph
+    from hyperbloom.client.work.own_network import own_graph
     from hyperbloom.common.data import load_client_data
     from hyperbloom.common.models import ModelSpec
 

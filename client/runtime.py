@@ -41,8 +41,9 @@ from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import RetryState, exponential
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
-from hyperbloom.common.messages import Notice
 from hyperbloom.common.signals import terminate_as_interrupt
+from hyperbloom.common.wire.orders import Notice
+from hyperbloom.common.wire.pack import unpack
 
 __all__ = ["Link", "Pacer", "exit_with_parent", "run_client"]
 
@@ -234,8 +235,8 @@ class _Session:
             message = self._pull(*received)
             self._answer(message)
             pacer.message(time.monotonic())
-            if message.metadata.message_type == Notice.type:
-                self._act_on(Notice.unpack(message.content))
+            if message.metadata.message_type == Notice.message_type:
+                self._act_on(unpack(Notice, message.content))
 
     def _pull(self, announced: Message, tree: ObjectTree) -> Message:
         metadata = announced.metadata
@@ -260,9 +261,7 @@ class _Session:
             self._push(Message(_failure("the client is leaving"), reply_to=message), 0.0)
             raise
         except Exception as error:
-            # Errors of ours say all in a line.
-            bare = not isinstance(error, HyperbloomError)
-            log.error("%s failed: %s", message.metadata.message_type, error, exc_info=bare)
+            log.exception("%s failed: %s", message.metadata.message_type, error)
             reply = Message(_failure(f"{type(error).__name__}: {error}"), reply_to=message)
         self._push(reply, time.perf_counter() - start)
 

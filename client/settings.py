@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from hyperbloom.client.state import default_state_dir
+from hyperbloom.client.keep.state import default_state_dir
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError

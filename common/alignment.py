@@ -18,7 +18,7 @@ from torch import Tensor
 from hyperbloom.common.cka import Kernel, centred, centred_gram, cka, gram, linear_cka, linear_factor, unit
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire import LARGEST_NORM, Weights
+from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
 
 __all__ = [
     "FACTOR_BYTES",

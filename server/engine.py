@@ -8,9 +8,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from hyperbloom.client.app import app, train_all
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.state import ClientState
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.attempt import attempt
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
@@ -68,7 +68,7 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
     configs = [each.to_node_config() for each in settings]
     source = data_source(settings[0].data)
     # Data that are not there are told now, not by ten refusals.
-    devices = {worker_for(ClientSettings.from_node_config(each)).device.type for each in configs}
+    devices = {client_for(ClientSettings.from_node_config(each)).device.type for each in configs}
     if vectorise is None:
         vectorise = "cuda" in devices
     grid = _VirtualGrid(app, configs, train_all if vectorise else None)

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, and print what was found."""
-    from hyperbloom.client.state import default_state_dir
+    from hyperbloom.client.keep.state import default_state_dir
     from hyperbloom.common.doctor import check_expiry, check_file, check_folder, check_machine, check_server, report
 
     findings = [*check_machine(), check_folder("state folder", args.state_dir or default_state_dir(args.client_id))]

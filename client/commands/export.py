@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
         HyperbloomError: there is no such model, or the data or the architecture are others than those it was made for.
     """
     from hyperbloom.client.cli import parse_partition
-    from hyperbloom.client.own_model import write_own_model
+    from hyperbloom.client.keep.own_model import write_own_model
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.common.data import DataSpec
 

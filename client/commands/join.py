@@ -32,12 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     privacy.add_argument("--eps", type=float, metavar="EPSILON", help="add noise for this epsilon (default: no noise)")
     privacy.add_argument("--delta", type=float, help="and this delta; less than one over the number of examples")
     privacy.add_argument("--budget", type=float, metavar="EPSILON", help="refuse if all joins together spend more")
-    privacy.add_argument(
-        "--mechanism",
-        default="analytic",
-        choices=["analytic", "classical"],
-        help="classical: the paper's formula, which adds more noise and holds below epsilon 1 (default: %(default)s)",
-    )
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="where privacy spent on these data is entered (default: per user)"
     )
@@ -66,13 +60,14 @@ def run(args: argparse.Namespace) -> None:
     partition, partitions = parse_partition(args.partition)
     link = make_link(args)
 
-    from hyperbloom.client.join import join
-    from hyperbloom.client.newcomer import Newcomer, Promise, Sources
-    from hyperbloom.client.privacy import Ledger
-    from hyperbloom.client.state import default_state_dir
+    from hyperbloom.client.keep.state import default_state_dir
+    from hyperbloom.client.newcomer.join import join
+    from hyperbloom.client.newcomer.ledger import Ledger
+    from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
+    from hyperbloom.client.newcomer.sources import Sources
     from hyperbloom.common.data import DataSpec
 
-    promise = Promise(args.eps, args.delta, args.mechanism) if args.eps is not None else None
+    promise = Promise(args.eps, args.delta) if args.eps is not None else None
     spec = DataSpec(
         data=args.data,
         root=args.root,

@@ -158,7 +158,7 @@ class Fit:
     rate: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitResult(TrainResult):
     """Also the change of the encoder of `version`, and how far its descriptor was from the given one before.
 
@@ -166,26 +166,26 @@ class FitResult(TrainResult):
         distance: mean of the squared differences.
     """
 
-    version: str = ""
-    distance: float = 0.0
-    gamma: Weights | None = None
+    version: str
+    distance: float
+    gamma: Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitOrder(TrainOrder):
     """Train as ordered, and beside it fit the encoder to the descriptor that the server has learned."""
 
     message_type: ClassVar[str] = "train.fit"
     answer: ClassVar[type] = FitResult
-    fit: Fit | None = None
+    fit: Fit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TryOrder(EvaluateOrder):
     """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
 
     message_type: ClassVar[str] = "evaluate.many"
-    together: bool = False
+    together: bool
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class ErrorsResult:
     errors: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ErrorsOrder(EvaluateOrder):
     """Say how often each of linear classifiers `(M, F + 1)` takes a validation example for somebody else's.
 
@@ -220,5 +220,5 @@ class ErrorsOrder(EvaluateOrder):
 
     message_type: ClassVar[str] = "evaluate.errors"
     answer: ClassVar[type] = ErrorsResult
-    sign: int = 0
-    classifiers: Weights | None = None
+    sign: int
+    classifiers: Weights

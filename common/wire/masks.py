@@ -113,13 +113,13 @@ class Masking:
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MaskedOrder(TrainOrder):
     """Train as ordered, and send the change masked."""
 
     message_type: ClassVar[str] = "train.masked"
     answer: ClassVar[type] = MaskedResult
-    masking: Masking | None = None
+    masking: Masking
 
 
 @dataclass(frozen=True)

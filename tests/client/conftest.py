@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.data import DataSpec
+
+from .orders import Worker
 
 SHARE = DataSpec(split="iid", partition=0, partitions=6, max_train=40, seed=1)
 
@@ -31,9 +33,9 @@ def clean_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     logger = logging.getLogger("hyperbloom")
     before = (list(logger.handlers), logger.level, logger.propagate)
-    worker_for.cache_clear()
+    client_for.cache_clear()
     yield
-    worker_for.cache_clear()
+    client_for.cache_clear()
     logger.handlers, logger.level, logger.propagate = before
 
 

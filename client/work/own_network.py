@@ -16,26 +16,18 @@ from functools import cache
 from typing import get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyperbloom.client.settings import Disclosure
-from hyperbloom.client.training import EVALUATION_BATCH, FlatPart, evaluate, settle_norms
-from hyperbloom.common.data import Examples
-from hyperbloom.common.errors import ModelError, RefusedError, WireError
+from hyperbloom.client.work.sgd import FlatPart, Network
+from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import ASKS, REFINED, EvaluateOrder, RepresentOrder, TrainOrder
 from hyperbloom.common.models import ModelSpec, build_own
-from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.orders import SGD, Target
+from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["ALL_TYPES", "Fixed", "Generated", "OwnNetwork", "describe", "own_graph", "refine", "tensors_of"]
-
-ALL_TYPES = ("all",)
-"""Stands for the layer types of a client that wants all parts of the hypernetwork, not to show which it uses."""
-
-MOST_EPOCHS = 100
+__all__ = ["Fixed", "Generated", "OwnNetwork", "own_graph", "parse_norms", "tensors_of"]
 
 
 @cache
@@ -43,35 +35,6 @@ def own_graph(spec: ModelSpec, norms: Norms = "generated") -> Graph:
     """Return the graph of a client's own model; ModelError if it cannot be built or represented."""
     with torch.random.fork_rng(devices=[]):
         return trace(build_own(spec), spec.input_shape, norms)
-
-
-def describe(
-    spec: ModelSpec | None, disclosure: Disclosure, asks: str | None, norms: str | None
-) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the layer types and the graph that an introduction tells of a client's own model.
-
-    Args:
-        spec: of the own model, or None if there is none.
-        disclosure: what may be told at most.
-        asks: what the server's strategy asks for.
-        norms: how it treats the parameters of norms.
-
-    Raises:
-        RefusedError: the server chooses the model of all clients, and this one has its own.
-        WireError: the server asks for something unknown.
-    """
-    if asks is not None and asks not in ASKS:
-        raise WireError(f"greeting: expected asks to be one of {ASKS}, found {asks!r}")
-    if spec is None:
-        return None, None
-    if asks is None:
-        raise RefusedError("in this run the server chooses the model of all clients; join without --model")
-    if asks == "own":
-        return (), None  # there is one
-    graph = own_graph(spec, _norms(norms))
-    if asks == "graph":
-        return None, graph.to_json() if disclosure == "graph" else None
-    return ALL_TYPES if disclosure == "all-types" else tuple(map(str, graph.types)), None
 
 
 @dataclass(frozen=True)
@@ -91,20 +54,20 @@ class OwnNetwork:
     types: tuple[LayerType, ...] = ()
 
     @classmethod
-    def ordered(cls, spec: ModelSpec, order: TrainOrder | EvaluateOrder | RepresentOrder) -> "OwnNetwork":
-        """Read an order for the client's own model.
+    def ordered(cls, spec: ModelSpec, target: Target, weights: Weights | None) -> "OwnNetwork":
+        """Return what an order asks for that is about the client's own model.
 
         Raises:
             WireError: it does not fit the model.
         """
-        wanted = cls(spec, _norms(order.norms))
-        if order.hypernetwork is None:
+        wanted = cls(spec, parse_norms(target.norms))
+        if target.hypernetwork is None:
             return wanted
-        if order.weights is None:
+        if weights is None:
             raise WireError("order: expected parts of the hypernetwork, found none")
-        parts = {part_of(name) for name, _ in order.weights.layout.shapes} - {SHARED}
+        parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
         arrived = {LayerType.parse(part) for part in parts}
-        settings = Settings.from_json(order.hypernetwork)
+        settings = Settings.from_json(target.hypernetwork)
         # In mode `linear` types without parameters do not travel, and have nothing to lack.
         needed = set(own_graph(spec, wanted.norms).types)
         missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]
@@ -113,23 +76,23 @@ class OwnNetwork:
         types = tuple(sorted(needed | arrived, key=str))
         # Before memory is taken for what the order describes, compare it with what has arrived.
         try:
-            sketch = GraphHypernetwork.sketch(types, settings, order.weights.layout.numel)
+            sketch = GraphHypernetwork.sketch(types, settings, weights.layout.numel)
         except ModelError as error:
             raise WireError(f"order: {error}") from None
-        order.weights.check(Layout.of(sketch), torch.float32)
+        weights.check(Layout.of(sketch), torch.float32)
         return replace(wanted, hypernetwork=settings, types=types)
 
-    def make(self, device: torch.device) -> tuple[nn.Module, FlatPart, FlatPart]:
-        """Return the module to train, what the server sends, and what stays on the client."""
+    def make(self, device: torch.device) -> Network:
+        """Return the network, on a device."""
         graph = own_graph(self.spec, self.norms)
         with torch.random.fork_rng(devices=[]):
             network = build_own(self.spec).to(device)
         kept = Layout(tuple(item for item in Layout.of(network).shapes if item[0] not in graph.order))
         if self.hypernetwork is None:
-            return network, FlatPart(network, graph.layout), FlatPart(network, kept)
+            return Network(network, FlatPart(network, graph.layout), FlatPart(network, kept))
         hypernetwork = GraphHypernetwork(self.types, self.hypernetwork, seed=None).to(device)
         shared = _UsedPart(hypernetwork, {SHARED, *map(str, graph.types)})
-        return Generated(hypernetwork, graph, network), shared, FlatPart(network, kept)
+        return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, kept))
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -191,69 +154,15 @@ class _UsedPart(FlatPart):
         self._unused = [place for name, place, _ in self.layout.slices() if part_of(name) not in used]
 
     @torch.no_grad()
-    def step(self, order: TrainOrder) -> None:
+    def step(self, sgd: SGD) -> None:
         before = [self.values[place].clone() for place in self._unused]
-        super().step(order)
+        super().step(sgd)
         for place, values in zip(self._unused, before, strict=True):
             self.values[place] = values
 
 
-def refine(module: nn.Module, head: tuple[str, ...], data: Examples, order: EvaluateOrder, client_id: str) -> nn.Module:
-    """Return the network after `refine_epochs` passes of plain SGD over the client's own examples.
-
-    For HAFL-GHN the step at inference of the paper's section 4.2, on the last layer; for FedAvg with fine-tuning and
-    Per-FedAvg the adaptation of all weights. What is not refined is as it was sent or generated, norms as in
-    evaluation. Nothing of it stays, and if the loss on those examples has grown, nothing has changed.
-
-    Args:
-        module: as `OwnNetwork.make` returned it, or an ordinary network.
-        head: names of the parameters of the prediction head.
-        data: training examples.
-        order: which part, epochs, learning rate, batch size and seed.
-        client_id: mixed into the seed.
-
-    Raises:
-        WireError: the order's numbers are impossible.
-    """
-    epochs, rate, batch = order.refine_epochs or 0, order.refine_rate or 0.0, order.refine_batch or 0
-    if order.refine_part not in (None, *REFINED):
-        raise WireError(f"order: expected refine_part to be one of {REFINED}, found {order.refine_part!r}")
-    if not 0 <= epochs <= MOST_EPOCHS or rate <= 0 or batch < 1:
-        raise WireError(f"order: expected up to {MOST_EPOCHS} epochs with a rate and batches, found {epochs}")
-    network, weights = module, dict(module.named_parameters())
-    if isinstance(module, Generated):
-        with torch.no_grad():
-            network, weights = module.network, module.weights()  # type: ignore[assignment]
-    weights = {name: values.detach() for name, values in weights.items()}  # type: ignore[misc]
-    chosen = tuple(weights) if order.refine_part == "all" else head
-    refined = {name: weights[name].clone().requires_grad_() for name in chosen if name in weights}
-    generator = torch.Generator().manual_seed(derive(order.seed, client_id, order.round, "refine"))
-    sent = Fixed(network, weights)
-    loss_as_sent = evaluate(sent, data).loss
-    network.eval()
-    for _ in range(epochs if refined else 0):
-        for rows in torch.randperm(len(data), generator=generator).split(batch):
-            gradients = [torch.zeros_like(values) for values in refined.values()]
-            # A batch may be all that a client has: what memory holds, one after the other.
-            for some in rows.to(data.labels.device).split(EVALUATION_BATCH):
-                logits = functional_call(network, {**weights, **refined}, (data.inputs[some],))
-                loss = F.cross_entropy(logits, data.labels[some]) * (len(some) / len(rows))
-                for total, gradient in zip(gradients, torch.autograd.grad(loss, list(refined.values())), strict=True):
-                    total.add_(gradient)
-            with torch.no_grad():
-                for values, gradient in zip(refined.values(), gradients, strict=True):
-                    values.sub_(gradient, alpha=rate)
-    after = Fixed(network, {**weights, **{name: values.detach() for name, values in refined.items()}})
-    if order.refine_part == "all":
-        settle_norms(after, data)  # their statistics belong to other weights
-    # A rate that is too large must not cost what was there before; false for NaN.
-    if evaluate(after, data).loss <= loss_as_sent:
-        return after
-    settle_norms(sent, data)
-    return sent
-
-
-def _norms(text: str | None) -> Norms:
+def parse_norms(text: str | None) -> Norms:
+    """Return how an order treats the affine parameters of norms; WireError if it does not say."""
     if text == "generated":
         return "generated"
     if text == "local":

@@ -20,48 +20,45 @@ round; the sum of all that would be many times too large, and out of date before
 
 from torch import Tensor
 
-from hyperbloom.client.state import NO_MOMENT, ClientState, Moment
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import LARGEST_NORM
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import Scope
+from hyperbloom.common.wire.weights import LARGEST_NORM
 
 __all__ = ["encode_with_feedback"]
 
 
 def encode_with_feedback(
-    codec: Codec,
-    state: ClientState,
-    run_id: str,
-    layout: Layout,
-    delta: Tensor,
-    bounded: bool,
-    moment: Moment = NO_MOMENT,
+    codec: Codec, state: ClientState, scope: Scope, layout: Layout, delta: Tensor, bounded: bool
 ) -> bytes:
     """Return the bytes for a change and what is owed, and keep on the disk what they lose.
 
     Args:
         codec: what the order asked for.
         state: where what is owed lies.
-        run_id: to which it is owed.
+        scope: the run to which it is owed, and the round.
         layout: of the change.
         delta: `(P,)`, the change of this round.
         bounded: keep no more than the norm of `delta`.
-        moment: the order's place in the run.
 
     Raises:
         HyperbloomError: the change is not finite or too large; nothing of it is kept.
     """
-    owed = state.load_residual(run_id, layout, moment)
+    owed = state.load_residual(scope, layout)
     total = delta if owed is None else delta + owed
     norm = float(total.double().norm())
     if not norm <= LARGEST_NORM:
         state.forget_residual()
-        raise HyperbloomError(f"training diverged (norm of the change {norm:.1e}); lower local.learning_rate")
+        raise HyperbloomError(
+            f"training diverged (norm of the change {norm:.1e}); lower local.learning_rate", reason=Reason.DIVERGED
+        )
     encoded = codec.encode(total, layout)
     lost = total - codec.decode(encoded, layout)
     size, limit = (float(values.double().norm()) for values in (lost, delta))
     if bounded and size > limit:
         lost = lost * (limit / size)
-    state.save_residual(run_id, layout, lost, moment)
+    state.save_residual(scope, layout, lost)
     return encoded

@@ -9,37 +9,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperbloom.client.methods import trainer
-from hyperbloom.client.training import Flat, FlatPart, draw_batches, train
+from hyperbloom.client.work.methods import check_method, train_by
+from hyperbloom.client.work.sgd import Flat, FlatPart, Network, draw_batches, train
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder
 from hyperbloom.common.methods import FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
 from hyperbloom.common.models import HEAD
+from hyperbloom.common.wire.orders import SGD
 
-from .test_training import build, order, parts, some_examples
+from .test_sgd import SEED, STEPS, build, network, some_examples
 
 DATA = some_examples("mlp", 17)
 HESSIAN_FREE = PerFedAvg(alpha=0.3, variant="hessian-free", delta=1e-4)
 FIRST_ORDER = PerFedAvg(alpha=0.3, variant="first-order", delta=1e-4)
 
 
-def by(method: Method | None, **changes: Any) -> TrainOrder:
-    """Return an order to train by a method."""
-    return order(method=method.to_json() if method else None, **changes)
-
-
-def run(given: TrainOrder) -> tuple[FlatPart, Flat, float]:
-    """Train the small network as ordered; returns what was shared, what is personal, and the loss."""
+def run(method: Method | None, private: str = "none", **changes: Any) -> tuple[Flat, Flat, float]:
+    """Train the small network by a method; returns what was shared, what is personal, and the loss."""
     module = build("mlp")
-    if given.private == "copy":
+    if private == "copy":
         shared = FlatPart(module, Layout.of(module))
-        personal: Flat = Flat(shared.layout, shared.values.clone())
+        made = Network(module, shared, Flat(shared.layout, shared.values.clone()))
     else:
-        shared, personal = parts(module, given.private)
-    loss = trainer(given)(module, shared, personal, DATA, given)
+        made = network(module, private)
+    given = replace(STEPS, **changes)
+    check_method(method, private, given.steps)
+    loss = train_by(method, made, DATA, given, SEED)
     assert all(parameter.requires_grad for parameter in module.parameters())
-    return shared, personal, loss
+    return made.shared, made.personal, loss
 
 
 def flat(module: nn.Module, head: bool | None = None) -> Tensor:
@@ -48,13 +45,13 @@ def flat(module: nn.Module, head: bool | None = None) -> Tensor:
     return torch.cat([p.detach().flatten() for name, p in named if head in (None, name.startswith(HEAD))])
 
 
-def batches(given: TrainOrder, count: int | None = None) -> list[tuple[Tensor, Tensor]]:
+def batches(given: SGD, count: int | None = None) -> list[tuple[Tensor, Tensor]]:
     """Return the batches that `count` steps draw."""
-    drawn = draw_batches(len(DATA), given.batch_size, count or given.steps, given.seed)
+    drawn = draw_batches(len(DATA), given.batch_size, count or given.steps, SEED)
     return [(DATA.inputs[rows], DATA.labels[rows]) for rows in drawn]
 
 
-def sgd(parameters: list[nn.Parameter], given: TrainOrder) -> torch.optim.SGD:
+def sgd(parameters: list[nn.Parameter], given: SGD) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=given.learning_rate, momentum=given.momentum, weight_decay=given.weight_decay)
 
 
@@ -67,8 +64,8 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-12) -> Non
 
 @pytest.mark.parametrize("private", ["none", "head"])
 def test_fedprox_without_its_term_is_sgd_to_the_bit(private: str) -> None:
-    shared, personal, loss = run(by(FedProx(mu=0.0), private=private))
-    plain, kept, expected = run(by(None, private=private))
+    shared, personal, loss = run(FedProx(mu=0.0), private=private)
+    plain, kept, expected = run(None, private=private)
     assert torch.equal(shared.values, plain.values)
     assert torch.equal(personal.values, kept.values)
     assert loss == expected
@@ -76,7 +73,7 @@ def test_fedprox_without_its_term_is_sgd_to_the_bit(private: str) -> None:
 
 @pytest.mark.parametrize("clip", [0.5, 50.0])
 def test_fedprox_is_sgd_on_the_loss_with_its_term(clip: float) -> None:
-    given = by(FedProx(mu=0.7), clip=clip)
+    given = replace(STEPS, clip=clip)
     module = build("mlp")
     sent = [parameter.detach().clone() for parameter in module.parameters()]
     optimizer, losses = sgd(list(module.parameters()), given), []
@@ -88,17 +85,17 @@ def test_fedprox_is_sgd_on_the_loss_with_its_term(clip: float) -> None:
         nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
         losses.append(loss.item())
-    shared, _, mean = run(given)
+    shared, _, mean = run(FedProx(mu=0.7), clip=clip)
     assert_close(shared.values, flat(module), 1e-8)  # torch's clipping adds 1e-6 to norms of single precision
     assert mean == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-    assert (shared.values - run(by(None, clip=clip))[0].values).norm() > 1e-2
+    assert (shared.values - run(None, clip=clip)[0].values).norm() > 1e-2
 
 
 # ---------------------------------------------------------------------- fedrep
 
 
 def test_fedrep_trains_the_head_then_the_body() -> None:
-    given = by(FedRep(head_share=0.7), private="head", steps=10)
+    given = replace(STEPS, steps=10)
     module = build("mlp")
     head = [p for name, p in module.named_parameters() if name.startswith(HEAD)]
     body = [p for name, p in module.named_parameters() if not name.startswith(HEAD)]
@@ -109,7 +106,7 @@ def test_fedrep_trains_the_head_then_the_body() -> None:
         if optimizer is optimizers[-1]:
             nn.utils.clip_grad_norm_(body, given.clip)
         optimizer.step()
-    shared, personal, _ = run(given)
+    shared, personal, _ = run(FedRep(head_share=0.7), private="head", steps=10)
     assert_close(shared.values, flat(module, head=False), 1e-8)
     assert_close(personal.values, flat(module, head=True), 1e-8)
 
@@ -119,20 +116,19 @@ def test_fedrep_gives_each_part_a_step(share: float, moved: tuple[int, int], mon
     taken: list[int] = []
     step = Flat.step
 
-    def noted(part: Flat, given: TrainOrder) -> None:
+    def noted(part: Flat, given: SGD) -> None:
         taken.append(part.layout.numel)
         step(part, given)
 
     monkeypatch.setattr(Flat, "step", noted)
-    shared, personal, _ = run(by(FedRep(head_share=share), private="head", steps=5))
+    shared, personal, _ = run(FedRep(head_share=share), private="head", steps=5)
     assert (taken.count(personal.layout.numel), taken.count(shared.layout.numel)) == moved
 
 
 def test_fedrep_keeps_the_momentum_of_the_head_and_not_of_the_body() -> None:
-    given = by(FedRep(head_share=0.5), private="head")
-    module = build("mlp")
-    shared, personal = parts(module, "head")
-    trainer(given)(module, shared, personal, DATA, given)
+    made = network(build("mlp"), "head")
+    shared, personal = made.shared, made.personal
+    train_by(FedRep(head_share=0.5), made, DATA, STEPS, SEED)
     assert personal.momentum is not None
     lasting = personal.momentum.clone()
     sent, kept = shared.values.clone(), personal.values.clone()
@@ -141,7 +137,7 @@ def test_fedrep_keeps_the_momentum_of_the_head_and_not_of_the_body() -> None:
         personal.load(kept)
         personal.momentum = None if momentum is None else momentum.clone()
         shared.load(sent)
-        trainer(given)(module, shared, personal, DATA, given)
+        train_by(FedRep(head_share=0.5), made, DATA, STEPS, SEED)
         outcomes.append(personal.values.clone())
     assert not torch.allclose(outcomes[0], outcomes[1])
 
@@ -152,15 +148,15 @@ def test_fedrep_keeps_the_momentum_of_the_head_and_not_of_the_body() -> None:
 @pytest.mark.parametrize("variant", [FIRST_ORDER, HESSIAN_FREE])
 def test_per_fedavg_that_adapts_nothing_is_sgd_to_the_bit(variant: PerFedAvg) -> None:
     method = variant.model_copy(update={"alpha": 0.0})
-    shared, _, loss = run(by(method, steps=20))
-    plain, _, expected = run(by(None, steps=20 // method.fewest_steps))
+    shared, _, loss = run(method, steps=20)
+    plain, _, expected = run(None, steps=20 // method.fewest_steps)
     assert torch.equal(shared.values, plain.values)
     assert loss == expected
 
 
 @pytest.mark.parametrize("variant", [FIRST_ORDER, HESSIAN_FREE])
 def test_per_fedavg_takes_the_gradient_of_the_adapted_loss(variant: PerFedAvg) -> None:
-    given, updates = by(variant, steps=20, clip=50.0), 20 // variant.fewest_steps
+    given, updates = replace(STEPS, steps=20, clip=50.0), 20 // variant.fewest_steps
     drawn = batches(given, updates * (2 if variant is FIRST_ORDER else 3))
     module = build("mlp")
     layout = Layout.of(module)
@@ -183,12 +179,12 @@ def test_per_fedavg_takes_the_gradient_of_the_adapted_loss(variant: PerFedAvg) -
             gradient = gradient - 0.3 * product
         w.grad = gradient.detach()
         optimizer.step()
-    shared, _, _ = run(given)
+    shared, _, _ = run(variant, steps=20, clip=50.0)
     # Central differences of length 1e-4 are exact up to their square, but where a ReLU switches.
     assert_close(shared.values, w.detach(), 1e-12 if variant is FIRST_ORDER else 1e-6)
     other = HESSIAN_FREE if variant is FIRST_ORDER else FIRST_ORDER
-    same_updates = by(other, steps=updates * other.fewest_steps, clip=50.0)
-    assert (run(same_updates)[0].values - w).norm() > 1e-3
+    same_updates = run(other, steps=updates * other.fewest_steps, clip=50.0)
+    assert (same_updates[0].values - w).norm() > 1e-3
 
 
 # ---------------------------------------------------------------------- pfedme
@@ -197,7 +193,7 @@ MOREAU = PFedMe(lamda=2.0, inner_steps=3, inner_rate=0.2)
 
 
 def test_pfedme_is_its_algorithm() -> None:
-    given = by(MOREAU, private="copy", steps=11, clip=0.3)
+    given = replace(STEPS, steps=11, clip=0.3)
     module = build("mlp")  # whose parameters are theta
     w = [nn.Parameter(p.detach().clone()) for p in module.parameters()]
     outer = sgd(w, given)
@@ -214,7 +210,7 @@ def test_pfedme_is_its_algorithm() -> None:
             value.grad = 2.0 * (value.detach() - parameter.detach())
         nn.utils.clip_grad_norm_(w, 0.3)
         outer.step()
-    shared, personal, mean = run(given)
+    shared, personal, mean = run(MOREAU, private="copy", steps=11, clip=0.3)
     assert_close(shared.values, torch.cat([value.detach().flatten() for value in w]), 1e-8)
     assert_close(personal.values, flat(module), 1e-8)
     assert mean == pytest.approx(sum(losses) / 11, rel=1e-6)
@@ -227,14 +223,14 @@ def test_pfedme_tends_to_sgd_as_lambda_grows(inner_steps: int) -> None:
 
     A gradient step of rate 1 / lambda is an iteration of that equation; the first of each batch is from an old theta.
     """
-    plain, _, _ = run(by(None, steps=6))
+    plain, _, _ = run(None, steps=6)
     errors = []
     for lamda in (1e3, 1e5):
         method = PFedMe(lamda=lamda, inner_steps=inner_steps, inner_rate=1 / lamda)
-        shared, personal, _ = run(by(method, private="copy", steps=6 * inner_steps))
+        shared, personal, _ = run(method, private="copy", steps=6 * inner_steps)
         errors.append(float((shared.values - plain.values).norm()))
         # theta is where w was before its last step, up to 1 / lambda
-        assert (personal.values - run(by(None, steps=5))[0].values).norm() < 100 / lamda
+        assert (personal.values - run(None, steps=5)[0].values).norm() < 100 / lamda
     assert errors[1] < errors[0] / 50 < 1e-2
 
 
@@ -243,11 +239,11 @@ def test_pfedme_tends_to_sgd_as_lambda_grows(inner_steps: int) -> None:
 
 def test_frozen_parameters_stay_and_the_others_train_as_if_alone() -> None:
     names = ("fc1.weight", "fc1.bias")
-    shared, _, loss = run(by(Frozen(names=names), clip=0.3))
+    shared, _, loss = run(Frozen(names=names), clip=0.3)
     module = build("mlp")
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     alone, kept = FlatPart(module, Layout.of(module, without="fc1")), FlatPart(module, Layout(()))
-    expected = train(module, alone, kept, DATA, order(clip=0.3))
+    expected = train(Network(module, alone, kept), DATA, replace(STEPS, clip=0.3), SEED)
     after = shared.layout.views(shared.values)
     for name in names:
         assert torch.equal(after[name], before[name])
@@ -256,34 +252,35 @@ def test_frozen_parameters_stay_and_the_others_train_as_if_alone() -> None:
 
 
 def test_freezing_nothing_is_sgd_to_the_bit() -> None:
-    assert torch.equal(run(by(Frozen(names=())))[0].values, run(by(None))[0].values)
+    assert torch.equal(run(Frozen(names=()))[0].values, run(None)[0].values)
 
 
 # ---------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("method", "private", "steps", "message"),
     [
-        (by(None, private="copy"), "expected a method that trains the client's copy, found none"),
-        (by(FedRep(head_share=0.5), private="none"), "expected private in .*'head'.* for fedrep, found 'none'"),
-        (by(MOREAU, private="none"), "expected private in .*'copy'.* for pfedme, found 'none'"),
-        (by(FIRST_ORDER, private="head"), "expected private in .*'none'.* for per-fedavg, found 'head'"),
-        (by(FedProx(mu=1.0), private="all"), "for fedprox, found 'all'"),
-        (by(FedRep(head_share=0.5), private="head", steps=1), "expected at least 2 steps for fedrep, found 1"),
-        (by(HESSIAN_FREE, steps=3), "expected at least 4 steps for per-fedavg, found 3"),
-        (replace(order(), method="magic"), "order: method: Invalid JSON"),
+        (None, "copy", 20, "expected a method that trains the client's copy, found none"),
+        (FedRep(head_share=0.5), "none", 20, "expected private in .*'head'.* for fedrep, found 'none'"),
+        (MOREAU, "none", 20, "expected private in .*'copy'.* for pfedme, found 'none'"),
+        (FIRST_ORDER, "head", 20, "expected private in .*'none'.* for per-fedavg, found 'head'"),
+        (FedProx(mu=1.0), "all", 20, "for fedprox, found 'all'"),
+        (FedRep(head_share=0.5), "head", 1, "expected at least 2 steps for fedrep, found 1"),
+        (HESSIAN_FREE, "none", 3, "expected at least 4 steps for per-fedavg, found 3"),
     ],
 )
-def test_an_order_whose_method_does_not_fit_is_refused(given: TrainOrder, message: str) -> None:
+def test_an_order_whose_method_does_not_fit_is_refused(
+    method: Method | None, private: str, steps: int, message: str
+) -> None:
     with pytest.raises(WireError, match=message):
-        trainer(given)
+        check_method(method, private, steps)
 
 
 @pytest.mark.parametrize("names", [("fc2.weight",), ("fc1.weight", "fc1.bias", "head.weight", "head.bias")])
 def test_only_some_of_the_parameters_can_be_frozen(names: tuple[str, ...]) -> None:
     with pytest.raises(WireError, match=r"expected to freeze some of fc1\.bias, .*, found"):
-        run(by(Frozen(names=names)))
+        run(Frozen(names=names))
 
 
 def test_the_loop_draws_as_many_batches_as_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,6 +304,6 @@ def test_the_loop_draws_as_many_batches_as_its_budget(monkeypatch: pytest.Monkey
         (Frozen(names=("fc1.bias",)), "none"),
     ):
         gradients.clear()
-        run(by(method, private=private, steps=20))
+        run(method, private=private, steps=20)
         spent[str(method)] = len(gradients)
     assert spent == dict.fromkeys(spent, 20)

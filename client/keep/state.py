@@ -9,7 +9,7 @@
     STATE/scored/RUN.safetensors         the model with which the client was last scored, if no one else has it whole
     STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last ones only
 
-None of it is ever sent, but the secret, which goes to the server and nowhere else.
+The secret goes to the server and nowhere else. Nothing else of it is ever sent.
 """
 
 import fcntl
@@ -17,46 +17,27 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import safetensors
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyperbloom.client.training import Flat
+from hyperbloom.client.keep.versions import Versioned
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Weights
-from hyperbloom.common.storage import keep, write_json, write_tensors
+from hyperbloom.common.storage import write_json, write_tensors
+from hyperbloom.common.wire.orders import Scope
 
-__all__ = ["NO_MOMENT", "ClientState", "FileState", "Moment", "Scored", "default_state_dir"]
+__all__ = ["ClientState", "FileState", "Scored", "default_state_dir"]
 
 FileState = tuple[int, int, int] | None
 """Inode, time of change and size of a file; None if there is none."""
 
-
-@dataclass(frozen=True)
-class Moment:
-    """Where in a run an order belongs.
-
-    Attributes:
-        round: number of the order.
-        resume_points: numbers of the last orders before the server's checkpoints, to which it may go back.
-        rewound: such numbers to which it has gone back already, in order of time.
-    """
-
-    round: int = 0
-    resume_points: tuple[int, ...] = ()
-    rewound: tuple[int, ...] = ()
-
-    def remembers(self, version: "_Version") -> bool:
-        """Return whether what was written then is still part of the run: the server has not gone back behind it."""
-        return all(version.round <= point for point in self.rewound[version.rewinds :])
+LONGEST_RUN_ID = 200
 
 
 class Scored(Section):
@@ -64,7 +45,7 @@ class Scored(Section):
 
     Attributes:
         round: number of the order to score it.
-        private: what of it never left the client, one of `messages.PRIVATE`.
+        private: what of it never left the client, one of `PRIVATE` of the wire.
         correct: test examples that it classified correctly, of `total`.
     """
 
@@ -76,83 +57,6 @@ class Scored(Section):
     private: str
     correct: int
     total: int
-
-
-NO_MOMENT = Moment()
-LONGEST_RUN_ID = 200
-"""Of a run that never goes back."""
-
-
-@dataclass(frozen=True)
-class _Version:
-    """A file as it was written for order `round`, after the server had gone back `rewinds` times."""
-
-    path: Path
-    round: int
-    rewinds: int
-
-
-class _Versioned:
-    """A file whose earlier versions are kept for as long as the server may go back to them: three of them at most.
-
-    The newest lies at `path`; a version that a checkpoint stands on is linked beside before it is replaced.
-    """
-
-    def __init__(self, path: Path, earlier: Path, name: str) -> None:
-        self.path, self._earlier, self._name = path, earlier, name
-
-    def find(self, moment: Moment) -> Path | None:
-        """Return the newest version that is part of the run, or None.
-
-        Raises:
-            SafetensorError, OSError: the newest cannot be read.
-        """
-        known = [version for version in [*self._kept(), *self._current()] if moment.remembers(version)]
-        return max(known, key=lambda version: version.round).path if known else None
-
-    def write(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], moment: Moment) -> None:
-        """Write a new version, and keep of the others what the server may go back to."""
-        rewinds = len(moment.rewound)
-        try:
-            current = [version for version in self._current() if moment.remembers(version)]
-        except (SafetensorError, OSError):
-            current = []  # damaged: of no use to anybody
-        for version in current:
-            kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
-            if any(version.round <= point < moment.round for point in moment.resume_points):
-                keep(version.path, kept)
-        when = torch.tensor([moment.round, rewinds])  # as metadata they would lie in any order
-        write_tensors(self.path, {**tensors, "moment": when}, metadata)
-        self._prune(moment)
-
-    def _prune(self, moment: Moment) -> None:
-        kept = list(self._kept())
-        if not kept:
-            return
-        known = [version for version in kept if moment.remembers(version)]
-        known.append(_Version(self.path, moment.round, len(moment.rewound)))
-        needed = set()
-        for point in moment.resume_points:
-            before = [version for version in known if version.round <= point]
-            if before:
-                needed.add(max(before, key=lambda version: version.round).path)
-        for version in kept:
-            if version.path not in needed:
-                version.path.unlink(missing_ok=True)
-
-    def _current(self) -> Iterator[_Version]:
-        if self.path.exists():
-            with safetensors.safe_open(self.path, framework="pt") as file:
-                when = file.get_tensor("moment").tolist() if "moment" in file.keys() else [0, 0]  # noqa: SIM118
-            yield _Version(self.path, *when)
-
-    def _kept(self) -> Iterator[_Version]:
-        for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():
-            name, _, when = path.stem.rpartition("@")
-            with suppress(ValueError):  # nothing of ours
-                number, rewinds = map(int, when.split("-"))
-                if name == self._name:
-                    yield _Version(path, number, rewinds)
 
 
 def default_state_dir(client_id: str) -> Path:
@@ -167,6 +71,10 @@ class ClientState:
     def __init__(self, folder: Path) -> None:
         """Use `folder`, which is made when something is first written."""
         self.folder = folder
+        self._earlier, self._scored = folder / "earlier", folder / "scored"
+        self._residual_path = folder / "residual.safetensors"
+        self._encoder_path = folder / "encoder.safetensors"
+        self._reference_path = folder / "reference.safetensors"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -221,68 +129,62 @@ class ClientState:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def load_personal(self, run_id: str, part: Flat, moment: Moment = NO_MOMENT) -> bool:
-        """Fill the personal part and its momentum from the disk; False if this run has left nothing yet.
+    def load_personal(self, scope: Scope, layout: Layout) -> tuple[Tensor, Tensor | None] | None:
+        """Return the `(P,)` personal parameters and their momentum; None if this run has left nothing yet.
 
         After the server has gone back to a checkpoint, they are those that the client had then.
 
         Raises:
             HyperbloomError: the file is damaged or belongs to another architecture.
         """
-        path = self._personal_path(run_id)
+        path = self._personal_path(scope.run_id)
         try:
-            found = self._personal(run_id).find(moment)
+            found = self._personal(scope.run_id).find(scope)
             if found is None:
-                return False
+                return None
             path = found
-            with safetensors.safe_open(path, framework="pt") as file:
-                layout = (file.metadata() or {}).get("layout")
-                tensors = {name: file.get_tensor(name).to(part.values.device) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = _read(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise HyperbloomError(
                 f"{path} cannot be read ({error}); move it away to start from fresh weights"
             ) from None
-        if layout != part.layout.digest or tensors.get("values", part.values[:0]).shape != part.values.shape:
+        values = tensors.get("values")
+        if metadata.get("layout") != layout.digest or values is None or values.shape != (layout.numel,):
             raise HyperbloomError(f"{path} belongs to another architecture; move it away to start from fresh weights")
-        part.load(tensors["values"])
-        part.momentum = tensors.get("momentum")
-        return True
+        return values, tensors.get("momentum")
 
-    def save_personal(self, run_id: str, part: Flat, moment: Moment = NO_MOMENT) -> None:
-        """Write the personal part and its momentum.
+    def save_personal(self, scope: Scope, layout: Layout, values: Tensor, momentum: Tensor | None = None) -> None:
+        """Write the `(P,)` personal parameters and their momentum.
 
         Raises:
             HyperbloomError: the disk does not take them; the earlier ones are as they were.
         """
-        tensors = {"values": part.values} | ({} if part.momentum is None else {"momentum": part.momentum})
+        tensors = {"values": values} | ({} if momentum is None else {"momentum": momentum})
         with _disk():
-            self._personal(run_id).write(tensors, {"layout": part.layout.digest}, moment)
+            self._personal(scope.run_id).write(tensors, {"layout": layout.digest}, scope)
 
-    def load_residual(self, run_id: str, layout: Layout, moment: Moment = NO_MOMENT) -> Tensor | None:
+    def load_residual(self, scope: Scope, layout: Layout) -> Tensor | None:
         """Return the `(P,)` values that compression still owes this run, or None if there are none that fit.
 
         Unlike the personal part they can be done without: a file that cannot be read is as good as none.
         """
         try:
-            path = self._residual(run_id).find(moment)
-            if path is None:
-                return None
-            with safetensors.safe_open(path, framework="pt") as file:
-                if file.metadata() != {"run": run_id, "layout": layout.digest}:
-                    return None
-                values: Tensor = file.get_tensor("values")
+            path = self._residual(scope.run_id).find(scope)
         except (SafetensorError, OSError, ValueError):
             return None
-        return values if values.shape == (layout.numel,) else None
+        tensors = path and _read_known(path, {"run": scope.run_id, "layout": layout.digest})
+        values = tensors.get("values") if tensors else None
+        return values if values is not None and values.shape == (layout.numel,) else None
 
-    def save_residual(self, run_id: str, layout: Layout, values: Tensor, moment: Moment = NO_MOMENT) -> None:
+    def save_residual(self, scope: Scope, layout: Layout, values: Tensor) -> None:
         """Write what compression owes this run, over what it owed another one.
 
         Raises:
             HyperbloomError: the disk does not take it; what was owed before is as it was.
         """
         with _disk():
-            self._residual(run_id).write({"values": values}, {"run": run_id, "layout": layout.digest}, moment)
+            metadata = {"run": scope.run_id, "layout": layout.digest}
+            self._residual(scope.run_id).write({"values": values}, metadata, scope)
 
     def forget_residual(self) -> None:
         """Owe nothing any more."""
@@ -312,19 +214,14 @@ class ClientState:
         """
         path = self._scored / f"{run_id}.safetensors"
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                facts = check(Scored, json.loads((file.metadata() or {})["facts"]), str(path))
-                return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+            metadata, tensors = _read(path)
+            return tensors, check(Scored, json.loads(metadata["facts"]), str(path))
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise HyperbloomError(f"{path} cannot be read ({error})") from None
 
     def scored_runs(self) -> list[str]:
         """Return the ids of the runs that left such a model here."""
         return sorted(path.stem for path in self._scored.glob("*.safetensors"))
-
-    @property
-    def _scored(self) -> Path:
-        return self.folder / "scored"
 
     def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
         """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""
@@ -333,37 +230,22 @@ class ClientState:
 
     def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
         """Return encoder and descriptor, or None if what is kept is not of this run and version, or damaged."""
-        try:
-            with safetensors.safe_open(self._encoder_path, framework="pt") as file:
-                if file.metadata() != {"run": run_id, "version": version}:
-                    return None
-                return file.get_tensor("values"), file.get_tensor("descriptor")
-        except (SafetensorError, OSError):
-            return None
+        tensors = _read_known(self._encoder_path, {"run": run_id, "version": version})
+        return (tensors["values"], tensors["descriptor"]) if tensors else None
 
     def forget_encoder(self) -> None:
         """Keep no encoder any more."""
         self._encoder_path.unlink(missing_ok=True)
 
-    @property
-    def _encoder_path(self) -> Path:
-        return self.folder / "encoder.safetensors"
-
-    def load_reference(self, digest: str) -> Weights | None:
-        """Return the reference set with this digest; None if it is not here, or cannot be read: it is sent again."""
-        try:
-            with safetensors.safe_open(self._reference_path, framework="pt") as file:
-                if file.metadata() != {"digest": digest}:
-                    return None
-                inputs: Tensor = file.get_tensor("inputs")
-        except (SafetensorError, OSError):
-            return None
-        return Weights(Layout((("inputs", tuple(inputs.shape)),)), inputs.reshape(-1))
-
     def save_reference(self, digest: str, inputs: Tensor) -> None:
         """Write a reference set `(n, *shape)`, over another one; HyperbloomError if the disk does not take it."""
         with _disk():
             write_tensors(self._reference_path, {"inputs": inputs}, {"digest": digest})
+
+    def load_reference(self, digest: str) -> Tensor | None:
+        """Return the reference set with this digest; None if it is not here, or cannot be read: it is sent again."""
+        tensors = _read_known(self._reference_path, {"digest": digest})
+        return tensors["inputs"] if tensors else None
 
     def has_reference(self, digest: str) -> bool:
         """Tell whether the reference set with this digest is here, without reading it."""
@@ -373,26 +255,29 @@ class ClientState:
         except (SafetensorError, OSError):
             return False
 
-    @property
-    def _reference_path(self) -> Path:
-        return self.folder / "reference.safetensors"
+    def _personal(self, run_id: str) -> Versioned:
+        return Versioned(self._personal_path(run_id), self._earlier, run_id)
 
-    def _personal(self, run_id: str) -> _Versioned:
-        return _Versioned(self._personal_path(run_id), self._earlier, run_id)
-
-    def _residual(self, run_id: str) -> _Versioned:
-        return _Versioned(self._residual_path, self._earlier, f"residual-{_file_name(run_id)}")
-
-    @property
-    def _earlier(self) -> Path:
-        return self.folder / "earlier"
-
-    @property
-    def _residual_path(self) -> Path:
-        return self.folder / "residual.safetensors"
+    def _residual(self, run_id: str) -> Versioned:
+        return Versioned(self._residual_path, self._earlier, f"residual-{_file_name(run_id)}")
 
     def _personal_path(self, run_id: str) -> Path:
         return self.folder / "personal" / f"{_file_name(run_id)}.safetensors"
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and tensors of a file; SafetensorError or OSError if it cannot be read."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _read_known(path: Path, metadata: Mapping[str, str]) -> dict[str, Tensor] | None:
+    """Return the tensors of a file that has exactly these metadata; None if there is none that can be read."""
+    try:
+        found, tensors = _read(path)
+    except (SafetensorError, OSError):
+        return None
+    return tensors if found == metadata else None
 
 
 def _file_name(run_id: str) -> str:

@@ -2,42 +2,24 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperbloom.client import training
-from hyperbloom.client.training import EVALUATION_BATCH, FlatPart, draw_batches, evaluate, train
+from hyperbloom.client.work import sgd
+from hyperbloom.client.work.scoring import evaluate
+from hyperbloom.client.work.sgd import FlatPart, Network, draw_batches, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder
 from hyperbloom.common.models import HEAD, MLP, LeNet
+from hyperbloom.common.wire.orders import SGD
 
-ORDER = TrainOrder(
-    run_id="run",
-    round=1,
-    model="mlp",
-    num_classes=4,
-    private="none",
-    reply="delta",
-    seed=11,
-    steps=20,
-    batch_size=5,
-    learning_rate=0.1,
-    momentum=0.9,
-    weight_decay=5e-3,
-    clip=0.5,
-    weights=None,
-)
+STEPS = SGD(steps=20, batch_size=5, learning_rate=0.1, momentum=0.9, weight_decay=5e-3, clip=0.5)
+SEED = 11
 NETWORKS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {"mlp": (MLP, (6,)), "lenet": (LeNet, (1, 16, 16))}
-
-
-def order(**changes: Any) -> TrainOrder:
-    """Return the order above with some fields replaced."""
-    return TrainOrder(**{**vars(ORDER), **changes})
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -57,15 +39,15 @@ def some_examples(name: str, count: int, dtype: torch.dtype = torch.float64, dev
     return data
 
 
-def parts(module: nn.Module, private: str) -> tuple[FlatPart, FlatPart]:
-    """Return the shared and the personal part of a network."""
+def network(module: nn.Module, private: str) -> Network:
+    """Return a network with its shared and its personal part."""
     full = Layout.of(module)
     shared = {"none": full, "head": Layout.of(module, without=HEAD), "all": Layout(())}[private]
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
-    return FlatPart(module, shared), FlatPart(module, personal)
+    return Network(module, FlatPart(module, shared), FlatPart(module, personal))
 
 
-def optimiser(parameters: Iterable[nn.Parameter], given: TrainOrder) -> torch.optim.SGD:
+def optimiser(parameters: Iterable[nn.Parameter], given: SGD) -> torch.optim.SGD:
     """Return torch's own."""
     return torch.optim.SGD(
         list(parameters), lr=given.learning_rate, momentum=given.momentum, weight_decay=given.weight_decay
@@ -78,21 +60,25 @@ def test_what_is_frozen_stays_as_it_is() -> None:
     for module in (mine, torchs):
         next(module.parameters()).requires_grad_(False)
     before = [parameter.detach().clone() for parameter in mine.parameters()]
-    shared, personal = FlatPart(mine, Layout(())), FlatPart(mine, Layout.of(mine))
-    train(mine, shared, personal, data, order(private="all"))
+    train(Network(mine, FlatPart(mine, Layout(())), FlatPart(mine, Layout.of(mine))), data, STEPS, SEED)
     trained = [parameter for parameter in torchs.parameters() if parameter.requires_grad]
-    reference_round(torchs, [optimiser(trained, ORDER)], [], data, ORDER)
+    reference_round(torchs, [optimiser(trained, STEPS)], [], data, STEPS)
     now = list(mine.parameters())
     assert torch.equal(now[0], before[0]) and not any(map(torch.equal, now[1:], before[1:]))
     torch.testing.assert_close([each.detach() for each in now], [each.detach() for each in torchs.parameters()])
 
 
 def reference_round(
-    module: nn.Module, optimisers: list[torch.optim.SGD], shared: list[nn.Parameter], data: Examples, given: TrainOrder
+    module: nn.Module,
+    optimisers: list[torch.optim.SGD],
+    shared: list[nn.Parameter],
+    data: Examples,
+    given: SGD,
+    seed: int = SEED,
 ) -> float:
     """Train with torch's own optimisers and clipping; returns the mean loss."""
     losses = []
-    for batch in draw_batches(len(data), given.batch_size, given.steps, given.seed):
+    for batch in draw_batches(len(data), given.batch_size, given.steps, seed):
         for each in optimisers:
             each.zero_grad()
         loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
@@ -111,7 +97,8 @@ def reference_round(
 def test_a_part_takes_over_the_values_and_stays_bound_to_the_network() -> None:
     module = build("mlp")
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    part, empty = parts(module, "none")
+    made = network(module, "none")
+    part, empty = made.shared, made.personal
     assert all(torch.equal(parameter, before[name]) for name, parameter in module.named_parameters())
     part.load(torch.arange(part.layout.numel, dtype=torch.float64))
     assert module.fc1.weight[0, :3].tolist() == [0, 1, 2]  # type: ignore[index, union-attr]
@@ -122,9 +109,9 @@ def test_a_part_takes_over_the_values_and_stays_bound_to_the_network() -> None:
 
 
 def test_loading_copies_and_forgets_the_momentum() -> None:
-    part, _ = parts(build("mlp"), "none")
+    part = network(build("mlp"), "none").shared
     part.gradient.fill_(1.0)
-    part.step(ORDER)
+    part.step(STEPS)
     assert part.momentum is not None
     values = torch.ones_like(part.values)
     part.load(values)
@@ -136,7 +123,7 @@ def test_loading_copies_and_forgets_the_momentum() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
 def test_clipping_is_torchs(scale: float) -> None:
     module = build("mlp")
-    part, _ = parts(module, "none")
+    part = network(module, "none").shared
     part.gradient.copy_(scale * torch.linspace(-1, 2, part.layout.numel, dtype=torch.float64))
     expected = [nn.Parameter(torch.zeros_like(view)) for view in part.layout.views(part.gradient).values()]
     for parameter, view in zip(expected, part.layout.views(part.gradient).values(), strict=True):
@@ -155,49 +142,47 @@ def test_clipping_is_torchs(scale: float) -> None:
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 @pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 5e-3, 0.5), (0.0, 0.0, 50.0), (0.5, 0.1, 1e-3)])
 def test_twenty_steps_are_those_of_torch_sgd(name: str, momentum: float, weight_decay: float, clip: float) -> None:
-    given = order(momentum=momentum, weight_decay=weight_decay, clip=clip)
+    given = replace(STEPS, momentum=momentum, weight_decay=weight_decay, clip=clip)
     data = some_examples(name, 17)
     ours, theirs = build(name), build(name)
-    shared, personal = parts(ours, "none")
-    loss = train(ours, shared, personal, data, given)
+    mine = network(ours, "none")
+    loss = train(mine, data, given, SEED)
     wanted = list(theirs.parameters())
     expected = reference_round(theirs, [optimiser(wanted, given)], wanted, data, given)
     assert loss == pytest.approx(expected, rel=1e-6)
     for (parameter_name, got), want in zip(ours.named_parameters(), wanted, strict=True):
         assert torch.allclose(got, want, rtol=0, atol=1e-6), parameter_name
-    moved = (shared.values - Layout.of(build(name)).flatten(dict(build(name).named_parameters()))).norm()
+    moved = (mine.shared.values - Layout.of(build(name)).flatten(dict(build(name).named_parameters()))).norm()
     assert moved > 1e-3
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_over_rounds_the_personal_momentum_persists_and_the_shared_starts_afresh(name: str) -> None:
-    given = order(clip=0.05)  # so tight that clipping the personal part as well would show
+    given = replace(STEPS, clip=0.05)  # so tight that clipping the personal part as well would show
     data = some_examples(name, 17)
     ours, theirs = build(name), build(name)
-    shared, personal = parts(ours, "head")
+    mine = network(ours, "head")
     body = [p for n, p in theirs.named_parameters() if not n.startswith(HEAD)]
     head = [p for n, p in theirs.named_parameters() if n.startswith(HEAD)]
     persistent = optimiser(head, given)
-    sent = shared.values.clone()
+    sent = mine.shared.values.clone()
     for number in range(3):
-        each = order(clip=0.05, seed=number)
-        shared.load(sent)
-        train(ours, shared, personal, data, each)
+        mine.shared.load(sent)
+        train(mine, data, given, number)
         with torch.no_grad():
-            for parameter, view in zip(body, shared.layout.views(sent).values(), strict=True):
+            for parameter, view in zip(body, mine.shared.layout.views(sent).values(), strict=True):
                 parameter.copy_(view)
-        reference_round(theirs, [optimiser(body, given), persistent], body, data, each)
+        reference_round(theirs, [optimiser(body, given), persistent], body, data, given, number)
         for (parameter_name, got), want in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             assert torch.allclose(got, want, rtol=0, atol=1e-6), (number, parameter_name)
         sent = sent + 0.01
 
 
 def test_with_nothing_shared_nothing_is_clipped() -> None:
-    given = order(clip=1e-9)
+    given = replace(STEPS, clip=1e-9)
     data = some_examples("mlp", 17)
     ours, theirs = build("mlp"), build("mlp")
-    shared, personal = parts(ours, "all")
-    train(ours, shared, personal, data, given)
+    train(network(ours, "all"), data, given, SEED)
     reference_round(theirs, [optimiser(theirs.parameters(), given)], [], data, given)
     for got, want in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(got, want, rtol=0, atol=1e-6)
@@ -207,18 +192,17 @@ def test_dropout_works_while_training_and_rests_while_evaluating() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).double()
     modes: list[bool] = []
     module[1].register_forward_pre_hook(lambda layer, _: modes.append(layer.training))
-    train(module, *parts(module, "none"), some_examples("mlp", 9), order(steps=2))
+    train(network(module, "none"), some_examples("mlp", 9), replace(STEPS, steps=2), SEED)
     evaluate(module, some_examples("mlp", 9))
-    train(module, *parts(module, "none"), some_examples("mlp", 9), order(steps=1))
+    train(network(module, "none"), some_examples("mlp", 9), replace(STEPS, steps=1), SEED)
     assert modes == [True, True, False, True]
 
 
 def test_a_network_trains_on_fewer_examples_than_a_batch() -> None:
-    given = order(batch_size=64, steps=2)
+    given = replace(STEPS, batch_size=64, steps=2)
     data = some_examples("mlp", 3)
     ours, theirs = build("mlp"), build("mlp")
-    shared, personal = parts(ours, "none")
-    train(ours, shared, personal, data, given)
+    train(network(ours, "none"), data, given, SEED)
     wanted = list(theirs.parameters())
     reference_round(theirs, [optimiser(wanted, given)], wanted, data, given)
     for got, want in zip(ours.parameters(), wanted, strict=True):
@@ -258,55 +242,6 @@ def test_every_example_is_drawn_equally_often() -> None:
     assert (counts - 600).abs().max() < 5 * math.sqrt(600)
 
 
-# ---------------------------------------------------------------------- evaluation
-
-
-class Memory(nn.Module):
-    """Returns its inputs, which are the logits then, and remembers the sizes of the batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        return x
-
-
-def test_a_score_computed_by_hand() -> None:
-    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0]])
-    score = evaluate(Memory(), Examples(logits, torch.tensor([0, 0, 1, 1])))
-    losses = [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(3)), math.log(2)]
-    assert (score.correct, score.total, score.accuracy) == (1, 4, 0.25)
-    assert score.loss == pytest.approx(sum(losses) / 4, rel=1e-6)
-
-
-@pytest.mark.parametrize("count", [1, EVALUATION_BATCH - 1, EVALUATION_BATCH, EVALUATION_BATCH + 1, 2500])
-def test_batches_of_the_evaluation_do_not_show(count: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(count, 3, generator=generator)
-    labels = torch.randint(3, (count,), generator=generator)
-    module = Memory()
-    score = evaluate(module, Examples(logits, labels))
-    picked = logits.double()[torch.arange(count), labels]
-    assert score.correct == sum(int(row.argmax()) == label for row, label in zip(logits, labels.tolist(), strict=True))
-    assert score.total == count
-    assert score.loss == pytest.approx((logits.double().logsumexp(1) - picked).mean().item(), rel=1e-5)
-    assert module.sizes == [EVALUATION_BATCH] * (count // EVALUATION_BATCH) + [count % EVALUATION_BATCH] * bool(
-        count % EVALUATION_BATCH
-    )
-
-
-def test_evaluating_changes_nothing() -> None:
-    module = build("lenet", torch.float32)
-    part, _ = parts(module, "none")
-    before = part.values.clone()
-    evaluate(module, some_examples("lenet", 5, torch.float32))
-    assert torch.equal(part.values, before)
-    assert not part.gradient.any()
-    assert part.momentum is None
-
-
 # ---------------------------------------------------------------------- devices
 
 
@@ -316,12 +251,12 @@ def test_cuda_trains_on_the_same_batches_to_the_same_weights(name: str) -> None:
     results = []
     for device in ("cpu", "cuda"):
         module = build(name).to(device)
-        shared, personal = parts(module, "head")
+        made = network(module, "head")
         data = some_examples(name, 17, device=device)
-        loss = train(module, shared, personal, data, ORDER)
+        loss = train(made, data, STEPS, SEED)
         score = evaluate(module, data)
-        results.append((shared.values.cpu(), personal.values.cpu(), loss, score.correct, score.loss))
-        assert shared.values.device.type == device
+        results.append((made.shared.values.cpu(), made.personal.values.cpu(), loss, score.correct, score.loss))
+        assert made.shared.values.device.type == device
     cpu, cuda = results
     assert torch.allclose(cpu[0], cuda[0], rtol=0, atol=1e-6)
     assert torch.allclose(cpu[1], cuda[1], rtol=0, atol=1e-6)
@@ -335,8 +270,8 @@ def test_batches_are_drawn_on_the_cpu_for_every_device(monkeypatch: pytest.Monke
         drawn.append(draw_batches(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(training, "draw_batches", keep)
+    monkeypatch.setattr(sgd, "draw_batches", keep)
     module = build("mlp")
-    train(module, *parts(module, "none"), some_examples("mlp", 17), ORDER)
+    train(network(module, "none"), some_examples("mlp", 17), STEPS, SEED)
     assert [batch.device.type for batch in drawn] == ["cpu"]
     assert torch.equal(drawn[0], draw_batches(17, 5, 20, 11))

@@ -1,31 +1,29 @@
-"""Local training and evaluation in pure torch, on tensors that are on the device already.
+"""Local SGD in pure torch, on tensors that are on the device already.
 
-Local SGD follows pFedHN's public code (Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628): a batch of a
-fresh shuffle at each step, momentum, weight decay, clipping of the shared part only, a fresh optimiser each round for
-what the server sent and one that persists for a personal head.
+It follows pFedHN's public code (Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628): a batch of a fresh
+shuffle at each step, momentum, weight decay, clipping of the shared part only, a fresh optimiser each round for what
+the server sent and one that persists for a personal head.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import SplitScore, TrainOrder
+from hyperbloom.common.wire.orders import SGD
 
-__all__ = ["Flat", "FlatPart", "backward", "draw_batches", "evaluate", "has_running_norms", "settle_norms", "train"]
-
-EVALUATION_BATCH = 1024
+__all__ = ["Flat", "FlatPart", "Network", "backward", "draw_batches", "train"]
 
 
 class Flat:
     """Parameters in flat vectors, and SGD over them.
 
     Args:
-        layout: which parameters, in which order.
+        layout: which parameters, in which sgd.
         values: what they start from; taken over, not copied.
 
     Shape:
@@ -56,16 +54,16 @@ class Flat:
         self.gradient.mul_((norm / (self.gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp_(max=1.0))
 
     @torch.no_grad()
-    def step(self, order: TrainOrder) -> None:
+    def step(self, sgd: SGD) -> None:
         """Take the step of `torch.optim.SGD`, without the seconds that its first use takes to import."""
-        self.gradient.add_(self.values, alpha=order.weight_decay)
+        self.gradient.add_(self.values, alpha=sgd.weight_decay)
         for gradient in self.frozen:
             gradient.zero_()
         if self.momentum is None:
             self.momentum = self.gradient.clone()
         else:
-            self.momentum.mul_(order.momentum).add_(self.gradient)
-        self.values.add_(self.momentum, alpha=-order.learning_rate)
+            self.momentum.mul_(sgd.momentum).add_(self.gradient)
+        self.values.add_(self.momentum, alpha=-sgd.learning_rate)
 
 
 class FlatPart(Flat):
@@ -76,7 +74,7 @@ class FlatPart(Flat):
 
     Args:
         module: the network; its parameters in `layout` are re-bound.
-        layout: which parameters, in which order.
+        layout: which parameters, in which sgd.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -90,6 +88,32 @@ class FlatPart(Flat):
             parameters[name].grad = gradients[name]
             if not parameters[name].requires_grad:  # of a user's own network, where nothing travels
                 self.frozen.append(gradients[name])
+
+
+@dataclass
+class Network:
+    """A network, and its parameters as two vectors, either of which may be empty.
+
+    Attributes:
+        module: what computes.
+        shared: parameters of the module that the server sends; their gradient is clipped.
+        personal: its other parameters, which stay on the client: not clipped, and their momentum persists, as in the
+            public code of pFedHN-PC. In an order for a copy, a model of the same shapes beside the module.
+    """
+
+    module: nn.Module
+    shared: Flat
+    personal: Flat
+
+    @property
+    def parts(self) -> list[Flat]:
+        """Return the parts that are not empty."""
+        return [part for part in (self.shared, self.personal) if part.layout.numel]
+
+    @property
+    def has_copy(self) -> bool:
+        """Tell whether the personal part is a model beside the module."""
+        return bool(self.shared.layout.numel) and self.shared.layout == self.personal.layout
 
 
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:
@@ -112,69 +136,23 @@ def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Te
     return loss.detach()
 
 
-def train(module: nn.Module, shared: FlatPart, personal: Flat, data: Examples, order: TrainOrder) -> float:
-    """Take the order's SGD steps in place and return the mean loss over them.
+def train(network: Network, data: Examples, sgd: SGD, seed: int) -> float:
+    """Take the SGD steps in place and return the mean loss over them.
 
     Args:
-        module: network whose parameters are views of `shared` and `personal`, either of which may be empty.
-        shared: what the server sent; its gradient is clipped to `order.clip`.
-        personal: what stays on the client, its momentum persists; not clipped, as in the public code of pFedHN-PC.
+        network: what is trained.
         data: training examples on the module's device.
-        order: hyperparameters and seed.
+        sgd: hyperparameters.
+        seed: of the batches.
     """
-    parts = [part for part in (shared, personal) if part.layout.numel]
-    batches = draw_batches(len(data), order.batch_size, order.steps, order.seed).to(data.labels.device)
+    parts = network.parts
+    batches = draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device)
     total = torch.zeros((), device=data.labels.device)
-    module.train()
+    network.module.train()
     for batch in batches:
-        total += backward(module, parts, data, batch)
-        if shared.layout.numel:
-            shared.clip(order.clip)
+        total += backward(network.module, parts, data, batch)
+        if network.shared.layout.numel:
+            network.shared.clip(sgd.clip)
         for part in parts:
-            part.step(order)
-    return (total / order.steps).item()
-
-
-@torch.no_grad()
-def evaluate(module: nn.Module, data: Examples) -> SplitScore:
-    """Score the module on examples: number correct, number of all, mean cross-entropy."""
-    module.eval()
-    correct, loss = 0, 0.0
-    for start in range(0, len(data), EVALUATION_BATCH):
-        inputs, labels = data.inputs[start : start + EVALUATION_BATCH], data.labels[start : start + EVALUATION_BATCH]
-        logits = module(inputs)
-        correct += int((logits.argmax(1) == labels).sum())
-        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-    return SplitScore(correct, len(data), loss / len(data))
-
-
-@torch.no_grad()
-def settle_norms(module: nn.Module, data: Examples) -> None:
-    """Take the running statistics of batch normalisation from the client's own examples, for the weights as they are.
-
-    They are no parameters: nobody sends or averages them, and those of the last training belong to other weights than
-    the ones to be evaluated.
-    """
-    norms = _running_norms(module)
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    module.eval()  # but for the norms: dropout has no part in this
-    for norm in norms:
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain average over batches
-    for inputs in data.inputs.split(EVALUATION_BATCH):
-        if len(inputs) > 1 or len(data) == 1:  # one example may have no variance
-            module(inputs)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-
-
-def has_running_norms(module: nn.Module) -> bool:
-    """Tell whether a network computes with statistics that only the client's own examples can give."""
-    return bool(_running_norms(module))
-
-
-def _running_norms(module: nn.Module) -> list[_BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+            part.step(sgd)
+    return (total / sgd.steps).item()

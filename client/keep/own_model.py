@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.state import ClientState
 from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.export import Card, write_model

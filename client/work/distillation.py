@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.messages import EvaluateOrder
 from hyperbloom.common.models import ModelSpec, build_own
-from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.orders import Refinement
 
 __all__ = ["distil", "distillation_loss"]
 
@@ -36,41 +35,35 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, temperat
     return F.cross_entropy(student, labels) + temperature**2 * soft
 
 
-def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, order: EvaluateOrder, client_id: str) -> nn.Module:
+def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refinement, seed: int) -> nn.Module:
     """Return a fresh network of the client's own architecture, trained on its examples and the teacher's answers.
 
     Args:
         teacher: the shared network, its norms settled; left as it is.
         spec: of the own model.
         data: training examples.
-        order: epochs, learning rate, batch size, temperature and seed.
-        client_id: mixed into the seed.
+        settings: epochs, learning rate, batch size and temperature.
+        seed: of the student's first weights and of its batches.
 
     Raises:
-        WireError: the order's numbers are impossible.
+        WireError: the settings' numbers are impossible.
     """
-    epochs, rate, batch, temperature = (
-        order.refine_epochs or 0,
-        order.refine_rate or 0.0,
-        order.refine_batch or 0,
-        order.distil_temperature or 0.0,
-    )
-    if not 1 <= epochs <= MOST_EPOCHS or rate <= 0 or batch < 1 or temperature <= 0:
+    temperature = settings.distil_temperature or 0.0
+    if not 1 <= settings.epochs <= MOST_EPOCHS or settings.rate <= 0 or settings.batch < 1 or temperature <= 0:
         raise WireError(
-            f"order: expected up to {MOST_EPOCHS} epochs with a rate, batches and temperature, found {epochs}"
+            f"order: expected 1 to {MOST_EPOCHS} epochs with a rate, batches and temperature, found {settings}"
         )
-    seed = derive(order.seed, client_id, "distil")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = build_own(spec).to(data.labels.device)
     teacher.eval()
     with torch.no_grad():
         answers = torch.cat([teacher(inputs) for inputs in data.inputs.split(1024)])
-    optimizer = torch.optim.SGD(student.parameters(), lr=rate, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(student.parameters(), lr=settings.rate, momentum=MOMENTUM)
     generator = torch.Generator().manual_seed(seed)
     student.train()
-    for _ in range(epochs):
-        for rows in torch.randperm(len(data), generator=generator).split(batch):
+    for _ in range(settings.epochs):
+        for rows in torch.randperm(len(data), generator=generator).split(settings.batch):
             if len(rows) == 1 < len(data):  # one example may have no variance
                 continue
             rows = rows.to(data.labels.device)

@@ -23,18 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.permissions import check_sum
+from hyperbloom.client.work.training import train
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.messages import (
-    KeysOrder,
-    KeysResult,
-    MaskedOrder,
-    MaskedResult,
-    SharesOrder,
-    SharesResult,
-    TrainResult,
-    UnmaskOrder,
-    UnmaskResult,
-)
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secure_aggregation import (
     KEY_BYTES,
     LARGEST_LOSS_SUMMED,
@@ -51,8 +44,19 @@ from hyperbloom.common.secure_aggregation import (
     split,
     unseal,
 )
+from hyperbloom.common.wire.masks import (
+    KeysOrder,
+    KeysResult,
+    MaskedOrder,
+    MaskedResult,
+    SharesOrder,
+    SharesResult,
+    UnmaskOrder,
+    UnmaskResult,
+)
+from hyperbloom.common.wire.orders import Order, TrainResult
 
-__all__ = ["SecureRound", "begin", "current"]
+__all__ = ["SecureRound", "deal_shares", "make_keys", "train_masked", "unmask"]
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -64,26 +68,50 @@ _rounds: dict[ClientSettings, "SecureRound"] = {}
 _STAGES = (KeysOrder, SharesOrder, MaskedOrder, UnmaskOrder)
 
 
-def begin(settings: ClientSettings, order: KeysOrder) -> KeysResult:
-    """Forget the last round's secrets, and make new ones."""
-    _rounds[settings] = SecureRound(order.run_id, order.round)
-    return _rounds[settings].keys()
+def make_keys(client: Client, order: KeysOrder) -> KeysResult:
+    """Forget the last round's secrets, and make new ones; nothing of them is kept on the disk."""
+    _rounds[client.settings] = SecureRound(order.run_id, order.round)
+    return _rounds[client.settings].keys()
+
+
+def deal_shares(client: Client, order: SharesOrder) -> SharesResult:
+    """Deal shares of the round's secrets; WireError if the order would not keep them."""
+    with _current(client, order, order.run_id, order.round) as secure:
+        return secure.share(order)
+
+
+def train_masked(client: Client, order: MaskedOrder) -> MaskedResult:
+    """Train as ordered, and return the change masked.
+
+    Raises:
+        WireError: the order does not fit this client, or this point of the round.
+    """
+    with _current(client, order, order.scope.run_id, order.scope.round) as secure:
+        secure.expect(order)
+        return secure.mask(order, train(client, order), len(client.train_data))
+
+
+def unmask(client: Client, order: UnmaskOrder) -> UnmaskResult:
+    """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
+    with _current(client, order, order.run_id, order.round) as secure:
+        check_sum(client.settings, len(order.alive))
+        return secure.unmask(order)
 
 
 @contextmanager
-def current(settings: ClientSettings, order: SharesOrder | MaskedOrder | UnmaskOrder) -> Iterator["SecureRound"]:
+def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator["SecureRound"]:
     """Yield the round that an order is for; whatever fails meanwhile, its secrets are forgotten.
 
     Raises:
         WireError: there is none, or it is not the order's turn.
     """
-    found = _rounds.pop(settings, None)
+    found = _rounds.pop(client.settings, None)
     if found is None:
         raise WireError("order: no keys of such a round are here; was this client started again?")
-    found.advance(order)
+    found.advance(type(order), run_id, number)
     yield found
     if not isinstance(order, UnmaskOrder):
-        _rounds[settings] = found
+        _rounds[client.settings] = found
 
 
 @dataclass
@@ -104,17 +132,16 @@ class SecureRound:
         self._held: dict[int, tuple[bytes, bytes]] = {}  # by place, shares of its secret and of its key
         self._there: tuple[int, ...] = ()
 
-    def advance(self, order: SharesOrder | MaskedOrder | UnmaskOrder) -> None:
-        """Move on to an order's stage; WireError if it is not that order's turn."""
-        if (order.run_id, order.round) != (self.run_id, self.round):
+    def advance(self, kind: type[Order], run_id: str, number: int) -> None:
+        """Move on to the stage of a kind of order; WireError if it is not that order's turn."""
+        if (run_id, number) != (self.run_id, self.round):
             raise WireError(
-                f"order: for round {order.round} of {order.run_id}, but the keys here are for round {self.round} of "
-                f"{self.run_id}"
+                f"order: for round {number} of {run_id}, but the keys here are for round {self.round} of {self.run_id}"
             )
         expected = _STAGES[self._stage + 1] if self._stage + 1 < len(_STAGES) else None
-        if expected is None or type(order) is not expected:
-            due = "nothing" if expected is None else expected.type
-            raise WireError(f"order: expected {due} at this point of the round, found {order.type}")
+        if expected is None or kind is not expected:
+            due = "nothing" if expected is None else expected.message_type
+            raise WireError(f"order: expected {due} at this point of the round, found {kind.message_type}")
         self._stage += 1
 
     def keys(self) -> KeysResult:
@@ -163,17 +190,18 @@ class SecureRound:
         Raises:
             WireError: too few are there, or the order is not for a masked change.
         """
+        masking = order.masking
         clients, threshold = self._agreement.scale.clients, self._agreement.threshold
-        if order.reply != "weights" or order.compression is not None:
+        if order.reply != "weights" or order.codec is not None:
             raise WireError("order: expected reply 'weights' and no compression for a change that is masked")
-        if list(order.there) != sorted(set(order.there)) or not set(order.there) <= set(range(clients)):
+        if list(masking.there) != sorted(set(masking.there)) or not set(masking.there) <= set(range(clients)):
             raise WireError("order: expected the places of clients that are there, each once, in order")
-        if self._place not in order.there or len(order.there) < threshold:
+        if self._place not in masking.there or len(masking.there) < threshold:
             raise WireError(f"order: expected at least {threshold} clients, this one among them, to be there")
-        if not len(order.sealed) == len(order.digests) == len(order.there):
-            raise WireError(f"order: expected shares from {len(order.there)} clients, found {len(order.sealed)}")
-        self._there = order.there
-        for place, sealed, digests in zip(order.there, order.sealed, order.digests, strict=True):
+        if not len(masking.sealed) == len(masking.digests) == len(masking.there):
+            raise WireError(f"order: expected shares from {len(masking.there)} clients, found {len(masking.sealed)}")
+        self._there = masking.there
+        for place, sealed, digests in zip(masking.there, masking.sealed, masking.digests, strict=True):
             if place == self._place:
                 continue
             text = unseal(self._pairs[place], place, self._place, sealed) or b""
@@ -194,14 +222,16 @@ class SecureRound:
         sent = order.weights.part(result.weights.layout)
         change = (result.weights.values.double() - sent.double()).numpy()
         if not np.isfinite(change).all():
-            raise HyperbloomError("training diverged (weights are not finite); lower local.learning_rate")
+            raise HyperbloomError(
+                "training diverged (weights are not finite); lower local.learning_rate", reason=Reason.DIVERGED
+            )
         scale = self._agreement.scale
         weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
         if beyond:
             log.warning("%d of %d changes are beyond %g and were cut", beyond, len(change), scale.bound)
-        loss = np.array([result.loss])
+        loss = np.array([result.loss or 0.0])  # None with noise, when the sum tells no loss either
         words = np.append(
-            scale.encode(_placed(change, order.pieces, order.total), weight),
+            scale.encode(_placed(change, order.masking.pieces, order.masking.total), weight),
             scale.encode(loss, weight, LARGEST_LOSS_SUMMED),
         )
         add_mask(words, self.own_secret)

@@ -1,8 +1,8 @@
 """A newcomer's side of a model on demand: describe the examples, take the weights. No Flower in here.
 
 What is computed from the examples and leaves is the `Description`: the size of model that is wanted, the encoder's
-hash, and the descriptor, with noise if a guarantee was asked for. What goes wrong with the examples is told to the
-user, not to the server.
+hash, and the descriptor, with noise if a guarantee was asked for. The user is told what goes wrong with the examples;
+the server is not.
 """
 
 import logging
@@ -12,21 +12,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyperbloom.client.privacy import Guarantee, Ledger, Mechanism, guarantee, noise_scale, privatise
-from hyperbloom.client.training import evaluate, settle_norms
-from hyperbloom.common.data import ClientData, DataSpec, Examples, data_source
-from hyperbloom.common.data.own import BYTES
-from hyperbloom.common.data.scaling import Scaling
-from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scaling_of_bytes
+from hyperbloom.client.newcomer.guarantee import Guarantee, guarantee, noise_scale, privatise
+from hyperbloom.client.newcomer.ledger import Ledger
+from hyperbloom.client.newcomer.sources import Sources, offered_scaling
+from hyperbloom.client.work.scoring import evaluate, settle_norms
+from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.export import Card, write_model
-from hyperbloom.common.messages import Delivery, Description, Offer, Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import Failed
+from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["Newcomer", "Promise", "Sources"]
+__all__ = ["Newcomer", "Promise"]
 
 log = logging.getLogger("hyperbloom.client")
+
+DECLINED = Failed(Reason.FAILED, "it declined the offer, and told its user why")
+"""All that a server hears of an offer or of examples that do not fit."""
 
 _UNLIKE = (
     "these data look unlike those of all %d clients that trained (noise on the descriptor counts); try the model on "
@@ -40,82 +45,10 @@ class Promise:
 
     epsilon: float
     delta: float
-    mechanism: Mechanism = "analytic"
 
     def __post_init__(self) -> None:
-        """Find out now whether there is such a mechanism."""
-        noise_scale(self.epsilon, self.delta, 1.0, self.mechanism)
-
-
-class Sources:
-    """The newcomer's examples: with labels, as `flower-client` reads them, or without.
-
-    Raises:
-        DataError: they cannot be read.
-
-    Attributes:
-        data: the examples with their labels, if there are any; scaled as the run was, once its offer has come.
-    """
-
-    def __init__(self, spec: DataSpec) -> None:
-        """Read examples with labels; others wait until the model's input shape is known."""
-        self.path = Path(spec.data).expanduser()
-        self.data: ClientData | None = None
-        if not is_unlabelled(self.path):
-            self._source, self._partition = data_source(spec), spec.partition
-            self.data = self._source.client(self._partition)
-        elif not self.path.exists():
-            raise DataError(f"--data: expected a file or folder, found none at {self.path}")
-
-    def inputs(self, offer: Offer) -> Tensor:
-        """Return the examples to describe `(N, *input_shape)`, all that there are.
-
-        A part of them would be a guarantee's end: which example is in which part is decided by all labels together,
-        so that to exchange one example would be to exchange many in the part.
-
-        Raises:
-            DataError: they do not fit the models on offer.
-        """
-        if self.data is None:
-            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer))
-            return torch.cat([part.values for part in parts])
-        found = (self.data.input_shape, self.data.num_classes)
-        if found[0] != offer.input_shape or found[1] > offer.num_classes:
-            raise DataError(
-                f"--data: expected inputs of shape {offer.input_shape} in {offer.num_classes} classes as the models on "
-                f"offer, found {found[0]} in {found[1]}"
-            )
-        if self.data.scaling != self.scaling(offer):
-            self.data = self._source.client(self._partition, self.scaling(offer))
-        elif self.data.scaling != _offered(offer):
-            log.warning(
-                "most clients that trained took stored numbers %s, these data are taken %s; prepare them alike, or "
-                "bring bytes, which are scaled as theirs",
-                _in_words(_offered(offer)),
-                _in_words(self.data.scaling),
-            )
-        return self.data.whole.inputs
-
-    def scaling(self, offer: Offer) -> Scaling:
-        """Return what is done to stored numbers: what the data demand, to plain bytes what those who trained did."""
-        if self.data is None:
-            return _offered(offer)
-        return scaling_of_bytes(_offered(offer)) if self._source.scaling == BYTES else self._source.scaling
-
-    def scored(self, offer: Offer) -> bool:
-        """Return whether the labels are known to be those of the models on offer."""
-        return self.data is not None and (self.data.num_classes == offer.num_classes or self._numbered)
-
-    def class_names(self, offer: Offer) -> tuple[str, ...]:
-        """Return the names of the classes, which are numbers where nobody has named them all."""
-        if self.data is not None and self.data.num_classes == offer.num_classes:
-            return self.data.class_names
-        return tuple(str(label) for label in range(offer.num_classes))
-
-    @property
-    def _numbered(self) -> bool:
-        assert self.data is not None
-        return self.data.class_names == tuple(str(label) for label in range(self.data.num_classes))
+        """Refuse numbers that no noise can keep, before anybody is asked."""
+        noise_scale(self.epsilon, self.delta)
 
 
 @dataclass
@@ -151,16 +84,16 @@ class Newcomer:
     _sent: Description | None = None
     _inputs: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def describe(self, offer: Offer) -> Description | None:
+    def describe(self, offer: Offer) -> Description | Failed:
         """Return what an offer is answered with; the same again to the same offer, as after a lost connection.
 
-        None if the offer or the examples do not fit: why is in `failure`, and no business of the server's.
+        If the offer or the examples do not fit, `failure` says why, and the answer does not.
         """
         try:
             return self._describe(offer)
         except Exception as error:
             self.failure = error if isinstance(error, HyperbloomError) else HyperbloomError(f"cannot join: {error!r}")
-            return None
+            return DECLINED
 
     def _describe(self, offer: Offer) -> Description:
         if self._sent is not None:
@@ -182,8 +115,7 @@ class Newcomer:
                 encoder.get_parameter(name).copy_(value)
             descriptor = encode(encoder, inputs)
         if self.promise:
-            one = self.promise
-            self.guarantee = guarantee(encoder, len(inputs), one.epsilon, one.delta, one.mechanism)
+            self.guarantee = guarantee(encoder, len(inputs), self.promise.epsilon, self.promise.delta)
             descriptor = privatise(descriptor, self.guarantee)
         elif not bool(descriptor.isfinite().all()):
             raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
@@ -244,18 +176,9 @@ class Newcomer:
         remarks = []
         if not (data and data.num_classes == offer.num_classes):
             remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
-        if self.sources.scaling(offer) == _offered(offer):
+        if self.sources.scaling(offer) == offered_scaling(offer):
             remarks.append(offer.scaling_known_by)
         if self.unlike:
             said = _UNLIKE % offer.clients
             remarks.append(f"{said[0].upper()}{said[1:]}.")
         return Card("A model on demand", origin, sent, privacy, tuple(remarks))
-
-
-def _in_words(scaling: Scaling) -> str:
-    by = "as they are" if scaling.divisor == 1.0 else f"divided by {scaling.divisor:g}"
-    return by + (f", less {list(scaling.mean)}, divided by {list(scaling.std)}" if scaling.mean else "")
-
-
-def _offered(offer: Offer) -> Scaling:
-    return Scaling(offer.divisor, offer.mean, offer.std)

@@ -1,41 +1,36 @@
 """A newcomer over Flower: the `ClientApp` that answers an offer and takes a delivery, and nothing else."""
 
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from hyperbloom.client.newcomer import Newcomer
+from hyperbloom.client.app import serve
+from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
 from hyperbloom.client.runtime import Link, run_client
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.common.messages import Delivery, Notice, Offer
+from hyperbloom.common.wire.newcomers import Delivery, Offer
+from hyperbloom.common.wire.orders import Failed, Greeting, Notice
 
 __all__ = ["join", "newcomer_app"]
 
 
 def newcomer_app(newcomer: Newcomer) -> ClientApp:
     """Return the app of one newcomer."""
-    app = ClientApp()
 
-    @app.query("greet")
-    def greet(message: Message, context: Context) -> Message:
+    def decline(_: Context, __: Greeting) -> Failed:
         newcomer.failure = newcomer.failure or RefusedError(
             "this server trains a federation; models on demand are given by `flower-server serve`"
         )
-        return Message(Notice("declined", "").pack(), reply_to=message)
+        return DECLINED
 
-    @app.query("offer")
-    def offer(message: Message, context: Context) -> Message:
-        answer = newcomer.describe(Offer.unpack(message.content)) or Notice("declined", "")
-        return Message(answer.pack(), reply_to=message)
+    def receive(_: Context, delivery: Delivery) -> Notice:
+        newcomer.receive(delivery)
+        return Notice("received", "")
 
-    @app.query("deliver")
-    def deliver(message: Message, context: Context) -> Message:
-        newcomer.receive(Delivery.unpack(message.content))
-        return Message(Notice("received", "").pack(), reply_to=message)
-
-    @app.query("notice")
-    def notice(message: Message, context: Context) -> Message:
-        return Message(Notice.unpack(message.content).pack(), reply_to=message)
-
+    app = ClientApp()
+    serve(app, Greeting, decline)
+    serve(app, Offer, lambda _, offer: newcomer.describe(offer))
+    serve(app, Delivery, receive)
+    serve(app, Notice, lambda _, notice: notice)
     return app
 
 

@@ -1,0 +1,97 @@
+"""Files whose earlier versions stay for as long as the server may go back to them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from hyperbloom.common.storage import keep, write_tensors
+from hyperbloom.common.wire.orders import Scope
+
+__all__ = ["Versioned"]
+
+CHECKPOINTS = 2
+"""That a server keeps, and may go back to: whatever it says, no more versions stay."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A file as it was written for order `round`, after the server had gone back `rewinds` times."""
+
+    path: Path
+    round: int
+    rewinds: int
+
+
+class Versioned:
+    """A file whose earlier versions are kept for as long as the server may go back to them: three of them at most.
+
+    The newest lies at `path`; a version that a checkpoint stands on is linked beside before it is replaced.
+    """
+
+    def __init__(self, path: Path, earlier: Path, name: str) -> None:
+        """Use the file `path`; its earlier versions lie in the folder `earlier` under `name`."""
+        self.path, self._earlier, self._name = path, earlier, name
+
+    def find(self, scope: Scope) -> Path | None:
+        """Return the newest version that is part of the run, or None.
+
+        Raises:
+            SafetensorError, OSError: the newest cannot be read.
+        """
+        known = [version for version in [*self._kept(), *self._current()] if _is_part(version, scope)]
+        return max(known, key=lambda version: version.round).path if known else None
+
+    def write(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], scope: Scope) -> None:
+        """Write a new version, and keep of the others what the server may go back to."""
+        rewinds = len(scope.rewound)
+        try:
+            current = [version for version in self._current() if _is_part(version, scope)]
+        except (SafetensorError, OSError):
+            current = []  # damaged: of no use to anybody
+        for version in current:
+            kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
+            if any(version.round <= point < scope.round for point in scope.resume_points[-CHECKPOINTS:]):
+                keep(version.path, kept)
+        when = torch.tensor([scope.round, rewinds])  # as metadata they would lie in any order
+        write_tensors(self.path, {**tensors, "moment": when}, metadata)
+        self._prune(scope)
+
+    def _prune(self, scope: Scope) -> None:
+        kept = list(self._kept())
+        if not kept:
+            return
+        known = [version for version in kept if _is_part(version, scope)]
+        known.append(_Version(self.path, scope.round, len(scope.rewound)))
+        needed = set()
+        for point in scope.resume_points[-CHECKPOINTS:]:
+            before = [version for version in known if version.round <= point]
+            if before:
+                needed.add(max(before, key=lambda version: version.round).path)
+        for version in kept:
+            if version.path not in needed:
+                version.path.unlink(missing_ok=True)
+
+    def _current(self) -> Iterator[_Version]:
+        if self.path.exists():
+            with safetensors.safe_open(self.path, framework="pt") as file:
+                when = file.get_tensor("moment").tolist() if "moment" in file.keys() else [0, 0]  # noqa: SIM118
+            yield _Version(self.path, *when)
+
+    def _kept(self) -> Iterator[_Version]:
+        for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():
+            name, _, when = path.stem.rpartition("@")
+            with suppress(ValueError):  # nothing of ours
+                number, rewinds = map(int, when.split("-"))
+                if name == self._name:
+                    yield _Version(path, number, rewinds)
+
+
+def _is_part(version: _Version, scope: Scope) -> bool:
+    """Tell whether what was written then is still part of the run: the server has not gone back behind it."""
+    return all(version.round <= point for point in scope.rewound[version.rewinds :])

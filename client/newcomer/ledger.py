@@ -1,0 +1,101 @@
+"""What newcomers' descriptors of the same examples have spent on privacy together."""
+
+import fcntl
+import json
+import math
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hyperbloom.client.newcomer.guarantee import Guarantee
+from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
+from hyperbloom.common.storage import write_json
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """What the examples of a client have been asked for so far: `STATE/privacy.json`.
+
+    Guarantees add up (basic composition): after descriptors with epsilon 0.3 and 0.5 the promise is epsilon 0.8, and
+    likewise for delta. What is spent is on the disk before anything is sent, so after a crash there is one entry
+    too many at most.
+    """
+
+    def __init__(self, state: Path) -> None:
+        """Use the state folder `state`, which is made when something is first spent."""
+        self.path = state / "privacy.json"
+
+    def spend(self, promised: Guarantee | None, budget: float | None, to: str) -> tuple[float, float] | None:
+        """Enter a descriptor that is about to leave; returns epsilon and delta in all, None if one had no noise.
+
+        Args:
+            promised: the guarantee, None for a descriptor without noise.
+            budget: epsilon that may be spent in all, this time included; None for any, as without noise.
+            to: the server's address.
+
+        Raises:
+            RefusedError: the budget would be exceeded; nothing is entered.
+            HyperbloomError: the ledger is damaged.
+            ConfigError: it cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with (self.path.parent / "privacy.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                spent = self.read()
+                entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "server": to}
+                entry |= asdict(promised) if promised else {"epsilon": None}
+                if promised and budget is not None:
+                    self._check(spent, promised.epsilon, promised.delta, budget)
+                write_json(self.path, {"spent": [*spent, entry]}, mode=0o600)
+                return _total([*spent, entry])
+        except OSError as error:
+            raise ConfigError(f"--state-dir: cannot use {self.path.parent}: {error.strerror or error}") from None
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the entries so far.
+
+        Raises:
+            HyperbloomError: the file is damaged.
+        """
+        if not self.path.exists():
+            return []
+        try:
+            entries = json.loads(self.path.read_text(encoding="utf-8"))["spent"]
+            _total(entries)
+            return list(entries)
+        except (ValueError, KeyError, TypeError) as error:
+            raise HyperbloomError(
+                f"{self.path} is damaged ({error!r}), so it is not known what has been spent on privacy. Restore it "
+                "from a backup; starting anew would forget what the server has seen"
+            ) from None
+
+    def afford(self, epsilon: float, delta: float, budget: float) -> None:
+        """Raise what `spend` would raise now, and enter nothing."""
+        self._check(self.read(), epsilon, delta, budget)
+
+    def _check(self, spent: list[dict[str, Any]], epsilon: float, delta: float, budget: float) -> None:
+        before = _total(spent)
+        if before is None:
+            raise RefusedError(
+                f"--budget: a descriptor without noise has left before (see {self.path}); no budget holds after that"
+            )
+        if before[0] + epsilon > budget * (1 + 1e-9):  # sums of decimal fractions
+            raise RefusedError(
+                f"--budget: epsilon {before[0]:g} of {budget:g} has been spent (see {self.path}); another {epsilon:g} "
+                "would be beyond it. Nothing was sent"
+            )
+        if before[1] + delta >= 1:
+            raise RefusedError(
+                f"--budget: delta {before[1]:g} has been spent (see {self.path}); with another {delta:g} nothing would "
+                "be promised at all. Nothing was sent"
+            )
+
+
+def _total(entries: list[dict[str, Any]]) -> tuple[float, float] | None:
+    """Return the sums of epsilon and delta; None if there was a descriptor without noise."""
+    if any(entry["epsilon"] is None for entry in entries):
+        return None
+    return math.fsum(float(e["epsilon"]) for e in entries), math.fsum(float(e["delta"]) for e in entries)

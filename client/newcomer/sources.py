@@ -1,0 +1,99 @@
+"""A newcomer's examples, scaled as the clients that trained have scaled theirs."""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyperbloom.common.data import ClientData, DataSpec, data_source
+from hyperbloom.common.data.own import BYTES
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scaling_of_bytes
+from hyperbloom.common.errors import DataError
+from hyperbloom.common.wire.newcomers import Offer
+
+__all__ = ["Sources", "offered_scaling"]
+
+log = logging.getLogger("hyperbloom.client")
+
+
+class Sources:
+    """The newcomer's examples: with labels, as `flower-client` reads them, or without.
+
+    Raises:
+        DataError: they cannot be read.
+
+    Attributes:
+        data: the examples with their labels, if there are any; scaled as the run was, once its offer has come.
+    """
+
+    def __init__(self, spec: DataSpec) -> None:
+        """Read examples with labels; others wait until the model's input shape is known."""
+        self.path = Path(spec.data).expanduser()
+        self.data: ClientData | None = None
+        if not is_unlabelled(self.path):
+            self._source, self._partition = data_source(spec), spec.partition
+            self.data = self._source.client(self._partition)
+        elif not self.path.exists():
+            raise DataError(f"--data: expected a file or folder, found none at {self.path}")
+
+    def inputs(self, offer: Offer) -> Tensor:
+        """Return the examples to describe `(N, *input_shape)`, all that there are.
+
+        A part of them would be a guarantee's end: which example is in which part is decided by all labels together,
+        so that to exchange one example would be to exchange many in the part.
+
+        Raises:
+            DataError: they do not fit the models on offer.
+        """
+        if self.data is None:
+            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer))
+            return torch.cat([part.values for part in parts])
+        found = (self.data.input_shape, self.data.num_classes)
+        if found[0] != offer.input_shape or found[1] > offer.num_classes:
+            raise DataError(
+                f"--data: expected inputs of shape {offer.input_shape} in {offer.num_classes} classes as the models on "
+                f"offer, found {found[0]} in {found[1]}"
+            )
+        if self.data.scaling != self.scaling(offer):
+            self.data = self._source.client(self._partition, self.scaling(offer))
+        elif self.data.scaling != offered_scaling(offer):
+            log.warning(
+                "most clients that trained took stored numbers %s, these data are taken %s; prepare them alike, or "
+                "bring bytes, which are scaled as theirs",
+                _in_words(offered_scaling(offer)),
+                _in_words(self.data.scaling),
+            )
+        return self.data.whole.inputs
+
+    def scaling(self, offer: Offer) -> Scaling:
+        """Return what is done to stored numbers: what the data demand, to plain bytes what those who trained did."""
+        if self.data is None:
+            return offered_scaling(offer)
+        return scaling_of_bytes(offered_scaling(offer)) if self._source.scaling == BYTES else self._source.scaling
+
+    def scored(self, offer: Offer) -> bool:
+        """Return whether the labels are known to be those of the models on offer."""
+        return self.data is not None and (self.data.num_classes == offer.num_classes or self._numbered)
+
+    def class_names(self, offer: Offer) -> tuple[str, ...]:
+        """Return the names of the classes, which are numbers where nobody has named them all."""
+        if self.data is not None and self.data.num_classes == offer.num_classes:
+            return self.data.class_names
+        return tuple(str(label) for label in range(offer.num_classes))
+
+    @property
+    def _numbered(self) -> bool:
+        assert self.data is not None
+        return self.data.class_names == tuple(str(label) for label in range(self.data.num_classes))
+
+
+def _in_words(scaling: Scaling) -> str:
+    by = "as they are" if scaling.divisor == 1.0 else f"divided by {scaling.divisor:g}"
+    return by + (f", less {list(scaling.mean)}, divided by {list(scaling.std)}" if scaling.mean else "")
+
+
+def offered_scaling(offer: Offer) -> Scaling:
+    """Return what training did to stored numbers."""
+    return Scaling(offer.divisor, offer.mean, offer.std)

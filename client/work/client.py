@@ -1,0 +1,109 @@
+"""One client: what it loads once for all orders."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+
+from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.settings import ClientSettings, pick_device
+from hyperbloom.client.work.own_network import own_graph
+from hyperbloom.common.data import load_client_data
+from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.models import ModelSpec, build_own
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.orders import Scope
+
+__all__ = ["Client", "client_for", "enough_memory"]
+
+log = logging.getLogger("hyperbloom.client")
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+
+LOADED_CLIENTS = 256
+"""Virtual clients of one process whose data stay loaded; those beyond are read again when their turn comes."""
+
+
+class Client:
+    """A client's settings, its state on the disk, its data on the device, and its own model if it has one."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Load the data onto the device; DataError, ConfigError or ModelError if that cannot be done."""
+        self.settings = settings
+        self.state = ClientState(settings.folder)
+        self.device = pick_device(settings.device)
+        data = load_client_data(settings.data)
+        self.num_classes, self.input_shape = data.num_classes, data.input_shape
+        self.class_shares, self.scaling = data.class_shares, data.scaling
+        self.train_data, self.val_data, self.test_data = (
+            part.to(self.device) for part in (data.train, data.val, data.test)
+        )
+        self.own: ModelSpec | None = None
+        if settings.model is not None:
+            self.own = ModelSpec(settings.model, settings.size, self.input_shape, self.num_classes)
+            self._try_own(self.own)
+
+    def _try_own(self, own: ModelSpec) -> None:
+        """Tell now what is wrong with the own model: an error if it cannot run, a warning if it has no graph."""
+        with torch.random.fork_rng(devices=[]):
+            build_own(own)
+        try:
+            own_graph(own)
+        except ModelError as error:
+            log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", _in_short(error))
+
+    def seed(self, scope: Scope, *more: str | int) -> int:
+        """Return a seed of this client's own: with equal ones, all clients would draw the same batches."""
+        return derive(scope.seed, self.settings.client_id, *more)
+
+    def own_spec(self) -> ModelSpec:
+        """Return the own model; WireError if there is none."""
+        if self.own is None:
+            raise WireError("order: for the client's own model, but this client has none; join with --model")
+        return self.own
+
+    @contextmanager
+    def hide_own_model(self) -> Iterator[None]:
+        """Keep on this machine what Python says of an own model that fails: it names modules and shapes."""
+        try:
+            yield
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:
+            told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
+            if self.own is None or told:
+                raise
+            if isinstance(error, ModelError):  # one line says all, and has been logged at the start
+                log.error("the own model cannot be used here: %s", _in_short(error))
+            else:
+                log.exception("the own model %s fails", self.own.name)
+            raise HyperbloomError("the client's own model fails; the client's log says how") from None
+
+
+@lru_cache(LOADED_CLIENTS)
+def client_for(settings: ClientSettings) -> Client:
+    """Return this process's client with these settings, loading the data on first use."""
+    return Client(settings)
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Say what to do where the memory is not enough, and give it back; works as a decorator too."""
+    try:
+        yield
+    except OUT_OF_MEMORY as error:
+        log.error("out of memory: %s", error)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise HyperbloomError(
+            "the client's memory is not enough; lower local.batch_size, or let it join with a smaller --size",
+            reason=Reason.MEMORY,
+        ) from None
+
+
+def _in_short(error: ModelError) -> str:
+    """Return what is wrong, without the list of what would be right."""
+    return str(error).partition("; supported: ")[0]

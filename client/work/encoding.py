@@ -1,0 +1,123 @@
+"""The client's half of ODPFL-HN: encode its examples, take a gradient back through the encoder, fit it to a descriptor.
+
+Labels have no part in it. Between the descriptor and its gradient the client keeps the encoder and the descriptor on
+its disk, and computes the forward pass again: it must give the same.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.permissions import check_release
+from hyperbloom.client.work.sgd import FlatPart
+from hyperbloom.common.encoders import (
+    Encoder,
+    EncoderSpec,
+    build_encoder,
+    descriptor_layout,
+    encode,
+    encode_backward,
+    encoder_layout,
+    version_of,
+)
+from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
+from hyperbloom.common.wire.weights import Weights
+
+__all__ = ["backprop", "describe", "fit_encoder"]
+
+FIT_MOMENTUM = 0.9
+FIT_CLIP = 1.0
+"""Norm to which a step's gradient is clipped: a descriptor far off must not throw the encoder out."""
+
+
+def describe(client: Client, order: DescribeOrder) -> DescribeResult:
+    """Return the descriptor of the training examples, and keep what a gradient that follows needs.
+
+    Raises:
+        WireError: the encoder does not fit the examples, or is another than the order says.
+        HyperbloomError: the user does not allow it.
+    """
+    check_release(client.settings)
+    inputs = client.train_data.inputs
+    module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
+    with torch.no_grad():
+        descriptor = encode(module, inputs.to(order.weights.values.dtype)).cpu()
+    if order.keep:
+        client.state.save_encoder(order.run_id, order.version, order.weights.values, descriptor)
+    return DescribeResult(order.version, Weights(descriptor_layout(order.dim), descriptor))
+
+
+def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
+    """Return the vector-Jacobian product of the descriptor with the order's gradient.
+
+    Raises:
+        WireError: the client was described with another encoder, or not at all.
+        HyperbloomError: the descriptor has become another, as the examples are no longer the same; or the user does
+            not allow it.
+    """
+    check_release(client.settings)
+    kept = client.state.load_encoder(order.run_id, order.version)
+    if kept is None:
+        raise WireError(f"order: for the encoder {order.version}, which this client does not hold")
+    values, before = kept
+    inputs = client.train_data.inputs
+    sent = Weights(encoder_layout(EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values)
+    module, part = _loaded(order.encoder, inputs, order.dim, sent, order.version)
+    order.weights.check(descriptor_layout(order.dim), values.dtype)
+    part.gradient.zero_()
+    now = encode_backward(module, inputs.to(values.dtype), order.weights.values.to(inputs.device)).cpu()
+    if not torch.allclose(now, before, rtol=1e-4, atol=1e-5):
+        raise HyperbloomError("the examples are no longer those that were described")
+    client.state.forget_encoder()
+    return BackpropResult(order.version, Weights(part.layout, part.gradient.cpu().clone()))
+
+
+def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
+    """Fit the encoder to the given descriptor; return its change, and the mean squared distance before.
+
+    Full-batch gradient descent on `mean_k (g(inputs) - e)_k^2` (equation 10 of ODPFL-HN, up to a factor).
+
+    Raises:
+        WireError: encoder and descriptor do not fit this client.
+    """
+    if fit.steps < 1:
+        raise WireError(f"order: expected at least 1 step to fit the encoder, found {fit.steps}")
+    dim = fit.descriptor.layout.numel
+    module, part = _loaded(fit.encoder, inputs, dim, fit.gamma, fit.version)
+    fit.descriptor.check(descriptor_layout(dim), fit.gamma.values.dtype)
+    inputs, wanted = inputs.to(fit.gamma.values.dtype), fit.descriptor.values.to(inputs.device)
+    velocity, first = torch.zeros_like(part.values), 0.0
+    for step in range(fit.steps):
+        with torch.no_grad():
+            error = encode(module, inputs) - wanted
+        first = first if step else float(error.square().mean())
+        part.gradient.zero_()
+        encode_backward(module, inputs, 2 * error / dim)
+        with torch.no_grad():
+            part.clip(FIT_CLIP)
+            velocity.mul_(FIT_MOMENTUM).add_(part.gradient)
+            part.values.sub_(velocity, alpha=fit.rate)
+    return Weights(part.layout, part.values.cpu() - fit.gamma.values), first
+
+
+def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str) -> tuple[Encoder, FlatPart]:
+    """Return this process's encoder of inputs `(N, ...)` with these parameters; WireError if they do not fit."""
+    if version_of(weights.values) != version:
+        raise WireError(f"order: the encoder is not the one that it says, {version}")
+    spec = EncoderSpec(name, tuple(inputs.shape[1:]), dim)
+    try:
+        weights.check(encoder_layout(spec), weights.values.dtype)
+        module, part = _module(spec, weights.values.dtype, inputs.device)
+    except ModelError as error:
+        raise WireError(f"order: {error}") from None
+    part.load(weights.values)
+    return module, part
+
+
+@cache
+def _module(spec: EncoderSpec, dtype: torch.dtype, device: torch.device) -> tuple[Encoder, FlatPart]:
+    module = build_encoder(spec).to(device, dtype).eval()
+    return module, FlatPart(module, encoder_layout(spec))

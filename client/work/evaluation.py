@@ -1,0 +1,71 @@
+"""How a client carries out an order to evaluate."""
+
+import logging
+
+from torch import nn
+
+from hyperbloom.client.keep.state import Scored
+from hyperbloom.client.work.client import Client, enough_memory
+from hyperbloom.client.work.distillation import distil
+from hyperbloom.client.work.networks import load, spec_of
+from hyperbloom.client.work.own_network import tensors_of
+from hyperbloom.client.work.refinement import refine
+from hyperbloom.client.work.scoring import evaluate, has_running_norms, settle_norms
+from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.models import OWN, ModelSpec
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore
+
+__all__ = ["evaluate_order"]
+
+log = logging.getLogger("hyperbloom.client")
+
+
+@enough_memory()
+def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
+    """Score the ordered weights, with the private part, on validation and test examples.
+
+    Raises:
+        WireError: the order does not fit this client.
+        HyperbloomError: the memory was not enough.
+    """
+    network = load(client, order.scope, order.target, order.weights)
+    if order.target.private == "copy":
+        network.shared.load(network.personal.values)
+    settings, data = order.refinement, client.train_data
+    with client.hide_own_model():
+        module = network.module
+        settle_norms(module, data)
+        if settings is not None and settings.distil_temperature is not None:
+            module = distil(module, client.own_spec(), data, settings, client.seed(order.scope, "distil"))
+            settle_norms(module, data)
+        elif settings is not None:
+            seed = client.seed(order.scope, order.scope.round, "refine")
+            module = refine(module, network.head, data, settings, seed)
+        val, test = evaluate(module, client.val_data), evaluate(module, client.test_data)
+        _keep_scored(client, order, module, test)
+    return EvaluateResult(val, test)
+
+
+def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: SplitScore) -> None:
+    """Keep a model that is whole on this machine alone, for `flower-client export`; a full disk is no reason."""
+    target, settings = order.target, order.refinement
+    distilled = settings is not None and settings.distil_temperature is not None
+    own = client.own if target.model == OWN or target.private == "all" or distilled else None
+    if own is None and target.private == "none" and settings is None and not has_running_norms(module):
+        return  # the server can write it
+    spec = own or spec_of(client, target)
+    spec = ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes)
+    facts = Scored(
+        model=spec.name,
+        size=spec.size,
+        input_shape=spec.input_shape,
+        num_classes=spec.num_classes,
+        round=order.scope.round,
+        private=target.private,
+        correct=test.correct,
+        total=test.total,
+    )
+    try:
+        client.state.save_scored(order.scope.run_id, tensors_of(module), facts)
+    except HyperbloomError as error:
+        log.warning("the scored model is not kept: %s", error)

@@ -1,0 +1,82 @@
+"""What a client says of itself, and of its own model as much as the server asks and the user allows."""
+
+from hyperbloom import __version__
+from hyperbloom.client.settings import Disclosure
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.own_network import own_graph, parse_norms
+from hyperbloom.common.errors import RefusedError, WireError
+from hyperbloom.common.models import ModelSpec
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
+
+__all__ = ["ALL_TYPES", "describe_model", "introduce", "take_notice"]
+
+ALL_TYPES = ("all",)
+"""Stands for the layer types of a client that wants all parts of the hypernetwork, not to show which it uses."""
+
+
+def introduce(client: Client, greeting: Greeting) -> Introduction:
+    """Say who this client is and what it can do.
+
+    Raises:
+        RefusedError: the server chooses the model of all clients, and this one has its own.
+    """
+    with client.hide_own_model():
+        types, graph = describe_model(client.own, client.settings.disclose, greeting.asks, greeting.norms)
+    reference = greeting.reference
+    return Introduction(
+        client_id=client.settings.client_id,
+        token=client.state.token(),
+        version=__version__,
+        size=client.settings.size,
+        input_shape=client.input_shape,
+        num_classes=client.num_classes,
+        train_examples=len(client.train_data),
+        val_examples=len(client.val_data),
+        test_examples=len(client.test_data),
+        class_shares=tuple(client.class_shares.double().tolist()) if client.settings.disclose_class_shares else (),
+        types=types,
+        graph=graph,
+        has_reference=None if reference is None else client.state.has_reference(reference),
+        divisor=client.scaling.divisor,
+        mean=client.scaling.mean,
+        std=client.scaling.std,
+    )
+
+
+def describe_model(
+    spec: ModelSpec | None, disclosure: Disclosure, asks: str | None, norms: str | None
+) -> tuple[tuple[str, ...] | None, str | None]:
+    """Return the layer types and the graph that an introduction tells of a client's own model.
+
+    Args:
+        spec: of the own model, or None if there is none.
+        disclosure: what may be told at most.
+        asks: what the server's strategy asks for.
+        norms: how it treats the parameters of norms.
+
+    Raises:
+        RefusedError: the server chooses the model of all clients, and this one has its own.
+        WireError: the server asks for something unknown.
+    """
+    if asks is not None and asks not in ASKS:
+        raise WireError(f"greeting: expected asks to be one of {ASKS}, found {asks!r}")
+    if spec is None:
+        return None, None
+    if asks is None:
+        raise RefusedError(
+            "in this run the server chooses the model of all clients; join without --model", reason=Reason.UNFIT
+        )
+    if asks == "own":
+        return (), None  # there is one
+    graph = own_graph(spec, parse_norms(norms))
+    if asks == "graph":
+        return None, graph.to_json() if disclosure == "graph" else None
+    return ALL_TYPES if disclosure == "all-types" else tuple(map(str, graph.types)), None
+
+
+def take_notice(client: Client, notice: Notice) -> Notice:
+    """Keep no earlier versions for a run that is complete. Whoever runs the client acts on the rest of the notice."""
+    if notice.complete is not None:
+        client.state.forget_earlier(notice.complete)
+    return notice

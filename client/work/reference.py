@@ -1,0 +1,97 @@
+"""FedHeNN on the client: the reference set on its disk, and what its network makes of it.
+
+Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
+https://arxiv.org/abs/2202.07757. The network stays here; what leaves is a factor of the kernel matrix of its
+representations of inputs that are not the client's.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.networks import load
+from hyperbloom.client.work.permissions import check_release
+from hyperbloom.common.alignment import LARGEST_REFERENCE, digest_of, draw_rows, factor_of, factor_weights, widest
+from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.models import last_layer
+from hyperbloom.common.models import represent as representations
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
+
+__all__ = ["keep_reference", "reference_rows", "represent"]
+
+LOADED_REFERENCES = 2
+_loaded: OrderedDict[str, Tensor] = OrderedDict()  # by digest: all clients of a process read the same inputs
+
+
+def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
+    """Write the reference set to the client's disk.
+
+    Raises:
+        WireError: it is not what its digest says, or no set of inputs like the client's own.
+    """
+    arrived, input_shape = order.weights, client.input_shape
+    shapes = arrived.layout.shapes
+    shape = shapes[0][1] if len(shapes) == 1 else ()
+    if shape[1:] != input_shape or not 2 <= shape[0] <= LARGEST_REFERENCE:
+        expected = f"2 to {LARGEST_REFERENCE} inputs of shape {input_shape}"
+        raise WireError(f"order: expected a reference set of {expected}, found {shape}")
+    if arrived.values.dtype not in (torch.float16, torch.float32):
+        raise WireError(f"order: expected a reference set of float16 or float32, found {arrived.values.dtype}")
+    arrived.check(arrived.layout, arrived.values.dtype)
+    if digest_of(arrived) != order.reference:
+        raise WireError("order: the reference set is not the one that its digest names")
+    client.state.save_reference(order.reference, arrived.values.view(shape))
+    return ReferenceResult(order.reference)
+
+
+def represent(client: Client, order: RepresentOrder) -> RepresentResult:
+    """Say what this client's network makes of a round's reference inputs.
+
+    Raises:
+        WireError: the order does not fit this client.
+        HyperbloomError: the user does not allow it, or the representations are not finite.
+    """
+    check_release(client.settings)
+    inputs = reference_rows(client, order.reference, order.rows, order.draw)
+    module = load(client, order.scope, order.target, None).module
+    with client.hide_own_model():
+        with torch.no_grad():
+            features = representations(module, last_layer(module, tuple(inputs.shape[1:])), inputs)
+        if not bool(features.isfinite().all()):
+            raise HyperbloomError(
+                "the representations are not finite: the network has diverged; lower its learning rate",
+                reason=Reason.DIVERGED,
+            )
+        return RepresentResult(factor_weights(factor_of(features, widest(len(inputs))).cpu()))
+
+
+def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tensor:
+    """Return a round's inputs of the reference set, float32 `(rows, *shape)`; all if it has fewer.
+
+    Raises:
+        WireError: it is not here.
+    """
+    if rows < 2:
+        raise WireError(f"order: expected at least 2 rows of the reference set, found {rows}")
+    if not client.state.has_reference(reference):
+        raise _lacks(reference, "none")
+    kept = _loaded.get(reference)
+    if kept is None:
+        kept = client.state.load_reference(reference)
+    if kept is None:
+        raise _lacks(reference, "a damaged file")
+    _loaded[reference] = kept
+    while len(_loaded) > LOADED_REFERENCES:
+        _loaded.popitem(last=False)
+    return kept[draw_rows(len(kept), rows, draw)].float().to(client.device)
+
+
+def _lacks(reference: str, found: str) -> WireError:
+    """Return the error after which the server sends the set again."""
+    return WireError(
+        f"order: expected the reference set {reference[:12]} on this client, found {found}",
+        reason=Reason.LACKS_REFERENCE,
+    )

@@ -1,0 +1,70 @@
+"""A few passes over a client's own examples before its network is scored; nothing of them stays."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from hyperbloom.client.work.own_network import Fixed, Generated
+from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, settle_norms
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.wire.orders import REFINED, Refinement
+
+__all__ = ["refine"]
+
+MOST_EPOCHS = 100
+
+
+def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: Refinement, seed: int) -> nn.Module:
+    """Return the network after some passes of plain SGD over the client's own examples.
+
+    For HAFL-GHN the step at inference of the paper's section 4.2, on the last layer; for FedAvg with fine-tuning and
+    Per-FedAvg the adaptation of all weights. What is not refined is as it was sent or generated, norms as in
+    evaluation. Nothing of it stays, and if the loss on those examples has grown, nothing has changed.
+
+    Args:
+        module: as `OwnNetwork.make` returned it, or an ordinary network.
+        head: names of the parameters of the prediction head.
+        data: training examples.
+        settings: which part, epochs, learning rate and batch size.
+        seed: of the order of the examples.
+
+    Raises:
+        WireError: the settings' numbers are impossible.
+    """
+    if settings.part not in REFINED:
+        raise WireError(f"order: expected to refine one of {REFINED}, found {settings.part!r}")
+    if not 1 <= settings.epochs <= MOST_EPOCHS or settings.rate <= 0 or settings.batch < 1:
+        raise WireError(f"order: expected 1 to {MOST_EPOCHS} epochs with a rate and batches, found {settings}")
+    network, weights = module, dict(module.named_parameters())
+    if isinstance(module, Generated):
+        with torch.no_grad():
+            network, weights = module.network, module.weights()  # type: ignore[assignment]
+    weights = {name: values.detach() for name, values in weights.items()}  # type: ignore[misc]
+    chosen = tuple(weights) if settings.part == "all" else head
+    refined = {name: weights[name].clone().requires_grad_() for name in chosen if name in weights}
+    generator = torch.Generator().manual_seed(seed)
+    sent = Fixed(network, weights)
+    loss_as_sent = evaluate(sent, data).loss
+    network.eval()
+    for _ in range(settings.epochs if refined else 0):
+        for rows in torch.randperm(len(data), generator=generator).split(settings.batch):
+            gradients = [torch.zeros_like(values) for values in refined.values()]
+            # A batch may be all that a client has: what memory holds, one after the other.
+            for some in rows.to(data.labels.device).split(EVALUATION_BATCH):
+                logits = functional_call(network, {**weights, **refined}, (data.inputs[some],))
+                loss = F.cross_entropy(logits, data.labels[some]) * (len(some) / len(rows))
+                for total, gradient in zip(gradients, torch.autograd.grad(loss, list(refined.values())), strict=True):
+                    total.add_(gradient)
+            with torch.no_grad():
+                for values, gradient in zip(refined.values(), gradients, strict=True):
+                    values.sub_(gradient, alpha=settings.rate)
+    after = Fixed(network, {**weights, **{name: values.detach() for name, values in refined.items()}})
+    if settings.part == "all":
+        settle_norms(after, data)  # their statistics belong to other weights
+    # A rate that is too large must not cost what was there before; false for NaN.
+    if evaluate(after, data).loss <= loss_as_sent:
+        return after
+    settle_norms(sent, data)
+    return sent

@@ -1,0 +1,137 @@
+"""Virtual clients of one process that train at once."""
+
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work.client import Client, enough_memory
+from hyperbloom.client.work.networks import spec_of
+from hyperbloom.client.work.sgd import Flat, Network
+from hyperbloom.client.work.training import conclude, prepare, train
+from hyperbloom.client.work.vectorised import train_rows
+from hyperbloom.common.attempt import attempt
+from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.wire.orders import SGD, TrainOrder, TrainResult
+
+__all__ = ["train_together"]
+
+INPUTS_AT_ONCE = 2**24
+"""Floats of input in a step beyond which clients train in several chunks: 85 clients with batches of 64 CIFAR images,
+whose step takes the paper's LeNet 1.7 GB (measured on a CPU)."""
+
+Task = tuple[Client, TrainOrder]
+Results = dict[int, TrainResult | Exception]
+
+
+def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
+    """Return for each task what `train` returns or raises.
+
+    Clients of one architecture and with equal orders train at once. A client trains as always if no other has an equal
+    order, if the order names a method, if it has a model of its own, or one with batch normalisation or an LSTM.
+    """
+    results: Results = {}
+    for chunk in _chunks(tasks):
+        if len(chunk) == 1:
+            results[chunk[0]] = attempt(train, *tasks[chunk[0]])
+        else:
+            results |= _train_chunk({index: tasks[index] for index in chunk})
+    return [results[index] for index in range(len(tasks))]
+
+
+def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
+    """Yield the indices of tasks that can train at once, not more of them than memory allows."""
+    groups: dict[tuple[int, Hashable], list[int]] = {}
+    turns: dict[ClientSettings, int] = {}
+    for index, (client, order) in enumerate(tasks):
+        # A second order to the same client builds on what the first left.
+        turn = turns[client.settings] = turns.get(client.settings, 0) + 1
+        # A model of its own may be written by a hypernetwork, which has no axis for clients; nor have methods.
+        by_itself = client.own is not None or order.method is not None or _has_no_axis(spec_of(client, order.target))
+        about = (client.settings.size, client.input_shape, client.num_classes, client.device)
+        alike = (index if by_itself else None, about, replace(order, weights=None, method=None, resemble=None))
+        groups.setdefault((turn, alike), []).append(index)
+    for _, group in sorted(groups.items(), key=lambda item: item[0][0]):
+        floats = max(
+            min(order.sgd.batch_size, len(client.train_data)) * prod(client.input_shape)
+            for client, order in (tasks[index] for index in group)
+        )
+        most = max(1, INPUTS_AT_ONCE // max(1, floats))
+        yield from (group[start : start + most] for start in range(0, len(group), most))
+
+
+@cache
+def _has_no_axis(spec: ModelSpec) -> bool:
+    """Tell whether a network normalises by batch, or is recurrent.
+
+    Each client's batch is its own, and its statistics are written in place; torch has no vectorised LSTM.
+    """
+    with torch.device("meta"):
+        module = attempt(build, spec)
+    return isinstance(module, nn.Module) and any(isinstance(part, _BatchNorm | nn.RNNBase) for part in module.modules())
+
+
+def _train_chunk(tasks: Mapping[int, Task]) -> Results:
+    """Train clients of one network: it serves them in turn for what comes before and after the training."""
+    start = time.perf_counter()
+    results: Results = {}
+    rows: dict[int, _Row] = {}
+    for index, (client, order) in tasks.items():
+        prepared = attempt(prepare, client, order)
+        if isinstance(prepared, Exception):
+            results[index] = prepared
+            continue
+        network, seed = prepared
+        # The next one's weights take their place; a momentum is another tensor for each.
+        values = network.shared.values.clone(), network.personal.values.clone()
+        rows[index] = _Row(seed, *values, network.personal.momentum)
+    if not rows:
+        return results
+    clients, sgd = [tasks[index][0] for index in rows], order.sgd
+    together = _stack(network, list(rows.values()))
+    losses = attempt(_train_rows, together, clients, sgd, [row.seed for row in rows.values()])
+    if isinstance(losses, Exception):
+        return results | dict.fromkeys(rows, losses)
+    seconds = (time.perf_counter() - start) / len(rows)
+    for row, (index, loss) in enumerate(zip(rows, losses, strict=True)):
+        client, order = tasks[index]
+        network.shared.load(together.shared.values[row])
+        network.personal.load(together.personal.values[row])
+        if together.personal.momentum is not None:
+            network.personal.momentum = together.personal.momentum[row].clone()
+        results[index] = attempt(conclude, client, order, network, loss, seconds)
+    return results
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one client brings to a training of several: its seed, its vectors, and the momentum of the personal one."""
+
+    seed: int
+    shared: Tensor
+    personal: Tensor
+    momentum: Tensor | None
+
+
+def _stack(network: Network, rows: Sequence[_Row]) -> Network:
+    """Return the network with a row for each client in its vectors."""
+    shared = Flat(network.shared.layout, torch.stack([row.shared for row in rows]))
+    personal = Flat(network.personal.layout, torch.stack([row.personal for row in rows]))
+    if any(row.momentum is not None for row in rows):
+        # Zeros are the same as none.
+        none = torch.zeros_like(network.personal.values)
+        personal.momentum = torch.stack([none if row.momentum is None else row.momentum for row in rows])
+    return Network(network.module, shared, personal)
+
+
+@enough_memory()
+def _train_rows(network: Network, clients: Sequence[Client], sgd: SGD, seeds: Sequence[int]) -> list[float]:
+    """Return each client's mean loss."""
+    losses: list[float] = train_rows(network, [client.train_data for client in clients], sgd, seeds).tolist()
+    return losses

@@ -1,0 +1,110 @@
+"""How a client carries out an order to train."""
+
+import math
+import time
+
+from hyperbloom.client.keep.feedback import encode_with_feedback
+from hyperbloom.client.work.client import Client, enough_memory
+from hyperbloom.client.work.encoding import fit_encoder
+from hyperbloom.client.work.methods import Likeness, check_method, train_by
+from hyperbloom.client.work.networks import Loaded, keep_personal, load
+from hyperbloom.client.work.permissions import check_release
+from hyperbloom.client.work.reference import reference_rows
+from hyperbloom.common.config import MOST_STEPS
+from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.methods import Aligned
+from hyperbloom.common.privacy import release
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.exchanges import FitOrder, FitResult
+from hyperbloom.common.wire.masks import MaskedOrder
+from hyperbloom.common.wire.orders import REPLIES, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
+
+__all__ = ["conclude", "fit", "prepare", "train"]
+
+
+@enough_memory()
+def train(client: Client, order: TrainOrder) -> TrainResult:
+    """Train as ordered; what is private is on the disk before the result leaves.
+
+    Raises:
+        WireError: the order does not fit this client.
+        HyperbloomError: the user does not allow it, the training diverged, or memory or disk were not enough.
+    """
+    start = time.perf_counter()
+    network, seed = prepare(client, order)
+    likeness = _likeness(client, order)
+    with client.hide_own_model():
+        loss = train_by(order.method, network, client.train_data, order.sgd, seed, likeness)
+    return conclude(client, order, network, loss, time.perf_counter() - start)
+
+
+def fit(client: Client, order: FitOrder) -> FitResult:
+    """Train as ordered, and fit the encoder to the descriptor that the order brings."""
+    result = train(client, order)
+    gamma, distance = fit_encoder(order.fit, client.train_data.inputs)
+    return FitResult(**vars(result), version=order.fit.version, distance=distance, gamma=gamma)
+
+
+def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
+    """Return the network with everything in its place, and the seed of the batches.
+
+    Raises:
+        WireError: the order does not fit this client.
+        HyperbloomError: the user does not allow it.
+    """
+    steps = (order.sgd.steps, order.fit.steps) if isinstance(order, FitOrder) else (order.sgd.steps,)
+    if order.reply not in REPLIES or order.sgd.steps < 1 or max(steps) > MOST_STEPS or order.sgd.batch_size < 1:
+        raise WireError(
+            f"order: expected reply in {REPLIES} and 1 to {MOST_STEPS} steps, found {order.reply!r}, {steps} steps"
+        )
+    noise = order.noise
+    if noise is not None and not (noise.clip > 0 and noise.scale > 0):
+        raise WireError(f"order: expected noise with clip and scale above 0, found {noise}")
+    if isinstance(order, FitOrder):
+        check_release(client.settings)  # the encoder's change has no noise
+    elif order.reply != "nothing":
+        masked = len(order.masking.there) if isinstance(order, MaskedOrder) else 0
+        check_release(client.settings, noise.scale if noise else None, masked)
+    check_method(order.method, order.target.private, order.sgd.steps)
+    network = load(client, order.scope, order.target, order.weights)
+    network.holds = None  # until what it learns is on the disk
+    return network, client.seed(order.scope, order.scope.round)
+
+
+def _likeness(client: Client, order: TrainOrder) -> Likeness | None:
+    """Return what the order wants representations to resemble; WireError if the reference set is not here."""
+    if not isinstance(order.method, Aligned) or not order.method.eta:
+        return None
+    method = order.method
+    inputs = reference_rows(client, method.reference, method.rows, method.draw)
+    return Likeness(inputs, order.resemble)
+
+
+def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, seconds: float) -> TrainResult:
+    """Keep what is private of the trained network, and return what the order asks for.
+
+    Raises:
+        HyperbloomError: the training diverged.
+    """
+    network.holds = None  # where several train at once, the one before has concluded on it
+    settings = client.settings
+    hidden = order.noise is not None or order.quiet or settings.min_noise is not None or settings.min_masked is not None
+    if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
+        shown = "" if hidden else f" (loss {loss})"  # it is of training examples
+        raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate", reason=Reason.DIVERGED)
+    keep_personal(client, order.scope, network)
+    reply, encoded = None, None
+    if order.reply != "nothing" and order.weights is not None:
+        trained, layout = network.shared.values.cpu(), network.shared.layout
+        sent = order.weights.part(layout)
+        if order.noise is not None:  # nothing below sees the change itself
+            trained = sent + release(trained - sent, order.noise.clip, order.noise.scale)
+        if order.codec is None:
+            reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
+        else:
+            bounded = order.reply == "delta"
+            encoded = encode_with_feedback(order.codec, client.state, order.scope, layout, trained - sent, bounded)
+    # The loss of a masked order without noise is told: the sum alone is seen.
+    told = not hidden or (isinstance(order, MaskedOrder) and order.noise is None)
+    return TrainResult(seconds, reply, loss if told else None, encoded)

@@ -1,0 +1,74 @@
+"""Local training of several clients at once: `sgd.train` with an axis for clients.
+
+The networks of all clients run as one, whose weights have an axis more (`torch.func`): a step costs a few large kernels
+in place of many small ones for each client. Batches, clipping, weight decay and momentum are each client's own, so the
+results are those of training one after the other, up to the order in which floats are summed. On GPUs with TF32, which
+torch lets cuDNN use for convolutions unless `torch.backends.cudnn.allow_tf32` is off, up to its ten bits.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from hyperbloom.client.work.sgd import Network, draw_batches
+from hyperbloom.common.data import Examples
+from hyperbloom.common.wire.orders import SGD
+
+__all__ = ["train_rows"]
+
+
+def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequence[int]) -> Tensor:
+    """Take all clients' SGD steps in place and return each one's mean loss, `(C,)`.
+
+    Args:
+        network: the architecture, whose module's own parameters are neither read nor written; `shared` is `(C, P)` and
+            `personal` `(C, Q)`, a row for each client.
+        data: each client's training examples, all on one device.
+        sgd: hyperparameters of all.
+        seeds: each client's, of its batches.
+    """
+    labels = torch.cat([each.labels for each in data])
+    inputs = torch.cat([each.inputs for each in data])  # copied once, so that a step gathers its batches in one go
+    batches, shares = (drawn.to(labels.device) for drawn in _draw_rows(data, sgd, seeds))
+    parts, total = network.parts, torch.zeros(len(data), device=labels.device)
+
+    def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        parameters: dict[str, Tensor] = {}
+        for part, vector in zip(parts, vectors, strict=True):
+            parameters |= part.layout.views(vector)
+        return F.cross_entropy(functional_call(network.module, parameters, (x,)), y, reduction="none") @ share
+
+    gradients_and_losses = vmap(grad_and_value(loss))
+    network.module.train()
+    for batch in batches:
+        values = tuple(part.values for part in parts)
+        gradients, losses = gradients_and_losses(values, inputs[batch], labels[batch], shares)
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.gradient = gradient
+        if network.shared.layout.numel:
+            network.shared.clip(sgd.clip)
+        for part in parts:
+            part.step(sgd)
+        total += losses
+    return total / sgd.steps
+
+
+def _draw_rows(data: Sequence[Examples], sgd: SGD, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the batches that each client draws alone, and the share of each example in the mean loss.
+
+    Shape:
+        batches `(steps, C, B)`, indices into the data of all clients in a row; shares `(C, B)`. Where a client has less
+        than `B` examples, the first of its batch stands in for the others, with a share of zero.
+    """
+    size = max(min(sgd.batch_size, len(each)) for each in data)
+    shares = data[0].inputs.new_zeros(len(data), size, device="cpu")
+    rows, start = [], 0
+    for share, each, seed in zip(shares, data, seeds, strict=True):
+        batches = start + draw_batches(len(each), sgd.batch_size, sgd.steps, seed)
+        share[: batches.shape[1]] = 1 / batches.shape[1]
+        rows.append(torch.cat([batches, batches[:, :1].expand(-1, size - batches.shape[1])], dim=1))
+        start += len(each)
+    return torch.stack(rows, dim=1), shares
