@@ -65,9 +65,7 @@ def test_a_client_says_whether_it_has_the_reference_set(make_worker: MakeWorker,
     assert holder.answer(Greeting(__version__)).has_reference is None
     assert holder.answer(Greeting(__version__, reference=DIGEST)).has_reference is True
     assert holder.answer(Greeting(__version__, reference="0" * 64)).has_reference is False
-    assert (
-        make_worker().answer(Greeting(__version__, reference=DIGEST)).has_reference is True
-    )
+    assert make_worker().answer(Greeting(__version__, reference=DIGEST)).has_reference is True
     assert make_worker("other").answer(Greeting(__version__, reference=DIGEST)).has_reference is False
 
 
