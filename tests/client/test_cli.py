@@ -14,13 +14,15 @@ from flwr.clientapp import ClientApp
 from hyperbloom import __version__
 from hyperbloom.client import runtime
 from hyperbloom.client.cli import build_parser, main
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.runtime import Link
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.state import ClientState
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, mnist
 from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
 from hyperbloom.common.keys import make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.common.wire.orders import Greeting
 
 Joined = list[tuple[Link, ClientApp, dict[str, Any], bool]]
 
@@ -244,10 +246,10 @@ def test_a_model_without_a_graph_joins_with_a_warning(
     assert told.endswith(
         f"strategies that read the own model's graph (ghn) cannot use it: body: cannot represent {what}\n"
     )
-    worker = worker_for(ClientSettings.from_node_config(joined[0][2]))
-    assert worker.introduce("own").types == ()
+    client = client_for(ClientSettings.from_node_config(joined[0][2]))
+    assert introduce(client, Greeting("0", "own")).types == ()
     with pytest.raises(HyperbloomError, match="the client's own model fails; the client's log says how"):
-        worker.introduce("types", "generated")
+        introduce(client, Greeting("0", "types", "generated"))
 
 
 @pytest.mark.parametrize(

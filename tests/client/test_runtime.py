@@ -31,9 +31,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client import runtime
 from hyperbloom.client.runtime import Link, Pacer, _Finished, _retries, _serve, _Session, run_client
-from hyperbloom.common.errors import ConnectionFailed, RefusedError, WireError
+from hyperbloom.common.errors import ConnectionFailed, RefusedError
 from hyperbloom.common.keys import make_key
-from hyperbloom.common.messages import Greeting, Notice
+from hyperbloom.common.wire.orders import Greeting, Notice
+from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.certificates import init
 
 RUN, NODE = 77, 5
@@ -309,12 +310,12 @@ class FakeServer:
 
 def greeting() -> Message:
     """Return a message to the node."""
-    return Message(Greeting("0.1.0").pack(), NODE, Greeting.type)
+    return Message(pack(Greeting("0.1.0")), NODE, Greeting.message_type)
 
 
 def notice(kind: str, reason: str = "because") -> Message:
     """Return the server's last word."""
-    return Message(Notice(kind, reason).pack(), NODE, Notice.type)
+    return Message(pack(Notice(kind, reason)), NODE, Notice.message_type)
 
 
 def app_that(act: Callable[[Message, Context], Any]) -> ClientApp:
@@ -324,7 +325,7 @@ def app_that(act: Callable[[Message, Context], Any]) -> ClientApp:
     @app.query("greet")
     def greet(message: Message, context: Context) -> Message:
         found = act(message, context)
-        return found if isinstance(found, Message) else Message(Greeting(str(found)).pack(), reply_to=message)
+        return found if isinstance(found, Message) else Message(pack(Greeting(str(found))), reply_to=message)
 
     @app.query("notice")
     def notice(message: Message, context: Context) -> Message:
@@ -345,14 +346,14 @@ def test_a_message_is_pulled_confirmed_answered_and_pushed(slept: list[float]) -
     seen: list[tuple[str, int, Any]] = []
 
     def act(message: Message, context: Context) -> str:
-        seen.append((Greeting.unpack(message.content).version, context.node_id, context.node_config))
+        seen.append((unpack(Greeting, message.content).version, context.node_id, context.node_config))
         return "answer"
 
     serve(app_that(act), server)
     assert seen == [("0.1.0", NODE, {"client-id": "ward-7"})]
     assert server.confirmed == [(RUN, sent.metadata.message_id)]
     (reply,) = server.sent
-    assert Greeting.unpack(reply.content) == Greeting("answer")
+    assert unpack(Greeting, reply.content) == Greeting("answer")
     assert reply.metadata.reply_to_message_id == sent.metadata.message_id
     assert (reply.metadata.src_node_id, reply.metadata.run_id) == (NODE, RUN)
     assert 0 < server.seconds[0] < 5
@@ -362,13 +363,13 @@ def test_objects_that_are_not_there_yet_are_waited_for(slept: list[float]) -> No
     server = FakeServer(greeting())
     server.unavailable = 4
     serve(app_that(lambda message, context: "late"), server)
-    assert Greeting.unpack(server.sent[0].content) == Greeting("late")
+    assert unpack(Greeting, server.sent[0].content) == Greeting("late")
 
 
 def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
     slept: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors = [KeyError("ours"), WireError("the order does not fit")]
+    errors = [KeyError("ours"), ValueError("theirs")]
 
     def act(message: Message, context: Context) -> str:
         if errors:
@@ -381,16 +382,16 @@ def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
     first, second, third = server.sent
     assert first.has_error()
     assert first.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    assert first.error.reason == "WireError: the order does not fit"
+    assert first.error.reason == "ValueError: theirs"
     assert first.metadata.reply_to_message_id == server.confirmed[0][1]
     assert second.error.reason == "KeyError: 'ours'"
-    assert Greeting.unpack(third.content) == Greeting("well")
+    assert unpack(Greeting, third.content) == Greeting("well")
     logged = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
-    assert logged == [("query.greet failed: the order does not fit", False), ("query.greet failed: 'ours'", True)]
+    assert logged == [("query.greet failed: theirs", True), ("query.greet failed: 'ours'", True)]
 
 
 def test_a_message_that_the_app_does_not_know_is_answered_with_an_error(slept: list[float]) -> None:
-    server = FakeServer(Message(Greeting("0").pack(), NODE, "query.other"))
+    server = FakeServer(Message(pack(Greeting("0")), NODE, "query.other"))
     serve(app_that(lambda message, context: "x"), server)
     assert server.sent[0].error.reason == "ValueError: No query function registered with name 'other'"
 
@@ -411,7 +412,7 @@ def test_a_refusal_is_answered_first_and_raised_then(slept: list[float]) -> None
     server = FakeServer(notice("refused", "the name is taken"))
     with pytest.raises(RefusedError, match=r"^the server refused this client: the name is taken$"):
         _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
-    assert Notice.unpack(server.sent[0].content) == Notice("refused", "the name is taken")
+    assert unpack(Notice, server.sent[0].content) == Notice("refused", "the name is taken")
 
 
 def test_the_end_of_the_run_is_answered_first_and_raised_then(
@@ -420,7 +421,7 @@ def test_the_end_of_the_run_is_answered_first_and_raised_then(
     server = FakeServer(notice("finished", "the run is over"), greeting())
     with caplog.at_level(logging.INFO, "hyperbloom.client"), pytest.raises(_Finished):
         _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
-    assert Notice.unpack(server.sent[0].content) == Notice("finished", "the run is over")
+    assert unpack(Notice, server.sent[0].content) == Notice("finished", "the run is over")
     assert len(server.queue) == 1
     assert [record.getMessage() for record in caplog.records] == ["the server says: the run is over"]
 

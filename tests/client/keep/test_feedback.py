@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyperbloom.client.feedback import encode_with_feedback
-from hyperbloom.client.state import ClientState
+from hyperbloom.client.keep.feedback import encode_with_feedback
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import LARGEST_NORM
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import Scope
+from hyperbloom.common.wire.weights import LARGEST_NORM
 
 LAYOUT = Layout((("a", (40,)), ("b", (2, 5))))
 NAMES = ("fp16", "bf16", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.02+fp16")
@@ -37,12 +39,14 @@ def state(tmp_path: Path) -> ClientState:
 
 def send(state: ClientState, name: str, delta: Tensor, run_id: str = "run", bounded: bool = False) -> Tensor:
     """Return what the server makes of the next reply."""
-    return codec(name).decode(encode_with_feedback(codec(name), state, run_id, LAYOUT, delta, bounded), LAYOUT)
+    return codec(name).decode(
+        encode_with_feedback(codec(name), state, Scope(run_id, 0, 0), LAYOUT, delta, bounded), LAYOUT
+    )
 
 
 def owed(state: ClientState, run_id: str = "run", layout: Layout = LAYOUT) -> Tensor:
     """Return what is kept, which must be there."""
-    found = state.load_residual(run_id, layout)
+    found = state.load_residual(Scope(run_id, 0, 0), layout)
     assert found is not None
     return found
 
@@ -132,9 +136,9 @@ def test_another_run_or_network_owes_nothing_and_there_is_one_file(state: Client
     plain = codec("top-k:0.1").decode(codec("top-k:0.1").encode(delta, LAYOUT), LAYOUT)
     send(state, "top-k:0.1", 10 * delta.flip(0))
     other = Layout((("a", (50,)),))
-    assert state.load_residual("run", other) is None
+    assert state.load_residual(Scope("run", 0, 0), other) is None
     assert torch.equal(send(state, "top-k:0.1", delta, run_id="next"), plain)
-    assert state.load_residual("run", LAYOUT) is None
+    assert state.load_residual(Scope("run", 0, 0), LAYOUT) is None
     torch.testing.assert_close(owed(state, "next"), delta - plain)
     assert [path.name for path in state.folder.iterdir()] == ["residual.safetensors"]
 
@@ -145,9 +149,12 @@ def test_of_a_change_that_no_server_takes_nothing_is_kept(state: ClientState, ba
     send(state, "top-k:0.1", good)
     spoiled = good.clone()
     spoiled[7] = bad
-    with pytest.raises(HyperbloomError, match=r"training diverged \(norm of the change .*lower local.learning_rate"):
-        encode_with_feedback(codec("top-k:0.1"), state, "run", LAYOUT, spoiled, bounded=True)
-    assert state.load_residual("run", LAYOUT) is None
+    with pytest.raises(
+        HyperbloomError, match=r"training diverged \(norm of the change .*lower local.learning_rate"
+    ) as caught:
+        encode_with_feedback(codec("top-k:0.1"), state, Scope("run", 0, 0), LAYOUT, spoiled, bounded=True)
+    assert caught.value.reason is Reason.DIVERGED
+    assert state.load_residual(Scope("run", 0, 0), LAYOUT) is None
     assert bool(send(state, "top-k:0.1", good).isfinite().all())
 
 

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hyperbloom.client import worker
 from hyperbloom.client.cli import main
-from hyperbloom.client.state import ClientState
-from hyperbloom.client.training import evaluate
+from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.work import evaluation
+from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common import export
 from hyperbloom.common.data import DataSpec, Examples, load_client_data
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.export import read_model
-from hyperbloom.common.messages import SplitScore
+from hyperbloom.common.wire.orders import SplitScore
 from hyperbloom.server.cli import main as server
 
 SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "2", "--cohort", "2"]
@@ -120,7 +120,7 @@ def test_torch_and_onnx_compute_what_the_client_was_scored_with(
         return evaluate(module, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker, "evaluate", spy)
+        patched.setattr(evaluation, "evaluate", spy)
         args = [*CASES[case], *SHORT, "--set", "local.steps=3", "--run-dir", str(tmp_path / "run")]
         assert server(args) == 0
     inputs, expected = scored[-1]  # the last client's test examples

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
-from hyperbloom.client.state import ClientState, Moment, Scored, default_state_dir
-from hyperbloom.client.training import FlatPart
+from hyperbloom.client.keep.state import ClientState, Scored, default_state_dir
 from hyperbloom.common.errors import HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.wire.orders import Scope
 
 
 @pytest.fixture
@@ -25,12 +24,12 @@ def state(tmp_path: Path) -> ClientState:
     return ClientState(tmp_path / "state")
 
 
-def make_part(width: int = 3, dtype: torch.dtype = torch.float32) -> FlatPart:
-    """Return all parameters of a linear layer as one part with fixed values."""
-    module = nn.Linear(width, 2).to(dtype)
-    part = FlatPart(module, Layout.of(module))
-    part.load(torch.linspace(-1, 1, part.layout.numel, dtype=dtype) / 3)
-    return part
+LAYOUT = Layout((("weight", (2, 3)), ("bias", (2,))))
+VALUES = torch.linspace(-1, 1, LAYOUT.numel) / 3
+
+
+def scope(run_id: str = "run-1", number: int = 0, resume_points: tuple[int, ...] = ()) -> Scope:
+    return Scope(run_id, number, 0, resume_points)
 
 
 # ---------------------------------------------------------------------- where
@@ -46,7 +45,7 @@ def test_the_default_place_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_nothing_is_written_before_it_is_needed(state: ClientState) -> None:
     assert not state.folder.exists()
-    assert not state.load_personal("run", make_part())
+    assert state.load_personal(scope(), LAYOUT) is None
     assert not state.folder.exists()
 
 
@@ -57,11 +56,10 @@ SCORED = Scored(
 
 @pytest.mark.parametrize("run_id", ["../run", "/tmp/run", "a/b", "", ".", "..", "r\0", "r" * 201])
 def test_a_server_cannot_name_a_file_outside(state: ClientState, run_id: str) -> None:
-    part = make_part()
     for call in (
-        lambda: state.save_personal(run_id, part, Moment(1)),
-        lambda: state.load_personal(run_id, part),
-        lambda: state.save_scored(run_id, {"weight": part.values}, SCORED),
+        lambda: state.save_personal(scope(run_id), LAYOUT, VALUES),
+        lambda: state.load_personal(scope(run_id), LAYOUT),
+        lambda: state.save_scored(run_id, {"weight": VALUES}, SCORED),
     ):
         with pytest.raises(WireError, match="run_id: expected the name of a run, found"):
             call()
@@ -162,91 +160,68 @@ def test_a_damaged_identity_is_not_replaced_but_told(state: ClientState, content
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("with_momentum", [False, True])
 def test_personal_parameters_come_back_bit_for_bit(state: ClientState, dtype: torch.dtype, with_momentum: bool) -> None:
-    part = make_part(dtype=dtype)
-    if with_momentum:
-        part.momentum = torch.randn(part.layout.numel, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    state.save_personal("run-1", part)
-    again = make_part(dtype=dtype)
-    again.load(torch.zeros_like(again.values))
-    again.momentum = torch.ones_like(again.values)
-    assert ClientState(state.folder).load_personal("run-1", again)
-    assert again.values.numpy().tobytes() == part.values.numpy().tobytes()
-    if part.momentum is None:
-        assert again.momentum is None
-    else:
-        assert again.momentum is not None
-        assert again.momentum.numpy().tobytes() == part.momentum.numpy().tobytes()
-
-
-def test_what_is_loaded_is_what_the_network_computes_with(state: ClientState) -> None:
-    state.save_personal("run-1", make_part())
-    module = nn.Linear(3, 2)
-    part = FlatPart(module, Layout.of(module))
-    state.load_personal("run-1", part)
-    assert torch.equal(module.weight.reshape(-1), make_part().values[:6])
+    values = torch.randn(LAYOUT.numel, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    momentum = -values if with_momentum else None
+    state.save_personal(scope(), LAYOUT, values, momentum)
+    found = ClientState(state.folder).load_personal(scope(), LAYOUT)
+    assert found is not None
+    assert found[0].numpy().tobytes() == values.numpy().tobytes()
+    assert (found[1] is None) == (momentum is None)
+    if momentum is not None and found[1] is not None:
+        assert found[1].numpy().tobytes() == momentum.numpy().tobytes()
 
 
 def test_each_run_has_parameters_of_its_own(state: ClientState) -> None:
-    one, two = make_part(), make_part()
-    two.load(-two.values)
-    state.save_personal("run-1", one)
-    state.save_personal("run-2", two)
+    state.save_personal(scope("run-1"), LAYOUT, VALUES)
+    state.save_personal(scope("run-2"), LAYOUT, -VALUES)
     assert sorted(path.name for path in (state.folder / "personal").iterdir()) == [
         "run-1.safetensors",
         "run-2.safetensors",
     ]
-    found = make_part()
-    state.load_personal("run-2", found)
-    assert torch.equal(found.values, two.values)
-    assert not state.load_personal("run-3", found)
-    assert torch.equal(found.values, two.values)
+    found = state.load_personal(scope("run-2"), LAYOUT)
+    assert found is not None and torch.equal(found[0], -VALUES)
+    assert state.load_personal(scope("run-3"), LAYOUT) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage that is longer than a header", b"\x08\0\0\0\0\0\0\0{}      "])
 def test_a_damaged_file_is_told(state: ClientState, content: bytes) -> None:
-    state.save_personal("run-1", make_part())
+    state.save_personal(scope(), LAYOUT, VALUES)
     path = state.folder / "personal" / "run-1.safetensors"
     whole = path.read_bytes()
     for damaged in (content, whole[: len(whole) // 2], whole[:-1]):
         path.write_bytes(damaged)
         with pytest.raises(HyperbloomError) as caught:
-            state.load_personal("run-1", make_part())
+            state.load_personal(scope(), LAYOUT)
         text = str(caught.value)
         assert text.startswith(str(path)), text
         assert text.endswith("; move it away to start from fresh weights")
     path.write_bytes(whole)
-    assert state.load_personal("run-1", make_part())
+    assert state.load_personal(scope(), LAYOUT)
 
 
-def test_another_architecture_is_told_and_nothing_is_touched(state: ClientState) -> None:
-    state.save_personal("run-1", make_part(width=4))
-    part = make_part(width=3)
-    before = part.values.clone()
+def test_another_architecture_is_told(state: ClientState) -> None:
+    state.save_personal(scope(), Layout((("weight", (2, 4)),)), torch.zeros(8))
     path = state.folder / "personal" / "run-1.safetensors"
     message = f"{path} belongs to another architecture; move it away to start from fresh weights"
     with pytest.raises(HyperbloomError, match=f"^{re.escape(message)}$"):
-        state.load_personal("run-1", part)
-    assert torch.equal(part.values, before)
+        state.load_personal(scope(), LAYOUT)
 
 
 def test_a_file_without_values_is_told(state: ClientState) -> None:
-    part = make_part()
     path = state.folder / "personal" / "run-1.safetensors"
     path.parent.mkdir(parents=True)
-    save_file({"other": part.values}, path, {"layout": part.layout.digest})
+    save_file({"other": VALUES}, path, {"layout": LAYOUT.digest})
     with pytest.raises(HyperbloomError, match="move it away to start from fresh weights"):
-        state.load_personal("run-1", part)
+        state.load_personal(scope(), LAYOUT)
 
 
 def test_saving_is_atomic(state: ClientState, monkeypatch: pytest.MonkeyPatch) -> None:
-    state.save_personal("run-1", make_part())
+    state.save_personal(scope(), LAYOUT, VALUES)
     monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
-    changed = make_part()
-    changed.load(-changed.values)
     with pytest.raises(ZeroDivisionError):
-        state.save_personal("run-1", changed)
+        state.save_personal(scope(), LAYOUT, -VALUES)
     path = state.folder / "personal" / "run-1.safetensors"
-    assert torch.equal(load_file(path)["values"], make_part().values)
+    assert torch.equal(load_file(path)["values"], VALUES)
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -256,14 +231,13 @@ def test_saving_is_atomic(state: ClientState, monkeypatch: pytest.MonkeyPatch) -
 def test_earlier_versions_of_a_complete_run_are_forgotten_and_no_others(state: ClientState) -> None:
     for run in ("run-1-pfedhn", "run-1-fedavg", "run-12-pfedhn"):
         for number in (1, 2, 3):
-            moment = Moment(number, resume_points=(0, 1, 2))
-            state.save_personal(run, make_part(), moment)
-    state.save_residual("run-1-pfedhn", Layout((("w", (2,)),)), torch.ones(2), Moment(1))
-    state.save_residual("run-1-pfedhn", Layout((("w", (2,)),)), torch.ones(2), Moment(2, (1,)))
+            state.save_personal(scope(run, number, (1, 2)), LAYOUT, VALUES)
+    state.save_residual(scope("run-1-pfedhn", 1), LAYOUT, VALUES)
+    state.save_residual(scope("run-1-pfedhn", 2, (1,)), LAYOUT, VALUES)
     earlier = state.folder / "earlier"
     kept = {path.name for path in earlier.iterdir() if path.name.startswith("run-12")}
     assert len(list(earlier.iterdir())) > 2 * len(kept) > 0
     state.forget_earlier("run-1")
     assert {path.name for path in earlier.iterdir()} == kept
-    assert state.load_personal("run-1-pfedhn", make_part()), "the newest is where it was"
+    assert state.load_personal(scope("run-1-pfedhn"), LAYOUT), "the newest is where it was"
     ClientState(state.folder / "never").forget_earlier("run-1")

@@ -12,17 +12,22 @@ from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
 from hyperbloom.client.cli import main
-from hyperbloom.client.join import newcomer_app
-from hyperbloom.client.newcomer import Newcomer, Promise, Sources
-from hyperbloom.client.privacy import Guarantee, Ledger, noise_scale
+from hyperbloom.client.newcomer.guarantee import Guarantee, noise_scale
+from hyperbloom.client.newcomer.join import newcomer_app
+from hyperbloom.client.newcomer.ledger import Ledger
+from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer, Promise
+from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common import export
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.export import read_model
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Delivery, Greeting, Notice, Offer, Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import Greeting, Notice
+from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.common.wire.weights import Weights
 
 SHAPE, CLASSES, DIM = (1, 8, 8), 10, 5
 DIGITS = DataSpec("digits", partition=1, partitions=30)
@@ -70,14 +75,14 @@ def expected(made: Offer, inputs: torch.Tensor) -> torch.Tensor:
 def test_without_a_promise_the_descriptor_is_the_encoders(tmp_path: Path) -> None:
     one, made = newcomer(tmp_path), offer()
     description = one.describe(made)
-    assert description is not None
+    assert isinstance(description, Description)
     torch.testing.assert_close(description.weights.values, expected(made, load_client_data(DIGITS).whole.inputs))
     assert [entry["epsilon"] for entry in Ledger(tmp_path / "state").read()] == [None]
 
 
 def test_all_that_is_said_is_size_encoder_and_descriptor(tmp_path: Path) -> None:
     description = newcomer(tmp_path, promise=Promise(0.3, 0.01)).describe(offer())
-    record = dict(description.pack()["hyperbloom"])
+    record = dict(pack(description)["hyperbloom"])
     assert record.keys() == {"size", "encoder_version", "tensors", "dtype", "values"}
     assert len(record["values"]) == 4 * DIM
     assert json.loads(record["tensors"]) == [["descriptor", [DIM]]]
@@ -92,7 +97,7 @@ def test_with_a_promise_there_is_noise_of_its_scale_and_an_entry(tmp_path: Path)
         sent.append(one.describe(made).weights.values.double())
     added = torch.stack(sent) - expected(made, load_client_data(DIGITS).whole.inputs).double()
     tail = made.weights.layout.views(made.weights.values)["tail.weight"]
-    sigma = noise_scale(0.3, 0.001, 2 * float(torch.linalg.matrix_norm(tail, 2)) / count)
+    sigma = 2 * float(torch.linalg.matrix_norm(tail, 2)) / count * noise_scale(0.3, 0.001)
     # 200 squares of standard normal numbers: mean 200, standard deviation 20; noise from the system, so widely bounded
     assert 80 < float((added / sigma).square().sum()) < 320
     (entry,) = Ledger(tmp_path / "0" / "state").read()
@@ -105,7 +110,7 @@ def test_the_same_offer_again_costs_nothing_and_tells_nothing_new(tmp_path: Path
     first, second = one.describe(offer()), one.describe(offer())
     assert torch.equal(first.weights.values, second.weights.values)
     assert len(Ledger(tmp_path / "state").read()) == 1
-    assert one.describe(offer(seed=1)) is None
+    assert one.describe(offer(seed=1)) is DECLINED
     assert isinstance(one.failure, RefusedError) and "another encoder" in str(one.failure)
     assert len(Ledger(tmp_path / "state").read()) == 1
 
@@ -124,23 +129,23 @@ def test_what_does_not_fit_is_told_to_the_user_alone(
     tmp_path: Path, change: dict[str, object], promise: Promise | None, kind: type[Exception], text: str
 ) -> None:
     one = newcomer(tmp_path, promise=promise)
-    assert one.describe(replace(offer(), **change)) is None  # type: ignore[arg-type]
+    assert one.describe(replace(offer(), **change)) is DECLINED  # type: ignore[arg-type]
     assert isinstance(one.failure, kind) and text in str(one.failure)
     assert Ledger(tmp_path / "state").read() == []
 
 
 def test_a_promise_that_the_encoder_cannot_keep_is_not_made(tmp_path: Path) -> None:
     one = newcomer(tmp_path, promise=Promise(0.3, 0.01))
-    assert one.describe(offer("deepset")) is None
+    assert one.describe(offer("deepset")) is DECLINED
     assert isinstance(one.failure, ConfigError) and "no bound holds" in str(one.failure)
     assert Ledger(tmp_path / "state").read() == []
-    assert newcomer(tmp_path).describe(offer("deepset")) is not None  # without a promise it will do
+    assert isinstance(newcomer(tmp_path).describe(offer("deepset")), Description)  # without a promise it will do
 
 
 def test_beyond_the_budget_nothing_leaves(tmp_path: Path) -> None:
-    assert newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5).describe(offer()) is not None
+    assert isinstance(newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5).describe(offer()), Description)
     second = newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5)
-    assert second.describe(offer()) is None
+    assert second.describe(offer()) is DECLINED
     assert isinstance(second.failure, RefusedError) and "--budget" in str(second.failure)
 
 
@@ -154,7 +159,7 @@ def test_examples_without_labels_are_scaled_as_at_training(tmp_path: Path) -> No
     wanted = expected(made, (torch.from_numpy(stored).float() / 16 - 0.3053) / 0.3760)
     for path, tolerance in ((tmp_path / "x.npz", 1e-5), (tmp_path / "images", 1e-2)):
         description = newcomer(tmp_path, DataSpec(str(path))).describe(made)
-        assert description is not None
+        assert isinstance(description, Description)
         torch.testing.assert_close(description.weights.values, wanted, rtol=0, atol=tolerance)
 
 
@@ -172,7 +177,7 @@ def test_labels_play_no_part(tmp_path: Path) -> None:
         described = [newcomer(tmp_path, DataSpec(str(tmp_path / "none.npz"))).describe(offer())]
         for y in (np.arange(40) % 10, rng.permutation(np.arange(40) % 10), np.arange(40) % 3):
             described.append(newcomer(tmp_path, labelled(tmp_path / "some.npz", x, y)).describe(offer()))
-        values = [one.weights.values for one in described if one is not None]
+        values = [one.weights.values for one in described if isinstance(one, Description)]
         assert len(values) == 4
         for other in values[1:]:
             torch.testing.assert_close(other, values[0], rtol=0, atol=1e-6)
@@ -180,7 +185,9 @@ def test_labels_play_no_part(tmp_path: Path) -> None:
 
 def test_floats_that_may_be_prepared_otherwise_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
-    assert newcomer(tmp_path, labelled(tmp_path / "floats.npz", x, np.arange(40) % 10)).describe(offer()) is not None
+    assert isinstance(
+        newcomer(tmp_path, labelled(tmp_path / "floats.npz", x, np.arange(40) % 10)).describe(offer()), Description
+    )
     assert "took stored numbers divided by 16, less [0.3053], divided by [0.376], these data are taken as they are" in (
         caplog.text
     )
@@ -198,7 +205,7 @@ def test_one_example_exchanged_moves_the_descriptor_by_no_more_than_is_promised(
         other_x, other_y = x.copy(), y.copy()
         other_x[index], other_y[index] = -10 * x[index], (y[index] + 3) % 10
         there = newcomer(tmp_path, labelled(tmp_path / "other.npz", other_x, other_y)).describe(made)
-        assert here is not None and there is not None
+        assert isinstance(here, Description) and isinstance(there, Description)
         moved = float((here.weights.values.double() - there.weights.values.double()).norm())
         assert 0 < moved <= bound * (1 + 1e-4)
 
@@ -213,7 +220,7 @@ def test_who_has_not_all_classes_is_scored_where_labels_are_numbers(tmp_path: Pa
             image.save(tmp_path / "pets" / name / f"{index}.png")
     for data, scored in ((by_number, True), (DataSpec(str(tmp_path / "pets")), False)):
         one, spec = newcomer(tmp_path, data), ModelSpec("mlp", "S", SHAPE, CLASSES)
-        assert one.describe(offer()) is not None, one.failure
+        assert isinstance(one.describe(offer()), Description), one.failure
         layout = full_layout(spec)
         one.receive(Delivery(Weights(layout, layout.flatten(dict(build(spec).named_parameters())))))
         folder = tmp_path / ("numbers" if scored else "names")
@@ -273,7 +280,7 @@ def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path
     x = 5 + 2 * np.random.default_rng(0).normal(size=(60, *shape)).astype(np.float32)
     np.savez(tmp_path / "x.npz", x=x)
     one = newcomer(tmp_path, DataSpec(str(tmp_path / "x.npz")))
-    assert one.describe(offer(model="hafl-1", shape=shape)) is not None
+    assert isinstance(one.describe(offer(model="hafl-1", shape=shape)), Description)
     layout = full_layout(ModelSpec("hafl-1", "S", shape, CLASSES))
     torch.manual_seed(0)
     values = layout.flatten(dict(build(ModelSpec("hafl-1", "S", shape, CLASSES)).named_parameters()))
@@ -299,7 +306,6 @@ def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path
         (["--eps", "1", "--delta", "0.01", "--budget", "nan"], "--budget: expected a number above 0, found nan"),
         (["--eps", "1", "--delta", "0.01", "--budget", "0"], "--budget: expected a number above 0, found 0"),
         (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
-        (["--eps", "2", "--delta", "0.01", "--mechanism", "classical"], "where its proof ends"),
         (["--data", "absent.npy"], "expected a file or folder, found none"),
         (["--partition", "3"], "--partition: expected I/N"),
         (["--root-certificates", "absent.pem"], "--root-certificates: expected a file"),
@@ -319,7 +325,7 @@ def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needed = ["join", "--server", "127.0.0.1:1", "--insecure", "--data", "digits", "--state-dir", str(tmp_path)]
-    Ledger(tmp_path).spend(Guarantee(0.3, 0.01, 50, 0.1, 0.7, "analytic"), None, "box")
+    Ledger(tmp_path).spend(Guarantee(0.3, 0.01, 50, 0.1, 0.7), None, "box")
     privacy = ["--eps", "0.3", "--delta", "0.01", "--budget", "0.5"]
     assert main([*needed, "--out", str(tmp_path / "model"), *privacy]) == 3
     assert "epsilon 0.3 of 0.5 has been spent" in capsys.readouterr().err
@@ -335,6 +341,7 @@ def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(
 def test_a_server_that_trains_is_told_apart(tmp_path: Path) -> None:
     one = newcomer(tmp_path)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    answer = newcomer_app(one)(Message(Greeting("0").pack(), 1, Greeting.type), Context(0, 0, {}, RecordDict(), {}))
-    assert Notice.unpack(answer.content) == Notice("declined", "")  # who is there, it is not told
+    message = Message(pack(Greeting("0")), 1, Greeting.message_type)
+    answer = newcomer_app(one)(message, Context(0, 0, {}, RecordDict(), {}))
+    assert unpack_answer(Notice, answer.content) == DECLINED  # who is there, it is not told
     assert "this server trains" in str(one.failure) and "`flower-server serve`" in str(one.failure)

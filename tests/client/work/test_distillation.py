@@ -1,6 +1,5 @@
 """Distillation against its formula and a plain loop; what it leaves alone."""
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperbloom.client.distillation import distil, distillation_loss
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import Worker
+from hyperbloom.client.work.distillation import distil, distillation_loss
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.messages import EvaluateOrder, Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.orders import EvaluateOrder, Refinement
+from hyperbloom.common.wire.weights import Weights
 
-from .conftest import SHARE
+from ..conftest import SHARE
+from ..orders import Worker, change, evaluate_order
 
 TEACHER = ModelSpec("mlp", "S", (1, 8, 8), 10)
 STUDENT = ModelSpec("plain-4", "S", (1, 8, 8), 10)
+
+
+REFINEMENT = Refinement(3, 0.05, 8, distil_temperature=2.0)
 
 
 def order(**changes: Any) -> EvaluateOrder:
@@ -30,11 +33,7 @@ def order(**changes: Any) -> EvaluateOrder:
     torch.manual_seed(1)
     layout = full_layout(TEACHER)
     weights = Weights(layout, layout.flatten(dict(build(TEACHER).named_parameters())) * 5)
-    asked = EvaluateOrder(
-        "run-1", 3, "mlp", 10, "none", 5, weights,
-        refine_epochs=3, refine_rate=0.05, refine_batch=8, distil_temperature=2.0,
-    )  # fmt: skip
-    return dataclasses.replace(asked, **changes)
+    return change(evaluate_order(round=3, weights=weights, refinement=REFINEMENT), **changes)
 
 
 def test_the_loss_is_its_formula() -> None:
@@ -71,28 +70,25 @@ def test_a_client_scores_the_student_of_the_shared_network(tmp_path: Path) -> No
     assert sent is not None
     teacher.load_state_dict(sent.layout.views(sent.values))
     student = loop(teacher, worker.train_data)
-    found = distil(teacher, STUDENT, worker.train_data, order(), "ward-7")
+    found = distil(teacher, STUDENT, worker.train_data, REFINEMENT, derive(5, "ward-7", "distil"))
     for one, other in zip(found.parameters(), student.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
     assert torch.equal(sent.layout.flatten(dict(teacher.named_parameters())), sent.values)
-    scores = worker.evaluate(order())
-    assert scores == worker.evaluate(order())
-    assert scores.test_loss != pytest.approx(
-        worker.evaluate(order(distil_temperature=None, refine_epochs=None)).test_loss, rel=1e-2
-    )
+    scores = worker.answer(order())
+    assert scores == worker.answer(order())
+    assert scores.test.loss != pytest.approx(worker.answer(order(refinement=None)).test.loss, rel=1e-2)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"refine_epochs": 0}, {"refine_epochs": 10_001}, {"refine_rate": None}, {"refine_batch": 0},
-     {"distil_temperature": 0.0}],
-)  # fmt: skip
+    [{"epochs": 0}, {"epochs": 10_001}, {"rate": 0.0}, {"batch": 0}, {"distil_temperature": 0.0}],
+)
 def test_impossible_orders_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     worker = Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path, model="plain-4"))
-    with pytest.raises(WireError, match="order: expected up to 10000 epochs with a rate, batches and temperature"):
-        worker.evaluate(order(**changes))
+    with pytest.raises(WireError, match="order: expected 1 to 10000 epochs with a rate, batches and temperature"):
+        worker.answer(order(**changes))
 
 
 def test_who_has_no_own_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(WireError, match="this client has none; join with --model"):
-        Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path)).evaluate(order())
+        Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path)).answer(order())

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyperbloom.client.encoding import backprop, describe, fit
-from hyperbloom.client.state import ClientState
-from hyperbloom.client.worker import Worker
+from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work import encoding
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.encoding import fit_encoder
+from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import (
     Encoder,
     EncoderSpec,
@@ -22,7 +25,10 @@ from hyperbloom.common.encoders import (
 )
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import BackpropOrder, DescribeOrder, FitOrder, Weights
+from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
+from hyperbloom.common.wire.weights import Weights
+
+from ..orders import Worker
 
 DIM = 3
 INPUTS = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -45,6 +51,23 @@ def describing(module: Encoder, keep: bool = True, **changes: Any) -> DescribeOr
 
 def asking_back(version: str, gradient: Tensor) -> BackpropOrder:
     return BackpropOrder("run-1", "dss", DIM, version, Weights(descriptor_layout(DIM), gradient))
+
+
+def client(inputs: Tensor, state: ClientState) -> Client:
+    """Return as much of a client as has to do with encoders."""
+    made = Client.__new__(Client)
+    made.settings, made.state = ClientSettings("c"), state
+    made.train_data = Examples(inputs.float(), torch.zeros(len(inputs), dtype=torch.int64))
+    object.__setattr__(made.train_data, "inputs", inputs)  # float64 gets past the check for float32 on purpose
+    return made
+
+
+def describe(order: DescribeOrder, inputs: Tensor, state: ClientState) -> DescribeResult:
+    return encoding.describe(client(inputs, state), order)
+
+
+def backprop(order: BackpropOrder, inputs: Tensor, state: ClientState) -> BackpropResult:
+    return encoding.backprop(client(inputs, state), order)
 
 
 @pytest.fixture
@@ -115,26 +138,14 @@ def test_an_encoder_that_does_not_fit_is_refused(state: ClientState, change: dic
 # ---------------------------------------------------------------------- fitting
 
 
-def fitting(module: Encoder, wanted: Tensor, **changes: Any) -> FitOrder:
+def fitting(module: Encoder, wanted: Tensor, steps: int = 2) -> Fit:
     sent = weights(module)
-    training = dict.fromkeys(("num_classes", "steps", "batch_size", "round", "seed"), 1)
-    training |= dict.fromkeys(("learning_rate", "momentum", "weight_decay", "clip"), 0.0)
-    training |= dict.fromkeys(("model", "private", "reply"), "") | {"run_id": "run-1", "weights": None}
-    order = FitOrder(
-        **training,
-        encoder="dss",
-        version=version_of(sent.values),
-        gamma=sent,
-        descriptor=Weights(descriptor_layout(DIM), wanted),
-        fit_steps=2,
-        fit_rate=0.01,
-    )
-    return replace(order, **changes)
+    return Fit("dss", version_of(sent.values), sent, Weights(descriptor_layout(DIM), wanted), steps, 0.01)
 
 
 def test_a_fit_is_gradient_descent_on_the_squared_distance() -> None:
     module, wanted = encoder(), torch.tensor([0.2, -0.1, 0.3], dtype=torch.float64)
-    change, distance = fit(fitting(module, wanted), INPUTS)
+    change, distance = fit_encoder(fitting(module, wanted), INPUTS)
     before = weights(module).values
     optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     losses = []
@@ -153,19 +164,18 @@ def test_a_fit_is_gradient_descent_on_the_squared_distance() -> None:
 def test_a_fit_comes_close() -> None:
     wanted = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
     module = encoder()
-    change, before = fit(fitting(module, wanted, fit_steps=60), INPUTS)
+    change, before = fit_encoder(fitting(module, wanted, steps=60), INPUTS)
     after = Weights(change.layout, weights(module).values + change.values)
     torch.nn.utils.vector_to_parameters(after.values, module.parameters())
     assert float((module(INPUTS) - wanted).square().mean().detach()) < 0.05 * before
 
 
-@pytest.mark.parametrize("change", [{"gamma": None}, {"descriptor": None}, {"fit_steps": 0}], ids=str)
-def test_an_order_to_fit_nothing_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(WireError, match=r"^order: expected an encoder, a descriptor and steps to fit it$"):
-        fit(fitting(encoder(), torch.zeros(DIM, dtype=torch.float64), **change), INPUTS)
+def test_an_order_to_fit_nothing_is_refused() -> None:
+    with pytest.raises(WireError, match=r"^order: expected at least 1 step to fit the encoder, found 0$"):
+        fit_encoder(fitting(encoder(), torch.zeros(DIM, dtype=torch.float64), steps=0), INPUTS)
 
 
-# ---------------------------------------------------------------------- through the worker
+# ---------------------------------------------------------------------- through the client
 
 
 def test_a_worker_describes_its_training_examples_and_no_label(make_worker: Callable[..., Worker]) -> None:
@@ -175,10 +185,10 @@ def test_a_worker_describes_its_training_examples_and_no_label(make_worker: Call
     module = build_encoder(spec)
     sent = Weights(Layout.of(module), Layout.of(module).flatten(dict(module.named_parameters())))
     order = DescribeOrder("run-1", 1, "deepset", DIM, version_of(sent.values), True, sent)
-    told = worker.describe(order)
+    told = worker.answer(order)
     assert torch.allclose(told.weights.values, module(worker.train_data.inputs))
     object.__setattr__(worker.train_data, "labels", worker.train_data.labels.flip(0) * 0)
-    assert torch.equal(worker.describe(order).weights.values, told.weights.values)
+    assert torch.equal(worker.answer(order).weights.values, told.weights.values)
     gradient = Weights(descriptor_layout(DIM), torch.ones(DIM))
-    back = worker.backprop(BackpropOrder("run-1", "deepset", DIM, order.version, gradient))
+    back = worker.answer(BackpropOrder("run-1", "deepset", DIM, order.version, gradient))
     assert back.weights.layout == sent.layout and float(back.weights.values.norm()) > 0

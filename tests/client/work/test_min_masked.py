@@ -7,22 +7,12 @@ from typing import Any
 import pytest
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import Worker
 from hyperbloom.common.errors import ConfigError, HyperbloomError
-from hyperbloom.common.messages import (
-    BackpropOrder,
-    DescribeOrder,
-    FitOrder,
-    MaskedOrder,
-    MomentsOrder,
-    RepresentOrder,
-    SharesResult,
-    UnmaskOrder,
-)
+from hyperbloom.common.wire import Fit, Noise,     BackpropOrder,     DescribeOrder,     FitOrder,     MaskedOrder,     MomentsOrder,     RepresentOrder,     SharesResult,     UnmaskOrder, 
 
-from .conftest import SHARE
-from .test_secure_aggregation import Four, in_place
-from .test_worker import evaluate_order, initial, train_order
+from ..conftest import SHARE
+from .test_masks import Four, in_place
+from ..orders import Worker, evaluate_order, initial, train_order
 
 
 def make(folder: Path, least: int | None) -> Worker:
@@ -32,7 +22,7 @@ def make(folder: Path, least: int | None) -> Worker:
 def begun(worker: Worker) -> tuple[Four, list[SharesResult]]:
     """Take the worker, in the first place of four, to the point where it is to train."""
     four = Four()
-    first = worker.deal_shares(in_place(four, worker))
+    first = worker.answer(in_place(four, worker))
     return four, [first, *(each.share(four.shares_order(place)) for place, each in enumerate(four.rounds) if place)]
 
 
@@ -47,16 +37,15 @@ def masked_order(four: Four, dealt: list[SharesResult], **changes: Any) -> Maske
 
 def test_a_change_by_itself_and_whatever_else_is_made_of_examples_is_refused(tmp_path: Path) -> None:
     worker = make(tmp_path, 4)
-    fields = vars(evaluate_order())
-    shared = {name: fields[name] for name in ("run_id", "round", "model", "num_classes", "private", "seed", "weights")}
+    order = evaluate_order()
     for call in (
-        lambda: worker.train(train_order()),
-        lambda: worker.train(train_order(dp_clip=1.0, dp_noise=50.0)),
-        lambda: worker.describe(DescribeOrder("r", 1, "deepset", 4, "v", False, initial())),
-        lambda: worker.backprop(BackpropOrder("r", "deepset", 4, "v", initial())),
-        lambda: worker.fit(FitOrder(**vars(train_order()), encoder="deepset")),
-        lambda: worker.moments(MomentsOrder(**fields)),
-        lambda: worker.represent(RepresentOrder(**shared, reference="d", rows=1, draw=0)),
+        lambda: worker.answer(train_order()),
+        lambda: worker.answer(train_order(noise=Noise(1.0, 50.0))),
+        lambda: worker.answer(DescribeOrder("r", 1, "deepset", 4, "v", False, initial())),
+        lambda: worker.answer(BackpropOrder("r", "deepset", 4, "v", initial())),
+        lambda: worker.answer(FitOrder(**vars(train_order()), fit=FIT)),
+        lambda: worker.answer(MomentsOrder(**vars(order))),
+        lambda: worker.answer(RepresentOrder(order.scope, order.target, "d", 1, 0)),
     ):
         with pytest.raises(
             HyperbloomError, match=r"at least 4 clients alone \(--min-masked\), found a change by itself"
@@ -66,12 +55,12 @@ def test_a_change_by_itself_and_whatever_else_is_made_of_examples_is_refused(tmp
 
 def test_what_sends_nothing_trains_and_tells_no_loss(tmp_path: Path) -> None:
     worker = make(tmp_path, 4)
-    result = worker.train(train_order("all", "nothing"))
-    assert (result.weights, result.loss) == (None, 0)
-    assert worker.evaluate(evaluate_order()).test_total > 0
+    result = worker.answer(train_order("all", "nothing"))
+    assert (result.weights, result.loss) == (None, None)
+    assert worker.answer(evaluate_order()).test.total > 0
     diverging = train_order("all", "nothing", run_id="run-2", learning_rate=1e38, weight_decay=1e30)
     with pytest.raises(HyperbloomError, match=r"^training diverged; lower local\.learning_rate$"):
-        worker.train(diverging)
+        worker.answer(diverging)
 
 
 @pytest.mark.parametrize("least", [None, 4])
@@ -79,8 +68,8 @@ def test_in_a_sum_of_so_many_it_is_the_same_change_as_ever(tmp_path: Path, least
     worker = make(tmp_path, least)
     four, dealt = begun(worker)
     order = masked_order(four, dealt)
-    assert len(worker.train_masked(order).masked) == 4 * (order.total + 1)
-    assert worker.unmask(UnmaskOrder("run", 1, (0, 1, 2, 3), ())).shares
+    assert len(worker.answer(order).masked) == 4 * (order.total + 1)
+    assert worker.answer(UnmaskOrder("run", 1, (0, 1, 2, 3), ())).shares
 
 
 def test_fewer_are_refused_before_it_trains_and_before_its_mask_comes_off(
@@ -91,18 +80,18 @@ def test_fewer_are_refused_before_it_trains_and_before_its_mask_comes_off(
     three = masked_order(four, dealt, there=(0, 1, 2))
     monkeypatch.setattr(worker, "_load", lambda order: pytest.fail("it trains"))
     with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found one of 3$"):
-        worker.train_masked(three)
+        worker.answer(three)
     monkeypatch.undo()
 
     four, dealt = begun(worker)
-    worker.train_masked(masked_order(four, dealt))
+    worker.answer(masked_order(four, dealt))
     with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found one of 3$"):
-        worker.unmask(UnmaskOrder("run", 1, (0, 1, 2), (3,)))
+        worker.answer(UnmaskOrder("run", 1, (0, 1, 2), (3,)))
 
     others = make(tmp_path / "others", 3)
     four, dealt = begun(others)
-    others.train_masked(masked_order(four, dealt))
-    assert others.unmask(UnmaskOrder("run", 1, (0, 1, 2), (3,))).shares, "three are enough for these"
+    others.answer(masked_order(four, dealt))
+    assert others.answer(UnmaskOrder("run", 1, (0, 1, 2), (3,))).shares, "three are enough for these"
 
 
 def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> None:
@@ -110,7 +99,7 @@ def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> No
     for least in (None, 4):
         worker = make(tmp_path / str(least), least)
         four, dealt = begun(worker)
-        results.append(worker.train(masked_order(four, dealt)).loss)
+        results.append(worker.answer(masked_order(four, dealt)).loss)
     assert results[0] == results[1] > 0
 
 

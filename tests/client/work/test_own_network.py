@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,32 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from hyperbloom.client.graphs import describe, own_graph
+from hyperbloom import __version__
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.state import ClientState
-from hyperbloom.client.training import draw_batches, settle_norms
-from hyperbloom.client.worker import Worker
+from hyperbloom.client.work.introduction import describe_model
+from hyperbloom.client.work.own_network import own_graph
+from hyperbloom.client.work.scoring import settle_norms
+from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.alignment import digest_of, reference_weights
 from hyperbloom.common.data import DataSpec, Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import (
-    ErrorsOrder,
-    EvaluateOrder,
-    MomentsOrder,
-    ReferenceOrder,
-    RepresentOrder,
-    TrainOrder,
-    TryOrder,
-    Weights,
-)
 from hyperbloom.common.models import OWN, ModelSpec, build_own
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.exchanges import ErrorsOrder, MomentsOrder, ReferenceOrder, RepresentOrder, TryOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Order, TrainOrder
+from hyperbloom.common.wire.weights import Weights
 
-from .conftest import SHARE
-
-T = TypeVar("T")
+from ..conftest import SHARE
+from ..orders import Worker, arrange, evaluate_order, train_order
 
 SPEC = ModelSpec("plain-4", "S", (1, 8, 8), 10)
 GRAPH = own_graph(SPEC)
@@ -68,34 +62,21 @@ def parts(network: GraphHypernetwork) -> Weights:
     return Weights(layout, layout.flatten(dict(network.named_parameters())))
 
 
-def train_order(**changes: Any) -> TrainOrder:
+def ordered(**changes: Any) -> dict[str, Any]:
+    """Return what an order of strategy `ghn` is about."""
+    values: dict[str, Any] = {"round": 2, "model": OWN, "private": "none", "weights": parts(hypernetwork())}
+    return values | {"norms": "generated", "hypernetwork": SETTINGS.to_json()} | changes
+
+
+def to_train(**changes: Any) -> TrainOrder:
     """Return the order of strategy `ghn`."""
-    values: dict[str, Any] = {
-        "run_id": "run-1",
-        "round": 2,
-        "model": OWN,
-        "num_classes": 10,
-        "private": "none",
-        "reply": "weights",
-        "seed": 5,
-        "steps": 4,
-        "batch_size": 8,
-        "learning_rate": 0.05,
-        "momentum": 0.9,
-        "weight_decay": 1e-2,
-        "clip": 1e9,
-        "weights": parts(hypernetwork()),
-        "norms": "generated",
-        "hypernetwork": SETTINGS.to_json(),
-    }
-    return TrainOrder(**values | changes)
+    steps = {"learning_rate": 0.05, "weight_decay": 1e-2, "clip": 1e9, "reply": "weights"}
+    return train_order(**ordered(**steps | changes))
 
 
-def evaluate_order(**changes: Any) -> EvaluateOrder:
-    """Return the order to evaluate what `train_order` trains."""
-    names = {field.name for field in dataclasses.fields(EvaluateOrder)}
-    values = {name: value for name, value in vars(train_order()).items() if name in names}
-    return EvaluateOrder(**values | changes)
+def to_evaluate(**changes: Any) -> EvaluateOrder:
+    """Return the order to evaluate what `to_train` trains."""
+    return evaluate_order(**ordered(**changes))
 
 
 # ---------------------------------------------------------------------- what is told
@@ -122,23 +103,23 @@ def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str
         "all": (("all",), None),
         "graph": (None, GRAPH.to_json()),
     }
-    assert describe(SPEC, disclose, asks, "generated") == expected[told]
-    assert describe(None, disclose, asks, "generated") == (None, None)
+    assert describe_model(SPEC, disclose, asks, "generated") == expected[told]
+    assert describe_model(None, disclose, asks, "generated") == (None, None)
 
 
 def test_types_are_those_for_norms_as_the_server_treats_them() -> None:
-    types, _ = describe(SPEC, "types", "types", "local")
+    types, _ = describe_model(SPEC, "types", "types", "local")
     assert types is not None
     assert "batchnorm 8 +relu" in types and "batchnorm 8 wb +relu" not in types
 
 
 def test_what_the_server_must_not_ask_is_refused(worker: Worker) -> None:
     with pytest.raises(RefusedError, match="the server chooses the model of all clients; join without --model"):
-        worker.introduce()
+        worker.answer(Greeting(__version__))
     with pytest.raises(WireError, match=r"greeting: expected asks to be one of .*, found 'data'"):
-        worker.introduce("data", "generated")
+        worker.answer(Greeting(__version__, "data", "generated"))
     with pytest.raises(WireError, match="norms: expected one of generated, local, found None"):
-        worker.introduce("types", None)
+        worker.answer(Greeting(__version__, "types", None))
 
 
 def test_a_model_that_cannot_be_represented_ends_the_start(tmp_path: Path) -> None:
@@ -149,10 +130,10 @@ def test_a_model_that_cannot_be_represented_ends_the_start(tmp_path: Path) -> No
 
 def test_why_an_own_model_cannot_be_used_is_logged_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = DataSpec(split="iid", partitions=6, max_train=40)
-    worker = Worker(ClientSettings("a", data, "cpu", "S", tmp_path, model="tests.client.test_graphs:hooked"))
+    worker = Worker(ClientSettings("a", data, "cpu", "S", tmp_path, model="tests.client.work.test_own_network:hooked"))
     caplog.clear()
     with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
-        worker.introduce("types", "generated")
+        worker.answer(Greeting(__version__, "types", "generated"))
     (record,) = caplog.records
     assert record.getMessage() == (
         "the own model cannot be used here: 1: cannot represent ParametrizedLinear with parameters bias, "
@@ -184,34 +165,33 @@ def renamed(weights: Weights, old: str, new: str) -> Weights:
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (train_order(norms=None), "norms: expected one of generated, local, found None"),
-        (train_order(weights=None), "order: expected parts of the hypernetwork, found none"),
-        (train_order(hypernetwork="{}"), "hypernetwork: expected its settings as JSON"),
-        (train_order(hypernetwork=Settings(layers=2, latent=8, hidden=4096).to_json()), "expected at most"),
-        (train_order(hypernetwork=Settings(layers=3, latent=8, hidden=4).to_json()), "expected at most|is missing"),
+        (to_train(norms=None), "norms: expected one of generated, local, found None"),
+        (to_train(weights=None), "order: expected parts of the hypernetwork, found none"),
+        (to_train(hypernetwork="{}"), "hypernetwork: expected its settings as JSON"),
+        (to_train(hypernetwork=Settings(layers=2, latent=8, hidden=4096).to_json()), "expected at most"),
+        (to_train(hypernetwork=Settings(layers=3, latent=8, hidden=4).to_json()), "expected at most|is missing"),
         (
-            train_order(weights=parts(hypernetwork(types=GRAPH.types[1:]))),
+            to_train(weights=parts(hypernetwork(types=GRAPH.types[1:]))),
             "order: the server has no part of the hypernetwork for a layer type of this client's model",
         ),
-        (train_order(weights=renamed(parts(hypernetwork()), "types.input", "types.inputs")), "expected one of"),
-        (train_order(norms="local"), "the server has no part of the hypernetwork for a layer type"),
+        (to_train(weights=renamed(parts(hypernetwork()), "types.input", "types.inputs")), "expected one of"),
+        (to_train(norms="local"), "the server has no part of the hypernetwork for a layer type"),
         (
-            evaluate_order(refine_epochs=101, refine_rate=0.1, refine_batch=8),
-            "up to 100 epochs with a rate and batches",
+            to_evaluate(epochs=101, rate=0.1, batch=8),
+            "1 to 100 epochs with a rate and batches",
         ),
-        (evaluate_order(refine_epochs=-1, refine_rate=0.1, refine_batch=8), "up to 100 epochs with a rate and batches"),
-        (evaluate_order(refine_epochs=1), "up to 100 epochs with a rate and batches"),
-        (evaluate_order(refine_epochs=1, refine_rate=0.1, refine_batch=0), "up to 100 epochs"),
+        (to_evaluate(epochs=0, rate=0.1, batch=8), "1 to 100 epochs with a rate and batches"),
+        (to_evaluate(epochs=1, rate=0.1, batch=0), "1 to 100 epochs"),
     ],
 )
 def test_orders_that_do_not_fit_are_refused(worker: Worker, order: TrainOrder | EvaluateOrder, message: str) -> None:
     with pytest.raises((WireError, HyperbloomError), match=message):
-        worker.train(order) if isinstance(order, TrainOrder) else worker.evaluate(order)
+        worker.answer(order)
 
 
 def test_a_client_without_a_model_of_its_own_says_so(make_worker: Callable[..., Worker]) -> None:
     with pytest.raises(WireError, match="for the client's own model, but this client has none; join with --model"):
-        make_worker().train(train_order())
+        make_worker().answer(to_train())
 
 
 WRONG = Weights(Layout((("x", (3,)),)), torch.zeros(3))
@@ -240,46 +220,43 @@ def test_no_order_finds_out_names_and_shapes_that_a_client_does_not_disclose(
     guess: dict[str, Any], worker: Worker
 ) -> None:
     reference = reference_weights(torch.zeros(4, 1, 8, 8))
-    worker.keep_reference(ReferenceOrder(digest_of(reference), reference))
-    given = vars(train_order(**guess)) | {"reference": digest_of(reference), "rows": 4, "draw": 0}
-    given |= {"together": False, "sign": 1, "classifiers": WRONG}
-
-    def order(kind: type[T]) -> T:
-        names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        return kind(**{name: value for name, value in given.items() if name in names})
-
-    asked: list[Callable[[], object]] = [
-        lambda: worker.train(dataclasses.replace(order(TrainOrder), reference=None)),
-        lambda: worker.evaluate(order(EvaluateOrder)),
-        lambda: worker.represent(order(RepresentOrder)),
-        lambda: worker.try_many(order(TryOrder)),
-        lambda: worker.moments(order(MomentsOrder)),
-        lambda: worker.errors(order(ErrorsOrder)),
-    ]
-    for ask in asked:
+    worker.answer(ReferenceOrder(digest_of(reference), reference))
+    more: dict[type[Order], dict[str, Any]] = {
+        TrainOrder: vars(to_train().sgd) | {"reply": "weights"},
+        EvaluateOrder: {},
+        RepresentOrder: {"reference": digest_of(reference), "rows": 4, "draw": 0},
+        TryOrder: {"together": False},
+        MomentsOrder: {},
+        ErrorsOrder: {"sign": 1, "classifiers": WRONG},
+    }
+    for kind, values in more.items():
+        about = {"run_id": "run-1", "seed": 5, "num_classes": 10} | ordered(**guess)
+        if kind is RepresentOrder:
+            del about["weights"]
+        order = arrange(kind, **about | values)
         with pytest.raises(HyperbloomError) as refused:
-            ask()
+            worker.answer(order)
         said = str(refused.value)
         told = [name for name, _ in GRAPH.layout.shapes if name in said]
         assert not told and "tensor " not in said and str(FEATURES) not in said, said
 
 
 def test_what_depends_on_the_sizes_of_layers_is_not_computed_with_a_model_that_stays_at_home(worker: Worker) -> None:
-    values = vars(evaluate_order(model="mlp", private="all", weights=None))
-    for ask, order in (
-        (worker.moments, MomentsOrder(**values)),
-        (worker.errors, ErrorsOrder(**values, sign=1, classifiers=WRONG)),
-        (worker.try_many, TryOrder(**values)),
+    values = vars(to_evaluate(model="mlp", private="all", weights=None))
+    for order in (
+        MomentsOrder(**values),
+        ErrorsOrder(**values, sign=1, classifiers=WRONG),
+        TryOrder(**values, together=False),
     ):
         with pytest.raises(WireError, match="expected a model that the server chose, found the client's own"):
-            ask(order)  # type: ignore[operator]
+            worker.answer(order)
 
 
 def test_an_own_model_that_stays_at_home_takes_no_weights_however_they_are_named(worker: Worker) -> None:
     full = Layout.of(build_own(SPEC))  # a dictionary with all names in it would tell that they are among them
     guess = Weights(full, torch.zeros(full.numel))
     loss = [
-        worker.evaluate(evaluate_order(run_id=run, model="mlp", private="all", weights=weights)).test_loss
+        worker.answer(to_evaluate(run_id=run, model="mlp", private="all", weights=weights)).test.loss
         for run, weights in (("run-1", None), ("run-2", guess))
     ]
     assert loss[0] == loss[1] != pytest.approx(math.log(10), abs=1e-4)
@@ -287,12 +264,12 @@ def test_an_own_model_that_stays_at_home_takes_no_weights_however_they_are_named
 
 def test_an_order_that_brings_the_wrong_weights_to_a_disclosed_graph_is_told_which(disclosing: Worker) -> None:
     with pytest.raises(WireError, match=r"^tensor .*weight: expected with shape"):
-        disclosing.train(train_order(hypernetwork=None, weights=WRONG))
+        disclosing.answer(to_train(hypernetwork=None, weights=WRONG))
 
 
 def test_a_server_cannot_name_a_function_to_call(worker: Worker) -> None:
     with pytest.raises(ModelError, match="model: expected one of"):
-        worker.train(train_order(model="os:getcwd"))
+        worker.answer(to_train(model="os:getcwd"))
 
 
 # ---------------------------------------------------------------------- training
@@ -306,7 +283,7 @@ def batches(worker: Worker) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def test_steps_are_those_of_torchs_sgd_on_the_hypernetwork(worker: Worker) -> None:
-    result = worker.train(train_order())
+    result = worker.answer(to_train())
     network, target = hypernetwork(), build_own(SPEC)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
     losses = []
@@ -325,8 +302,8 @@ def test_steps_are_those_of_torchs_sgd_on_the_hypernetwork(worker: Worker) -> No
 
 def test_steps_on_weights_that_arrive_are_those_of_torchs_sgd(disclosing: Worker) -> None:
     sent = hypernetwork()(GRAPH).detach()
-    order = train_order(hypernetwork=None, weights=Weights(GRAPH.layout, sent), reply="delta")
-    result = disclosing.train(order)
+    order = to_train(hypernetwork=None, weights=Weights(GRAPH.layout, sent), reply="delta")
+    result = disclosing.answer(order)
     target = build_own(SPEC)
     target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(sent)})
     optimizer = torch.optim.SGD(target.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
@@ -342,7 +319,7 @@ def test_steps_on_weights_that_arrive_are_those_of_torchs_sgd(disclosing: Worker
 def test_parts_that_the_graph_does_not_use_come_back_as_they_were(worker: Worker) -> None:
     network = hypernetwork(types=(*GRAPH.types, LayerType.parse("linear 9,9 wb")))
     sent = parts(network)
-    returned = worker.train(train_order(weights=sent, weight_decay=0.5)).weights
+    returned = worker.answer(to_train(weights=sent, weight_decay=0.5)).weights
     assert returned is not None and returned.layout == sent.layout
     before, after = (sent.layout.views(values) for values in (sent.values, returned.values))
     same = {name for name in before if torch.equal(before[name], after[name])}
@@ -351,13 +328,13 @@ def test_parts_that_the_graph_does_not_use_come_back_as_they_were(worker: Worker
 
 def test_norms_that_stay_local_are_the_clients_own_and_survive(worker: Worker, tmp_path: Path) -> None:
     graph = trace(build_own(SPEC), SPEC.input_shape, "local")
-    order = train_order(norms="local", weights=parts(hypernetwork(types=graph.types)))
-    worker.train(order)
+    order = to_train(norms="local", weights=parts(hypernetwork(types=graph.types)))
+    worker.answer(order)
     path = tmp_path / "ward-7" / "personal" / "run-1.safetensors"
     first = path.read_bytes()
     assert json.loads(first[8 : first.index(b"}}") + 2])["values"]["shape"] == [2 * 3 * 8]
     again = Worker(dataclasses.replace(worker.settings))
-    again.train(order)
+    again.answer(order)
     assert path.read_bytes() != first  # went on from there
 
 
@@ -380,11 +357,11 @@ def test_running_statistics_are_those_of_the_clients_examples() -> None:
 
 
 def test_a_score_does_not_depend_on_whom_the_process_served_before(worker: Worker, disclosing: Worker) -> None:
-    fresh = worker.evaluate(evaluate_order())
-    worker.train(train_order(learning_rate=0.5))
-    assert worker.evaluate(evaluate_order()) == fresh
-    plain = evaluate_order(hypernetwork=None, weights=Weights(GRAPH.layout, hypernetwork()(GRAPH).detach()))
-    assert disclosing.evaluate(plain) == fresh  # whoever generates the weights
+    fresh = worker.answer(to_evaluate())
+    worker.answer(to_train(learning_rate=0.5))
+    assert worker.answer(to_evaluate()) == fresh
+    plain = to_evaluate(hypernetwork=None, weights=Weights(GRAPH.layout, hypernetwork()(GRAPH).detach()))
+    assert disclosing.answer(plain) == fresh  # whoever generates the weights
 
 
 def test_what_fails_while_a_scored_model_is_kept_is_not_told(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,11 +370,11 @@ def test_what_fails_while_a_scored_model_is_kept_is_not_told(worker: Worker, mon
 
     monkeypatch.setattr(ClientState, "save_scored", fails)
     with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
-        worker.evaluate(evaluate_order())
+        worker.answer(to_evaluate())
 
 
 def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
-    scores = worker.evaluate(evaluate_order(refine_epochs=3, refine_rate=0.5, refine_batch=16))
+    scores = worker.answer(to_evaluate(epochs=3, rate=0.5, batch=16))
     target = build_own(SPEC)
     target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(hypernetwork()(GRAPH).detach())})
     data = worker.train_data
@@ -411,17 +388,17 @@ def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
             F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
             optimizer.step()
     logits = target(worker.test_data.inputs)
-    assert scores.test_loss == pytest.approx(F.cross_entropy(logits, worker.test_data.labels).item(), rel=1e-4)
-    assert scores.test_correct == int((logits.argmax(1) == worker.test_data.labels).sum())
-    assert scores.test_loss != pytest.approx(worker.evaluate(evaluate_order()).test_loss, rel=1e-2)
+    assert scores.test.loss == pytest.approx(F.cross_entropy(logits, worker.test_data.labels).item(), rel=1e-4)
+    assert scores.test.correct == int((logits.argmax(1) == worker.test_data.labels).sum())
+    assert scores.test.loss != pytest.approx(worker.answer(to_evaluate()).test.loss, rel=1e-2)
 
 
 @pytest.mark.parametrize("generated", [True, False])
 def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(disclosing: Worker, generated: bool) -> None:
     weights = hypernetwork()(GRAPH).detach()
     changes = {} if generated else {"hypernetwork": None, "weights": Weights(GRAPH.layout, weights)}
-    order = evaluate_order(refine_epochs=2, refine_rate=0.3, refine_batch=16, refine_part="all", **changes)
-    scores = disclosing.evaluate(order)
+    order = to_evaluate(epochs=2, rate=0.3, batch=16, part="all", **changes)
+    scores = disclosing.answer(order)
     target, data = build_own(SPEC), disclosing.train_data
     target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(weights)})
     settle_norms(target, data)
@@ -437,15 +414,15 @@ def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(disclosing:
     settle_norms(target, data)
     target.eval()
     loss = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
-    assert scores.test_loss == pytest.approx(loss, rel=1e-4)
-    assert scores.test_loss != pytest.approx(stale, rel=1e-3)
+    assert scores.test.loss == pytest.approx(loss, rel=1e-4)
+    assert scores.test.loss != pytest.approx(stale, rel=1e-3)
 
 
 def test_a_refinement_of_all_weights_that_diverges_costs_nothing(worker: Worker) -> None:
-    order = evaluate_order(refine_epochs=5, refine_rate=1e38, refine_batch=8, refine_part="all")
-    assert worker.evaluate(order) == worker.evaluate(evaluate_order())
+    order = to_evaluate(epochs=5, rate=1e38, batch=8, part="all")
+    assert worker.answer(order) == worker.answer(to_evaluate())
 
 
 def test_a_refinement_that_diverges_costs_nothing(worker: Worker) -> None:
-    order = evaluate_order(refine_epochs=5, refine_rate=1e38, refine_batch=8)
-    assert worker.evaluate(order) == worker.evaluate(evaluate_order())
+    order = to_evaluate(epochs=5, rate=1e38, batch=8)
+    assert worker.answer(order) == worker.answer(to_evaluate())

@@ -1,7 +1,6 @@
 """FedHeNN on the client: what it takes for a reference set, what it makes of it, and how it trains."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,19 +9,24 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hyperbloom.client import alignment
-from hyperbloom.client.alignment import answer_representations, with_reference
-from hyperbloom.client.methods import LOCAL_METHODS
-from hyperbloom.client.training import Flat, FlatPart
-from hyperbloom.client.worker import Worker
+from hyperbloom import __version__
+from hyperbloom.client.work import reference
+from hyperbloom.client.work.methods import Likeness, train_by
+from hyperbloom.client.work.reference import reference_rows
+from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.alignment import digest_of, draw_rows, factor_weights, reference_weights
 from hyperbloom.common.cka import centred, linear_cka
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import ReferenceOrder, RepresentOrder, TrainOrder, Weights
 from hyperbloom.common.methods import Aligned
-from tests.client.test_worker import train_order
+from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.exchanges import ReferenceOrder, RepresentOrder
+from hyperbloom.common.wire.orders import SGD, Greeting
+from hyperbloom.common.wire.weights import Weights
+
+from ..orders import Worker, arrange, train_order
 
 MakeWorker = Callable[..., Worker]
 INPUTS = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0)).half().float()
@@ -38,20 +42,19 @@ def method(**changes: Any) -> Aligned:
 
 def represent_order(**changes: Any) -> RepresentOrder:
     values: dict[str, Any] = {"run_id": "run-1", "round": 1, "model": "mlp", "num_classes": 10, "private": "all"}
-    values |= {"seed": 5, "weights": None, "reference": DIGEST, "rows": 12, "draw": 7}
-    return RepresentOrder(**values | changes)
+    return arrange(RepresentOrder, **values | {"seed": 5, "reference": DIGEST, "rows": 12, "draw": 7} | changes)
 
 
 @pytest.fixture(autouse=True)
 def nothing_loaded() -> None:
-    alignment._loaded.clear()
+    reference._loaded.clear()
 
 
 @pytest.fixture
 def holder(make_worker: MakeWorker) -> Worker:
     """Return a worker that has the reference set."""
     worker = make_worker()
-    assert worker.keep_reference(ReferenceOrder(DIGEST, REFERENCE)).reference == DIGEST
+    assert worker.answer(ReferenceOrder(DIGEST, REFERENCE)).reference == DIGEST
     return worker
 
 
@@ -59,17 +62,16 @@ def holder(make_worker: MakeWorker) -> Worker:
 
 
 def test_a_client_says_whether_it_has_the_reference_set(make_worker: MakeWorker, holder: Worker) -> None:
-    assert holder.introduce().has_reference is None
-    assert holder.introduce(reference=DIGEST).has_reference is True
-    assert holder.introduce(reference="0" * 64).has_reference is False
-    assert make_worker().introduce(reference=DIGEST).has_reference is True  # another process of the same client
-    assert make_worker("other").introduce(reference=DIGEST).has_reference is False
+    assert holder.answer(Greeting(__version__)).has_reference is None
+    assert holder.answer(Greeting(__version__, reference=DIGEST)).has_reference is True
+    assert holder.answer(Greeting(__version__, reference="0" * 64)).has_reference is False
+    assert make_worker().answer(Greeting(__version__, reference=DIGEST)).has_reference is True
+    assert make_worker("other").answer(Greeting(__version__, reference=DIGEST)).has_reference is False
 
 
 @pytest.mark.parametrize(
     ("weights", "text"),
     [
-        (None, "expected a reference set, found none"),
         (reference_weights(INPUTS[:, 0]), r"2 to 5000 inputs of shape \(1, 8, 8\), found \(30, 8, 8\)"),
         (reference_weights(INPUTS[:1]), r"2 to 5000 inputs of shape \(1, 8, 8\), found \(1, 1, 8, 8\)"),
         (reference_weights(INPUTS[:1].expand(5001, -1, -1, -1)), "found \\(5001, 1, 8, 8\\)"),
@@ -79,39 +81,38 @@ def test_a_client_says_whether_it_has_the_reference_set(make_worker: MakeWorker,
         (Weights(REFERENCE.layout, torch.full_like(REFERENCE.values, float("nan"))), "1920 values are not finite"),
     ],
 )
-def test_what_is_no_reference_set_is_not_kept(make_worker: MakeWorker, weights: Weights | None, text: str) -> None:
+def test_what_is_no_reference_set_is_not_kept(make_worker: MakeWorker, weights: Weights, text: str) -> None:
     worker = make_worker()
     with pytest.raises(WireError, match=text):
-        worker.keep_reference(ReferenceOrder(DIGEST, weights))
+        worker.answer(ReferenceOrder(DIGEST, weights))
     assert not worker.state.has_reference(DIGEST)
 
 
 def test_without_it_nothing_is_represented_or_aligned(make_worker: MakeWorker, holder: Worker) -> None:
     (holder.state.folder / "reference.safetensors").unlink()
     for work in (
-        lambda: holder.represent(represent_order()),
-        lambda: holder.train(train_order("all", "nothing", method=method().to_json())),
+        lambda: holder.answer(represent_order()),
+        lambda: holder.answer(train_order("all", "nothing", method=method())),
     ):
-        with pytest.raises(WireError, match=f"expected the reference set {DIGEST[:12]} on this client, found none"):
+        with pytest.raises(
+            WireError, match=f"expected the reference set {DIGEST[:12]} on this client, found none"
+        ) as caught:
             work()
-    assert holder.train(train_order("all", "nothing", method=method(eta=0.0).to_json())).loss > 0
+        assert caught.value.reason is Reason.LACKS_REFERENCE
+    assert holder.answer(train_order("all", "nothing", method=method(eta=0.0))).loss > 0
 
 
-def test_the_round_s_rows_are_added_to_the_order(holder: Worker) -> None:
-    order = with_reference(holder.state, train_order("all", method=method().to_json()), holder.device)
-    assert order.reference is not None
-    assert torch.equal(order.reference.values.view(12, 1, 8, 8), ROWS)
-    plain = train_order("all")
-    assert with_reference(holder.state, plain, holder.device) is plain
+def test_the_rows_of_a_round_are_those_that_its_seed_draws(holder: Worker) -> None:
+    assert torch.equal(reference_rows(holder, DIGEST, 12, 7), ROWS)
 
 
 # ---------------------------------------------------------------------- representations
 
 
 def test_a_client_answers_with_its_centred_representations(make_worker: MakeWorker, holder: Worker) -> None:
-    result = holder.represent(represent_order())
+    result = holder.answer(represent_order())
     assert result.factor is not None
-    holder.train(train_order("all", "nothing", steps=1, learning_rate=1e-30))  # writes down what it has represented
+    holder.answer(train_order("all", "nothing", steps=1, learning_rate=1e-30))  # writes down what it has represented
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     values = load_file(holder.state.folder / "personal" / "run-1.safetensors")["values"]
     nn.utils.vector_to_parameters(values, network.parameters())
@@ -132,14 +133,15 @@ def test_a_client_answers_with_its_centred_representations(make_worker: MakeWork
 )
 def test_orders_that_do_not_fit_are_refused(holder: Worker, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(WireError, match=text):
-        holder.represent(represent_order(**changes))
+        holder.answer(represent_order(**changes))
 
 
-def test_a_network_that_has_diverged_says_so() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Linear(4, 2))
-    nn.init.constant_(network[1].weight, float("inf"))
-    with pytest.raises(HyperbloomError, match="the representations are not finite: the network has diverged"):
-        answer_representations(network, ROWS)
+def test_a_network_that_has_diverged_says_so(holder: Worker) -> None:
+    layout, order = full_layout(ModelSpec("mlp", "M", (1, 8, 8), 10)), represent_order()
+    holder.state.save_personal(order.scope, layout, torch.full((layout.numel,), torch.inf))
+    with pytest.raises(HyperbloomError, match="the representations are not finite: the network has diverged") as caught:
+        holder.answer(order)
+    assert caught.value.reason is Reason.DIVERGED
 
 
 # ---------------------------------------------------------------------- training
@@ -165,14 +167,17 @@ def data() -> Examples:
     return Examples(torch.rand(16, 1, 8, 8, generator=generator), torch.randint(10, (16,), generator=generator))
 
 
-def aligned(module: nn.Module, order: TrainOrder, settings: Aligned, copy: bool = False) -> tuple[Tensor, Flat]:
+def sgd(**changes: Any) -> SGD:
+    return train_order(**changes).sgd
+
+
+def aligned(
+    module: nn.Module, steps: SGD, settings: Aligned, copy: bool = False, factor: Weights | None = None
+) -> tuple[Tensor, Flat]:
     shared = FlatPart(module, Layout.of(module))
-    beside = Flat(Layout.of(module), torch.zeros_like(shared.values))
-    inputs = Weights(Layout((("inputs", tuple(ROWS.shape)),)), ROWS.reshape(-1))
-    order = replace(order, reference=inputs, private="copy" if copy else "none")
-    personal = beside if copy else Flat(Layout(()), torch.empty(0))
-    LOCAL_METHODS["aligned"](module, shared, personal, data(), order, settings)
-    return shared.values, beside
+    personal = Flat(shared.layout, torch.zeros_like(shared.values)) if copy else Flat(Layout(()), torch.empty(0))
+    train_by(settings, Network(module, shared, personal), data(), steps, 5, Likeness(ROWS, factor))
+    return shared.values, personal
 
 
 def test_one_step_goes_down_the_gradient_of_the_loss_and_the_distance() -> None:
@@ -183,10 +188,10 @@ def test_one_step_goes_down_the_gradient_of_the_loss_and_the_distance() -> None:
     batch = data()  # of as many examples as there are: the order of a batch does not matter
     loss = F.cross_entropy(module(batch.inputs), batch.labels) + 2 * (1 - linear_cka(made, target))
     gradient = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
-    order = train_order(steps=1, batch_size=16, learning_rate=0.5, weight_decay=0.0, target=factor_weights(target))
-    values, _ = aligned(module, order, method())
+    steps = sgd(steps=1, batch_size=16, learning_rate=0.5, weight_decay=0.0)
+    values, _ = aligned(module, steps, method(), factor=factor_weights(target))
     torch.testing.assert_close(values, start - 0.5 * gradient, rtol=0, atol=1e-5)
-    alone, _ = aligned(_at(start), order, method(eta=0.0))
+    alone, _ = aligned(_at(start), steps, method(eta=0.0))
     assert float((values - alone).abs().max()) > 1e-3
 
 
@@ -199,28 +204,29 @@ def _at(values: Tensor) -> Normed:
 def test_with_the_weights_sent_as_the_target_the_first_step_is_that_of_the_loss_alone() -> None:
     """There the distance is zero, and its gradient too; the second step differs."""
     start = nn.utils.parameters_to_vector(Normed().parameters()).detach().clone()
-    for steps, same in ((1, True), (2, False)):
-        order = train_order(steps=steps, batch_size=16, learning_rate=0.5)
-        one, other = (aligned(_at(start), order, method(eta=eta))[0] for eta in (0.0, 20.0))
+    for count, same in ((1, True), (2, False)):
+        steps = sgd(steps=count, batch_size=16, learning_rate=0.5)
+        one, other = (aligned(_at(start), steps, method(eta=eta))[0] for eta in (0.0, 20.0))
         assert torch.allclose(one, other, atol=1e-4) == same
 
 
 def test_a_private_copy_is_what_was_trained() -> None:
-    values, beside = aligned(Normed(), train_order(steps=2, batch_size=4), method(), copy=True)
+    values, beside = aligned(Normed(), sgd(steps=2, batch_size=4), method(), copy=True)
     assert torch.equal(beside.values, values)
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("likeness", "text"),
     [
-        ({"reference": None}, "expected reference inputs, found none"),
-        ({"target": factor_weights(torch.ones(11, 2))}, r"factor: expected shape \(12, up to 12\), found \(11, 2\)"),
+        (None, "expected reference inputs, found none"),
+        (
+            Likeness(ROWS, factor_weights(torch.ones(11, 2))),
+            r"factor: expected shape \(12, up to 12\), found \(11, 2\)",
+        ),
     ],
 )
-def test_what_cannot_be_aligned_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_aligned_is_refused(likeness: Likeness | None, text: str) -> None:
     module = Normed()
-    shared, personal = FlatPart(module, Layout.of(module)), Flat(Layout(()), torch.empty(0))
-    inputs = Weights(Layout((("inputs", tuple(ROWS.shape)),)), ROWS.reshape(-1))
-    order = replace(train_order(), **{"reference": inputs} | changes)
+    made = Network(module, FlatPart(module, Layout.of(module)), Flat(Layout(()), torch.empty(0)))
     with pytest.raises(WireError, match=text):
-        LOCAL_METHODS["aligned"](module, shared, personal, data(), order, method())
+        train_by(method(), made, data(), sgd(), 5, likeness)

@@ -10,126 +10,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hyperbloom.client import vectorised
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.training import Flat, FlatPart, train
-from hyperbloom.client.vectorised import train_rows, train_together
-from hyperbloom.client.worker import Worker
+from hyperbloom.client.work import together as module
+from hyperbloom.client.work.together import train_together
+from hyperbloom.client.work.vectorised import train_rows
 from hyperbloom.common.compression import Codec
-from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
 from hyperbloom.common.methods import FedProx, FedRep, Method, PFedMe
-from hyperbloom.common.models import MODELS, ModelSpec, body_layout, build, full_layout, head_layout
+from hyperbloom.common.models import MODELS, ModelSpec, build, full_layout
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import Scope, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 
-from .conftest import SHARE
-from .test_worker import evaluate_order, train_order
+from ..conftest import SHARE
+from ..orders import Worker, change, evaluate_order, train_order
+from .test_vectorised import SHAPES, split
 
-SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)} | {f"cnn-{n}": (1, 9, 8) for n in range(1, 6)}
 ALONE = sorted(name for name in MODELS if name.startswith(("hafl-", "plain-", "lstm-")))
-LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
-
-
-def split(spec: ModelSpec, private: str) -> tuple[Layout, Layout]:
-    """Return the layouts of the shared and the personal part."""
-    full = full_layout(spec)
-    shared = {"none": full, "head": body_layout(spec), "body": head_layout(spec), "all": Layout(())}[private]
-    return shared, Layout(tuple(item for item in full.shapes if item not in shared.shapes))
-
-
-# ---------------------------------------------------------------------- the arithmetic
-
-
-def some_examples(name: str, count: int, dtype: torch.dtype, device: str) -> Examples:
-    """Return labelled noise; float64 inputs get past the check for float32 on purpose."""
-    generator = torch.Generator().manual_seed(count)
-    inputs = 3 * torch.randn(count, *SHAPES[name], generator=generator)
-    data = Examples(inputs, torch.randint(4, (count,), generator=generator)).to(device)
-    object.__setattr__(data, "inputs", data.inputs.to(dtype))
-    return data
-
-
-def three_rounds(name: str, private: str, dtype: torch.dtype, device: str = "cpu") -> Sequence[tuple[Tensor, Tensor]]:
-    """Train three clients in both ways; returns pairs of everything that either leaves, one by one first.
-
-    The first client's personal part comes with momentum from the start, as if it had trained before the others.
-    """
-    spec = ModelSpec(name, "S", SHAPES[name], 4)
-    torch.manual_seed(3)
-    starts = [build(spec).to(device, dtype) for _ in LENGTHS]
-    data = [some_examples(name, count, dtype, device) for count in LENGTHS]
-    order = train_order(private, batch_size=5, clip=0.5, weights=None)
-    layouts = split(spec, private)
-    alone = [tuple(FlatPart(module, layout) for layout in layouts) for module in starts]
-    rows = [Flat(layouts[i], torch.stack([parts[i].values for parts in alone])) for i in range(2)]
-    alone[0][1].momentum = torch.full_like(alone[0][1].values, 0.1)
-    rows[1].momentum = torch.zeros_like(rows[1].values)
-    rows[1].momentum[0] = 0.1
-    sent = rows[0].values.clone()
-    pairs = []
-    for number in range(3):
-        orders = [replace(order, seed=10 * number + client) for client in range(3)]
-        losses = []
-        for client, (shared, personal) in enumerate(alone):
-            shared.load(sent[client])
-            losses.append(train(starts[client], shared, personal, data[client], orders[client]))
-        rows[0].load(sent)
-        found = train_rows(build(spec).to(device, dtype), rows[0], rows[1], data, orders)
-        pairs.append((torch.tensor(losses), found.cpu()))
-        for one, together in zip(zip(*alone, strict=True), rows, strict=True):
-            if together.layout.numel:
-                assert together.momentum is not None
-                pairs.append((torch.stack([part.values for part in one]), together.values.clone()))
-                momenta = [part.momentum for part in one if part.momentum is not None]
-                pairs.append((torch.stack(momenta), together.momentum.clone()))
-        assert not torch.equal(sent, rows[0].values) or private == "all"
-        sent = sent + 0.01
-    return pairs
-
-
-@pytest.mark.parametrize("private", ["none", "head", "all"])
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_at_once_is_one_by_one_to_the_last_digits_of_float64(name: str, private: str) -> None:
-    for one, together in three_rounds(name, private, torch.float64):
-        tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6  # losses are summed in float32
-        torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", ["lenet", "mlp", "omniglot"])  # in others a ReLU may fall to either side of zero
-def test_at_once_is_one_by_one_in_float32(name: str) -> None:
-    for one, together in three_rounds(name, "head", torch.float32):
-        torch.testing.assert_close(together, one, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("private", ["none", "head", "all"])
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_at_once_is_one_by_one_on_cuda(name: str, private: str) -> None:
-    for one, together in three_rounds(name, private, torch.float64, "cuda"):
-        tolerance = 1e-9 if one.dtype == torch.float64 else 1e-6
-        torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
-
-
-def test_each_row_is_clipped_to_a_norm_of_its_own() -> None:
-    layout = full_layout(ModelSpec("mlp", "S", (6,), 4))
-    part = Flat(layout, torch.zeros(3, layout.numel))
-    part.gradient.copy_(torch.tensor([1e-3, 1.0, 1e3])[:, None])
-    part.clip(0.5)
-    assert part.gradient.norm(dim=1).tolist() == pytest.approx([1e-3 * layout.numel**0.5, 0.5, 0.5], rel=1e-4)
-
-
-def test_the_module_is_read_as_an_architecture_only() -> None:
-    spec = ModelSpec("mlp", "S", (6,), 4)
-    module = build(spec)
-    layout, empty = split(spec, "none")
-    before = layout.flatten(dict(module.named_parameters()))
-    rows = Flat(layout, torch.randn(2, layout.numel)), Flat(empty, torch.empty(2, 0))
-    data = [some_examples("mlp", count, torch.float32, "cpu") for count in (9, 30)]
-    train_rows(module, *rows, data, [train_order(batch_size=5), train_order(batch_size=5, seed=6)])
-    assert torch.equal(layout.flatten(dict(module.named_parameters())), before)
-    assert all(parameter.grad is None for parameter in module.parameters())
-
 
 # ---------------------------------------------------------------------- clients
 
@@ -160,7 +57,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(arguments[-1]))
         return train_rows(*arguments)
 
-    monkeypatch.setattr(vectorised, "train_rows", noted)
+    monkeypatch.setattr(module, "train_rows", noted)
     return sizes
 
 
@@ -178,7 +75,7 @@ def orders_for(clients: Sequence[Worker], private: str = "none", **changes: Any)
 
 
 def one_by_one(clients: Sequence[Worker], orders: Sequence[TrainOrder]) -> list[TrainResult]:
-    return [worker.train(order) for worker, order in zip(clients, orders, strict=True)]
+    return [worker.answer(order) for worker, order in zip(clients, orders, strict=True)]
 
 
 def at_once(clients: Sequence[Worker], orders: Sequence[TrainOrder]) -> list[TrainResult | Exception]:
@@ -239,7 +136,7 @@ def test_a_restart_finds_what_training_at_once_left(workers: Workers) -> None:
 def test_the_limit_divides_a_group_and_does_not_show(
     workers: Workers, groups: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectorised, "INPUTS_AT_ONCE", 2 * 8 * 64 + 1)  # two clients with eight images of 64 pixels
+    monkeypatch.setattr(module, "INPUTS_AT_ONCE", 2 * 8 * 64 + 1)  # two clients with eight images of 64 pixels
     ones, others = workers("one", "MMMMM"), workers("other", "MMMMM")
     wanted = one_by_one(ones, orders_for(ones))
     for got, want in zip(at_once(others, orders_for(others)), wanted, strict=True):
@@ -250,7 +147,7 @@ def test_the_limit_divides_a_group_and_does_not_show(
 def test_orders_that_differ_train_apart(workers: Workers, groups: list[int]) -> None:
     ones, others = workers("one", "MM"), workers("other", "MM")
     orders = orders_for(ones)
-    orders[1] = replace(orders[1], learning_rate=0.01)
+    orders[1] = change(orders[1], learning_rate=0.01)
     for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert_close(got, want)
     assert groups == []
@@ -268,7 +165,7 @@ def test_orders_with_a_method_train_one_by_one(
     workers: Workers, groups: list[int], private: str, method: Method
 ) -> None:
     ones, others = workers("one", "MM"), workers("other", "MM")
-    orders = [replace(each, private=private, method=method.to_json()) for each in orders_for(ones, _travels(private))]
+    orders = [change(each, private=private, method=method) for each in orders_for(ones, _travels(private))]
     for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert isinstance(got, TrainResult)
         assert got.weights is not None and want.weights is not None
@@ -342,12 +239,12 @@ def test_who_refuses_or_diverges_leaves_the_others_alone(workers: Workers, group
     assert groups == [5, 3]
     for index, kind in ((1, WireError), (2, WireError), (3, HyperbloomError)):
         with pytest.raises(kind) as caught:
-            ones[index].train(orders[index])
+            ones[index].answer(orders[index])
         assert type(got[index]) is caught.type
         assert str(got[index]) == str(caught.value)
         assert torch.equal(personal_files(others)[index]["values"], healthy[index]["values"])
     for index in (0, 4):
-        assert_close(got[index], ones[index].train(orders[index]))
+        assert_close(got[index], ones[index].answer(orders[index]))
     orders = orders_for(ones, "head", round=3)
     for outcome, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
         assert_close(outcome, want)  # and they go on from where they were
@@ -361,10 +258,10 @@ def test_who_diverges_leaves_nothing_in_the_network_that_all_share(workers: Work
     first, second = at_once(others, orders)
     assert groups == [2] and isinstance(second, HyperbloomError)
     score = evaluate_order("head", weights=orders[0].weights)
-    got = others[0].evaluate(score)  # next in the network
-    assert_close(first, ones[0].train(orders[0]))
-    want = ones[0].evaluate(score)
-    assert got.val_loss == pytest.approx(want.val_loss, rel=1e-4)
+    got = others[0].answer(score)  # next in the network
+    assert_close(first, ones[0].answer(orders[0]))
+    want = ones[0].answer(score)
+    assert got.val.loss == pytest.approx(want.val.loss, rel=1e-4)
 
 
 # Rounding may take an entry over the edge between two levels, or out of the k largest; the next replies make up for it.
@@ -387,7 +284,7 @@ def test_compressed_replies_and_what_is_owed_are_those_of_one_by_one(
     codec = Codec.parse(name)
     assert codec is not None
     for number in range(3):
-        orders = orders_for(ones, private, reply=reply, round=number, compression=name)
+        orders = orders_for(ones, private, reply=reply, round=number, codec=codec)
         wanted = one_by_one(ones, orders)
         for worker, other, order, want, got in zip(ones, others, orders, wanted, at_once(others, orders), strict=True):
             assert isinstance(got, TrainResult) and order.weights is not None
@@ -396,27 +293,20 @@ def test_compressed_replies_and_what_is_owed_are_those_of_one_by_one(
             sent = codec.decode(want.encoded, layout)
             assert float((sent != 0).double().mean()) > 20 * FLIPPED
             assert_nearly_all_close(codec.decode(got.encoded, layout), sent)
-            owed, expected = (each.state.load_residual("run-1", layout) for each in (other, worker))
+            owed, expected = (each.state.load_residual(Scope("run-1", number, 5), layout) for each in (other, worker))
             assert owed is not None and expected is not None and bool(expected.any())
             assert_nearly_all_close(owed, expected)
     assert groups == [3, 2] * 3
-
-
-def test_a_codec_that_there_is_not_is_refused_before_the_others_train(workers: Workers, groups: list[int]) -> None:
-    clients = workers("one", "MM")
-    for outcome in at_once(clients, orders_for(clients, compression="zip")):
-        assert isinstance(outcome, WireError) and "found 'zip'" in str(outcome)
-    assert groups == []
 
 
 def test_a_failure_of_all_is_each_ones_own(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: Any) -> Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(vectorised, "train_rows", exhausted)
+    monkeypatch.setattr(module, "train_rows", exhausted)
     clients = workers("one", "MMS")
     first, second, alone = at_once(clients, orders_for(clients))
-    assert isinstance(first, torch.OutOfMemoryError) and isinstance(second, torch.OutOfMemoryError)
+    assert all(isinstance(each, HyperbloomError) and each.reason is Reason.MEMORY for each in (first, second))
     assert isinstance(alone, TrainResult)
 
 

@@ -14,14 +14,13 @@ from hyperbloom import __version__
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import evaluation, methods, networks, sgd
 from hyperbloom.client.work.client import LOADED_CLIENTS, client_for
-from hyperbloom.client.work.sgd import FlatPart, draw_batches
+from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import PFedMe
 from hyperbloom.common.models import MODELS, ModelSpec, build, head_layout
-from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Greeting, Scope, TrainOrder
 from hyperbloom.common.wire.weights import Weights

@@ -1,0 +1,115 @@
+"""The arithmetic of training at once is that of training one after the other, up to float rounding."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyperbloom.client.work.sgd import Flat, FlatPart, Network, train
+from hyperbloom.client.work.vectorised import train_rows
+from hyperbloom.common.data import Examples
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import ModelSpec, body_layout, build, full_layout, head_layout
+
+from ..orders import train_order
+
+SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)} | {f"cnn-{n}": (1, 9, 8) for n in range(1, 6)}
+LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
+
+
+def split(spec: ModelSpec, private: str) -> tuple[Layout, Layout]:
+    """Return the layouts of the shared and the personal part."""
+    full = full_layout(spec)
+    shared = {"none": full, "head": body_layout(spec), "body": head_layout(spec), "all": Layout(())}[private]
+    return shared, Layout(tuple(item for item in full.shapes if item not in shared.shapes))
+
+
+def some_examples(name: str, count: int, dtype: torch.dtype, device: str) -> Examples:
+    """Return labelled noise; float64 inputs get past the check for float32 on purpose."""
+    generator = torch.Generator().manual_seed(count)
+    inputs = 3 * torch.randn(count, *SHAPES[name], generator=generator)
+    data = Examples(inputs, torch.randint(4, (count,), generator=generator)).to(device)
+    object.__setattr__(data, "inputs", data.inputs.to(dtype))
+    return data
+
+
+def three_rounds(name: str, private: str, dtype: torch.dtype, device: str = "cpu") -> Sequence[tuple[Tensor, Tensor]]:
+    """Train three clients in both ways; returns pairs of everything that either leaves, one by one first.
+
+    The first client's personal part comes with momentum from the start, as if it had trained before the others.
+    """
+    spec = ModelSpec(name, "S", SHAPES[name], 4)
+    torch.manual_seed(3)
+    starts = [build(spec).to(device, dtype) for _ in LENGTHS]
+    data = [some_examples(name, count, dtype, device) for count in LENGTHS]
+    sgd = train_order(private, batch_size=5, clip=0.5, weights=None).sgd
+    layouts = split(spec, private)
+    alone = [tuple(FlatPart(module, layout) for layout in layouts) for module in starts]
+    rows = [Flat(layouts[i], torch.stack([parts[i].values for parts in alone])) for i in range(2)]
+    alone[0][1].momentum = torch.full_like(alone[0][1].values, 0.1)
+    rows[1].momentum = torch.zeros_like(rows[1].values)
+    rows[1].momentum[0] = 0.1
+    sent = rows[0].values.clone()
+    pairs = []
+    for number in range(3):
+        seeds = [10 * number + client for client in range(3)]
+        losses = []
+        for client, (shared, personal) in enumerate(alone):
+            shared.load(sent[client])
+            losses.append(train(Network(starts[client], shared, personal), data[client], sgd, seeds[client]))
+        rows[0].load(sent)
+        found = train_rows(Network(build(spec).to(device, dtype), *rows), data, sgd, seeds)
+        pairs.append((torch.tensor(losses), found.cpu()))
+        for one, together in zip(zip(*alone, strict=True), rows, strict=True):
+            if together.layout.numel:
+                assert together.momentum is not None
+                pairs.append((torch.stack([part.values for part in one]), together.values.clone()))
+                momenta = [part.momentum for part in one if part.momentum is not None]
+                pairs.append((torch.stack(momenta), together.momentum.clone()))
+        assert not torch.equal(sent, rows[0].values) or private == "all"
+        sent = sent + 0.01
+    return pairs
+
+
+@pytest.mark.parametrize("private", ["none", "head", "all"])
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_at_once_is_one_by_one_to_the_last_digits_of_float64(name: str, private: str) -> None:
+    for one, together in three_rounds(name, private, torch.float64):
+        tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6  # losses are summed in float32
+        torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "omniglot"])  # in others a ReLU may fall to either side of zero
+def test_at_once_is_one_by_one_in_float32(name: str) -> None:
+    for one, together in three_rounds(name, "head", torch.float32):
+        torch.testing.assert_close(together, one, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("private", ["none", "head", "all"])
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_at_once_is_one_by_one_on_cuda(name: str, private: str) -> None:
+    for one, together in three_rounds(name, private, torch.float64, "cuda"):
+        tolerance = 1e-9 if one.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
+
+
+def test_each_row_is_clipped_to_a_norm_of_its_own() -> None:
+    layout = full_layout(ModelSpec("mlp", "S", (6,), 4))
+    part = Flat(layout, torch.zeros(3, layout.numel))
+    part.gradient.copy_(torch.tensor([1e-3, 1.0, 1e3])[:, None])
+    part.clip(0.5)
+    assert part.gradient.norm(dim=1).tolist() == pytest.approx([1e-3 * layout.numel**0.5, 0.5, 0.5], rel=1e-4)
+
+
+def test_the_module_is_read_as_an_architecture_only() -> None:
+    spec = ModelSpec("mlp", "S", (6,), 4)
+    module = build(spec)
+    layout, empty = split(spec, "none")
+    before = layout.flatten(dict(module.named_parameters()))
+    rows = Flat(layout, torch.randn(2, layout.numel)), Flat(empty, torch.empty(2, 0))
+    data = [some_examples("mlp", count, torch.float32, "cpu") for count in (9, 30)]
+    train_rows(Network(module, *rows), data, train_order(batch_size=5).sgd, [5, 6])
+    assert torch.equal(layout.flatten(dict(module.named_parameters())), before)
+    assert all(parameter.grad is None for parameter in module.parameters())
