@@ -9,7 +9,7 @@ class Reason(StrEnum):
     """The kinds of reasons; a text that says more travels beside them."""
 
     # The server found out.
-    NO_REPLY = "no-reply"
+    NO_REPLY = "timeout"
     """Its reply did not come in time, or its node is gone."""
     UNREACHABLE = "unreachable"
     """Its order could not be delivered."""

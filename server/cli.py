@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from hyperbloom.server.loop.listener import Checkpoint, Listener, Selection
-    from hyperbloom.server.run_folder import RunFolder
     from hyperbloom.server.loop.session import Session
+    from hyperbloom.server.run_folder import RunFolder
     from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
@@ -363,8 +363,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     security = _security(args) if args.engine == "grpc" else _Security()
     _check(args, config)
     from hyperbloom.server.checkpoint import locked
-    from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.loop.session import Session
+    from hyperbloom.server.run_folder import RunFolder, new_run_folder
     from hyperbloom.server.view import TerminalView
 
     folder = args.resume or new_run_folder(args.run_dir, config.strategy, anew=args.go_on)

@@ -31,8 +31,8 @@ from hyperbloom.server.checkpoint import has_begun, has_checkpoint, is_over, loc
 from hyperbloom.server.cli import log_to
 from hyperbloom.server.engine import inline_grid, virtual_clients
 from hyperbloom.server.loop.listener import Listener, Resume
-from hyperbloom.server.run_folder import RunFolder, adopt_identities
 from hyperbloom.server.loop.session import Session, check_run
+from hyperbloom.server.run_folder import RunFolder, adopt_identities
 from hyperbloom.strategies import strategy_names
 
 __all__ = ["ENGINES", "Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cells", "shared_by"]

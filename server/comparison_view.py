@@ -96,7 +96,7 @@ class ComparisonView(Listener):
         """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
         self._of_cell = max(self._of_cell, report.number)
         for name, why in report.outcome.refused.items():
-            self._trouble(f"round {report.number}: {name} left out: {why}", why)
+            self._trouble(f"round {report.number}: {name} left out: {why}", str(why))
         self._progress.update(self._task, completed=self._rounds + self._of_cell)
 
     def selected(self, selection: Selection, state: object, roster: object) -> None:

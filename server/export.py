@@ -13,13 +13,15 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.privacy import promise
+from hyperbloom.common.wire import Weights
 from hyperbloom.server.trained import read_trained
-from hyperbloom.strategies.local import Local
-from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.odpfl import ODPFL
 
 __all__ = ["Export", "Personal"]
 

@@ -4,29 +4,23 @@ Who is where is read off the roster when somebody asks; all else is counted as i
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
-from hyperbloom.server.loop.roster import Roster
 
 if TYPE_CHECKING:
+    from hyperbloom.server.loop.federation import Federation
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["REASONS", "RunMetrics", "reason_of", "served"]
+__all__ = ["RunMetrics", "served"]
 
-REASONS = {
-    "no reply": "timeout",
-    "its node cannot be reached": "unreachable",
-    "left before it was asked": "unreachable",
-    "not evaluated": "busy",
-    "dropped": "dropped",
-    "staleness": "stale",
-}
 """Class of a reason for which a client was left out, by how the reason begins; beside them `content`, where the reply
 was refused for what it held, `failed`, where the client could not, and `join`, where it was not admitted."""
 
@@ -74,7 +68,7 @@ class RunMetrics(Listener):
         )
         for direction in ("down", "up"):
             self.sent.labels(direction)
-        for reason in {*REASONS.values(), "content", "failed", "join"}:
+        for reason in [*Reason, "join"]:
             self.left_out.labels(reason)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:

@@ -8,7 +8,6 @@ paper's case, they are the clients', and must lie in the run folder, where clien
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -24,20 +23,19 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.names import check_name
-from hyperbloom.server.engine import inline_grid
 from hyperbloom.common.wire import Scope, Weights
+from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run
 from hyperbloom.server.loop.session import greeting_of
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.watching import read_environment
 from hyperbloom.strategies import make_algorithm
-from hyperbloom.strategies.algorithm import Algorithm
-from hyperbloom.strategies.pfedhn import PFedHN
-from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.pfedhn import PFedHN
 
 __all__ = ["MOST", "Mixed", "mix_and_match"]
 

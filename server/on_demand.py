@@ -20,8 +20,8 @@ from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.messages import LARGEST_NORM, Delivery, Description, Notice, Offer, Weights
 from hyperbloom.common.signals import uninterrupted
 from hyperbloom.server.trained import Trained
-from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.odpfl import ODPFL
 
 __all__ = ["Counter", "Generator", "check_on_demand"]
 

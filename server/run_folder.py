@@ -37,10 +37,11 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.privacy import epsilon_of, promise
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.algorithm import Algorithm
-from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
@@ -156,7 +157,7 @@ class RunFolder(Listener):
         write_json(path / "roster.json", checkpoint.roster)
         return folder, resume
 
-    def gathering(self, federation: "Federation") -> None:
+    def gathering(self, federation: Federation) -> None:
         """Remember whose clients are listed at the end."""
         self._federation = federation
 

@@ -17,8 +17,6 @@ from hyperbloom.server.run_folder import read_run
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.algorithm import Algorithm
-from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["Trained", "read_trained"]
 
