@@ -51,6 +51,17 @@ class Mixed(NamedTuple):
     values: npt.NDArray[np.float64]
     of_last_round: bool
 
+    @property
+    def own(self) -> float:
+        """Mean accuracy of a head on its own client's feature extractor, percent."""
+        return float(np.diag(self.values).mean())
+
+    @property
+    def others(self) -> float:
+        """Mean accuracy on another client's feature extractor, percent; as `own` where there is one client."""
+        count = len(self.names)
+        return float(self.values[~np.eye(count, dtype=bool)].mean()) if count > 1 else self.own
+
 
 def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     """Try every client's head on the feature extractors of all, on its own test examples.

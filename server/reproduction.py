@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +15,9 @@ from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.storage import write_bytes
 from hyperbloom.server.comparison import Cell, check_cells, open_comparison, run_cells
-from hyperbloom.server.comparison_table import Result, markdown, plus_minus, read_results
+from hyperbloom.server.comparison_table import markdown, mean_and_deviation, plus_minus, read_results
 from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.course import Course
 from hyperbloom.server.engine import client_settings
 from hyperbloom.server.paper_tables import WHOLE, PaperTable
 from hyperbloom.server.session import check_run
@@ -194,7 +195,7 @@ def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
 # ---------------------------------------------------------------------- the report
 
 
-def _report(wanted: Reproduction, results: Mapping[str, Sequence[Result]], out: Path) -> str:
+def _report(wanted: Reproduction, results: Mapping[str, Sequence[Course]], out: Path) -> str:
     table, column = wanted.table, wanted.table.columns[wanted.column]
     rows = [row for method in wanted.rows for row in _rows(wanted, method, results.get(method, ()))]
     head = f"{table.title}: {column.title}\n{table.paper}, {table.table}, {table.url}\n"
@@ -203,7 +204,7 @@ def _report(wanted: Reproduction, results: Mapping[str, Sequence[Result]], out: 
     return f"{head}\n{body}\n\nWhere our settings differ from the paper's:\n\n{notes}\nRun folders: {out}\n"
 
 
-def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[tuple[str, ...]]:
+def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[tuple[str, ...]]:
     column = wanted.table.columns[wanted.column]
     rows: list[tuple[str, ...]] = []
     for part, figure in wanted.table.methods[method].figures(wanted.column).items():
@@ -213,7 +214,7 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[
             ours = "not measured"
         elif results:
             means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
-            ours = plus_minus(fmean(means), stdev(means) if len(means) > 1 else None)
+            ours = plus_minus(*mean_and_deviation(means))
             # Of a stand-in it would mean nothing.
             difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
         name = method if part == WHOLE else f"{method}, {part}"
@@ -221,13 +222,13 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[
     return rows
 
 
-def _mean(result: Result, first: int, step: int) -> float:
+def _mean(result: Course, first: int, step: int) -> float:
     """Return the mean accuracy of every `step`-th client from `first` on, of those that were evaluated."""
     numbered = {int(name.removeprefix("client-")): accuracy for name, accuracy in result.accuracy.items()}
     return fmean(accuracy for index, accuracy in numbered.items() if index % step == first)
 
 
-def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) -> list[str]:
+def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) -> list[str]:
     table, column = wanted.table, wanted.table.columns[wanted.column]
     notes = [f"STAND-IN for the paper's data: {column.stand_in}"] if column.stand_in else []
     notes += [*table.differs, *column.differs]
