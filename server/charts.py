@@ -61,7 +61,7 @@ def over_rounds(name: str, title: str, unit: str, series: Sequence[Series], perc
     """
     edges = [edge for each in series for band in each.bands for edge in band]
     every = [point for points in (*(each.points for each in series), *edges) for point in points]
-    first, last = (pick(number for number, _ in every) for pick in (min, max))
+    first, last = min(1, *(number for number, _ in every)), max(number for number, _ in every)
     low, high = _percent(value for _, value in every) if percent else (0.0, 1.08 * max(value for _, value in every))
     frame = Frame((first, low), (max(last, first + 1), high or 1.0), height=350.0 if percent else 240.0)
     marks = frame.axes("round", unit)
