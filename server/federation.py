@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.messages import EvaluateOrder, Greeting, Introduction, Notice, weigh
 from hyperbloom.common.signals import uninterrupted
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
 
@@ -89,7 +90,8 @@ class Federation:
         if self.roster.idle_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        self._on_event(f"waiting for {wanted - self.roster.idle_count} clients until {until}")
+        waiting = f"waiting for {wanted - self.roster.idle_count} clients"
+        self._on_event(Event(f"{waiting} until {until}", Kind.WAITING, waiting))
         deadline = time.monotonic() + timeout_s
         while self.roster.idle_count < wanted:
             self._watch()
@@ -165,7 +167,7 @@ class Federation:
                     raise WireError("the introduction came from another node than was greeted")
                 self._admit(node, Introduction.unpack(reply.content))
             except (RefusedError, WireError) as error:
-                self._on_event(f"refused node {node}: {error}")
+                self._on_event(Event(f"refused node {node}: {error}", Kind.REFUSED, str(error)))
                 self._notify([node], "refused", str(error))
 
     def _admit(self, node: int, about: Introduction) -> None:
@@ -186,7 +188,7 @@ class Federation:
             what += f"; {before} before"
         live = self.roster.live_count
         here = "1 client is here" if live == 1 else f"{live} clients are here"
-        self._on_event(f"{client.client_id} {came} ({what}); {here}")
+        self._on_event(Event(f"{client.client_id} {came} ({what}); {here}", Kind.JOINED))
 
     # ------------------------------------------------------------------ orders and replies
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.listener import Checkpoint, Listener, RoundReport
 from hyperbloom.strategies.roster import Roster
 
@@ -99,7 +100,7 @@ class RunMetrics(Listener):
 
     def event(self, text: str) -> None:
         """Count who is not admitted."""
-        if text.startswith("refused node"):
+        if isinstance(text, Event) and text.kind is Kind.REFUSED:
             self.left_out.labels("join").inc()
 
     def round_done(self, report: RoundReport) -> None:

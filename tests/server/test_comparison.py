@@ -24,6 +24,7 @@ from hyperbloom.server.cli import main
 from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
 from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.listener import RoundReport
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Round
@@ -515,23 +516,27 @@ def told(tmp_path: Path) -> Events:
     return show
 
 
-WAITING = "waiting for 3 clients until 12:00:00"
-JOINED = "c1 joined (60 training examples, size M); 1 client is here"
+WAITING = Event("waiting for 3 clients until 12:00:00", Kind.WAITING, "waiting for 3 clients")
+JOINED = Event("c1 joined (60 training examples, size M); 1 client is here", Kind.JOINED)
+
+
+def refused(node: int, reason: str) -> Event:
+    return Event(f"refused node {node}: {reason}", Kind.REFUSED, reason)
 
 
 def test_nothing_is_told_of_clients_that_come(told: Events) -> None:
-    assert told([WAITING, JOINED, JOINED.replace("joined", "is back")]) == []
+    assert told([WAITING, JOINED, JOINED]) == []
 
 
 def test_clients_that_are_refused_for_one_reason_are_a_line(told: Events) -> None:
-    assert told([WAITING, *(f"refused node {n}: too small" for n in range(100))]) == [
+    assert told([WAITING, *(refused(n, "too small") for n in range(100))]) == [
         "refused node 0: too small",
         WAITING,
     ]
 
 
 def test_of_many_reasons_some_are_told(told: Events) -> None:
-    assert told([f"refused node {n}: reason {n}" for n in range(100)]) == [
+    assert told([refused(n, f"reason {n}") for n in range(100)]) == [
         *(f"refused node {n}: reason {n}" for n in range(5)),
         "more of that is in its run folder",
     ]
@@ -539,10 +544,10 @@ def test_of_many_reasons_some_are_told(told: Events) -> None:
 
 def test_what_happens_between_rounds_is_told_once(told: Events) -> None:
     lost = {"c1": "out of memory", "c2": "out of memory"}
-    waits = [f"waiting for 1 clients until 12:00:0{n}" for n in range(4)]
+    waits = [Event(f"waiting until 12:00:0{n}", Kind.WAITING, "waiting") for n in range(4)]
     assert told([WAITING, JOINED], ["c2 left", *waits], [{}, lost, lost, {"c\x1b": "no"}]) == [
         "c2 left",
-        "waiting for 1 clients until 12:00:00",
+        "waiting until 12:00:00",
         "round 2: c1 left out: out of memory",
         "round 4: c? left out: no",
     ]
