@@ -47,31 +47,22 @@ class RunMetrics(Listener):
         self.registry = CollectorRegistry()
         self._strategy = ""
         self.rounds = self._counter("rounds", "rounds that are over", "strategy")
-        self.round = Gauge("hyperbloom_round", "the last round that is over", ["strategy"], registry=self.registry)
-        self.planned = Gauge(
-            "hyperbloom_rounds_planned", "rounds of the strategy in all", ["strategy"], registry=self.registry
-        )
+        self.round = self._gauge("round", "the last round that is over", "strategy")
+        self.planned = self._gauge("rounds_planned", "rounds of the strategy in all", "strategy")
         self.seconds = Histogram(
-            "hyperbloom_round_seconds",
-            "seconds that a round took, evaluation included",
-            ["strategy"],
+            *("hyperbloom_round_seconds", "seconds that a round took, evaluation included", ["strategy"]),
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.clients = Gauge("hyperbloom_clients", "clients by state", ["state"], registry=self.registry)
+        self.clients = self._gauge("clients", "clients by state", "state")
         self.sent = self._counter("bytes", "bytes of training messages", "direction")
         self.left_out = self._counter("refusals", "times that a client was left out or not admitted", "reason")
         self.late = self._counter("late_replies", "replies that came after their deadline")
-        self.accuracy = Gauge(
-            "hyperbloom_accuracy_percent",
-            "accuracy of the last evaluation, over clients",
-            ["strategy", "split", "over"],
-            registry=self.registry,
+        self.accuracy = self._gauge(
+            "accuracy_percent", "accuracy of the last evaluation, over clients", "strategy", "split", "over"
         )
-        self.saved = Gauge(
-            "hyperbloom_checkpoint_timestamp_seconds",
-            "when the last checkpoint was written, 0 before the first one",
-            registry=self.registry,
+        self.saved = self._gauge(
+            "checkpoint_timestamp_seconds", "when the last checkpoint was written, 0 before the first one"
         )
         for direction in ("down", "up"):
             self.sent.labels(direction)
@@ -80,6 +71,9 @@ class RunMetrics(Listener):
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"hyperbloom_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"hyperbloom_{name}", what, labels, registry=self.registry)
 
     def gathering(self, roster: Roster) -> None:
         """Show who is where, from now on."""

@@ -52,9 +52,10 @@ class Reproduction:
         for method in self.methods or ():
             if method not in self.table.methods:
                 raise ConfigError(f"--methods: expected some of {', '.join(self.table.methods)}; found {method!r}")
+        there = [method for method in self.rows if self.table.methods[method].there]
         for key in self.overrides:
-            if self._there and not self._takers(key):
-                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(self._there)}")
+            if there and not any(self.table.takes(method, key) for method in there):
+                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(there)}")
 
     @property
     def rows(self) -> list[str]:
@@ -62,33 +63,23 @@ class Reproduction:
         asked = self.table.methods if self.methods is None else self.methods
         return [method for method in asked if self.column in self.table.methods[method].numbers]
 
-    @property
-    def _there(self) -> list[str]:
-        """Those of them that this version has."""
-        return [method for method in self.rows if not self.table.missing(method, self.column)]
-
-    def _takers(self, key: str) -> list[str]:
-        return [method for method in self._there if self.table.takes(method, key)]
-
-    def whose(self, key: str) -> str:
-        """Return whose option a key that was set is, in brackets; empty if it holds for all."""
-        takers = self._takers(key)
-        return "" if takers == self._there else f" ({', '.join(takers)})"
-
     @cached_property
     def why_not(self) -> dict[str, str]:
-        """Why some of them cannot be run: this version lacks something, or they need data that are not here.
+        """Why some of them cannot be run: this version lacks them, or they need data that are not here.
 
         Raises:
             HyperbloomError: the settings of a method are wrong.
         """
-        why = {method: self.table.missing(method, self.column) for method in self.rows}
-        for method in (method for method in self.rows if not why[method]):
+        why = {}
+        for method in self.rows:
             try:
-                check_run(self.config(method), uses_data_section=True)
+                if self.table.methods[method].there:
+                    check_run(self.config(method), uses_data_section=True)
+                else:
+                    why[method] = self.table.methods[method].why_not
             except DataError as error:
                 why[method] = str(error)
-        return {method: reason for method, reason in why.items() if reason}
+        return why
 
     def config(self, method: str) -> RunConfig:
         """Return a method's run."""
@@ -133,7 +124,7 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
         lines += ["", f"{name}: {table.title} ({table.table} of {table.paper})"]
         for key, column in table.columns.items():
             rows = [method for method in table.methods if key in table.methods[method].numbers]
-            there = [method for method in rows if not table.missing(method, key)]
+            there = [method for method in rows if table.methods[method].there]
             state = f"{len(there)} of {len(rows)} methods"
             if column.cannot:
                 state = f"cannot be run: {_one_line(column.cannot)}"
@@ -245,8 +236,11 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) 
             notes.append(f"{method}: {len(results[method])} of {wanted.seeds} seeds are finished")
     if table.seeds and wanted.seeds != table.seeds:
         notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
-    changed = {key: value for key, value in wanted.overrides.items() if key not in ("data.root", "rounds")}
-    notes += [f"set here: {key} = {value}{wanted.whose(key)}" for key, value in changed.items()]
+    there = [method for method in wanted.rows if table.methods[method].there]
+    for key, value in wanted.overrides.items():
+        takers = [method for method in there if table.takes(method, key)]
+        if key not in ("data.root", "rounds"):
+            notes.append(f"set here: {key} = {value}" + ("" if takers == there else f" ({', '.join(takers)})"))
     novel = "novel " if table.metric.startswith("novel") else ""
     notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
     return [_one_line(note) for note in notes]
