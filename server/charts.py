@@ -1,7 +1,7 @@
 """The charts of reports and comparisons, as SVG in the page. Nothing here reads files."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from hyperbloom.server.embedding_map import Points
 from hyperbloom.server.report_data import Member
 from hyperbloom.server.svg import Frame, Point, picture, short, tag, thin
 
-__all__ = ["Series", "class_colour", "clients_in_order", "matrix", "over_rounds", "plane", "style_of"]
+__all__ = ["Series", "class_colour", "clients_in_order", "lines", "matrix", "plane", "style_of"]
 
 SHADES = 9
 """From low to high."""
@@ -34,81 +34,72 @@ def style_of(index: int) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart over rounds.
+    """A line of a chart.
 
     Attributes:
         name: for the description of the chart.
-        points: round and value.
+        points: `x` and value; a round and its accuracy, for instance.
         bands: lower and upper edge of areas behind the line, the widest first.
-        dot: a point that stands out.
+        dots: points that stand out, each with what it says.
     """
 
     name: str
-    points: Sequence[Point]
+    points: Sequence[Point] = ()
     bands: Sequence[tuple[Sequence[Point], Sequence[Point]]] = ()
-    dot: Point | None = None
+    dots: Sequence[tuple[Point, str]] = ()
 
 
-def over_rounds(name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False) -> Markup:
-    """Return lines over rounds, the first one bold.
+def lines(
+    name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False, below: str = "round"
+) -> Markup:
+    """Return lines, the first one bold.
 
     Args:
         name: of the picture, unique in the page.
         title: in a few words.
         unit: of the values.
-        series: the lines; those without points are left out, but keep their colour.
+        series: the lines, each in the colour of its place.
         percent: let the axis end at 100 and begin at a round number; else it begins at 0.
+        below: what the horizontal axis counts, from 1 or what is less.
     """
     edges = [edge for each in series for band in each.bands for edge in band]
-    every = [point for points in (*(each.points for each in series), *edges) for point in points]
-    first, last = min(1, *(number for number, _ in every)), max(number for number, _ in every)
-    low, high = _percent(value for _, value in every) if percent else (0.0, 1.08 * max(value for _, value in every))
+    dots = [[point for point, _ in each.dots] for each in series]
+    every = [point for points in (*(each.points for each in series), *edges, *dots) for point in points]
+    first, last = min(1, *(x for x, _ in every)), max(x for x, _ in every)
+    low, high = 0.0, 1.08 * max(value for _, value in every)
+    if percent:
+        least = min(value for _, value in every)
+        low, high = 0.0 if least < 50 else 10.0 * math.floor(min(least, 99) / 10), 100.0
     frame = Frame((first, low), (max(last, first + 1), high or 1.0), height=350.0 if percent else 240.0)
-    marks = frame.axes("round", unit)
+    marks = frame.axes(below, unit)
     for index, each in reversed(list(enumerate(series))):
-        style = style_of(index)
+        style, size = style_of(index), "" if len(each.dots) == 1 else " small"
         for width, (lower, upper) in zip(("wide", "narrow"), each.bands, strict=False):
             marks.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
         if each.points:
             marks.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
-        if each.dot:
-            (x, y), (number, value) = frame.at(*each.dot), each.dot
-            note = tag("title", f"{each.name}: {value:.1f} at round {number:g}")
-            marks.append(tag("circle", note, cx=x, cy=y, r=4.5, class_=f"dot {style}"))
+        for point, note in each.dots:
+            x, y = frame.at(*point)
+            radius = 2.5 if size else 4.5
+            marks.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot{size} {style}"))
     said = "; ".join(
         f"{each.name} goes from {each.points[0][1]:.3g} to {each.points[-1][1]:.3g}" for each in series if each.points
     )
     return picture(name, title, f"{said} ({unit})", (frame.width, frame.height), marks)
 
 
-def _percent(values: Iterable[float]) -> tuple[float, float]:
-    """Return both ends of an axis of percent: from 0, or from the ten below the least value if that is 50 or more."""
-    least = min(values)
-    return 0.0 if least < 50 else 10.0 * math.floor(min(least, 99) / 10), 100.0
-
-
 def clients_in_order(courses: Sequence[Course]) -> Markup:
     """Return the accuracy of all clients, in order of that of the first strategy, and the others' beside it."""
-    main, shown = courses[0].accuracy, [course for course in courses if course.accuracy]
-    names = sorted(main, key=lambda name: main[name])
-    low, high = _percent(value for course in shown for value in course.accuracy.values())
-    frame = Frame((0.0, low), (len(names), high))
-    marks = frame.axes("clients, from the worst to the best", "test accuracy, %")
-    step = (frame.width - frame.left - frame.right) / len(names)
-    for place, name in enumerate(names):
-        x, y = frame.at(place, main[name])
-        note = ", ".join(f"{course.name} {course.accuracy[name]:.1f} %" for course in shown if name in course.accuracy)
-        size = {"width": f"{0.8 * step:.2f}", "height": frame.height - frame.bottom - y}
-        bar = tag("title", f"{name}: {note}")
-        marks.append(tag("rect", bar, x=f"{x + 0.1 * step:.2f}", y=y, **size, class_=f"fill {style_of(0)}"))
-    for index, course in enumerate(courses[1:], start=1):
-        for place, name in enumerate(names):
-            if name in course.accuracy:
-                x, y = frame.at(place + 0.5, course.accuracy[name])
-                radius = min(3.5, max(1.2, 0.4 * step))
-                marks.append(tag("circle", cx=x, cy=y, r=radius, class_=f"dot small {style_of(index)}"))
-    said = f"{len(names)} clients, from {main[names[0]]:.1f} to {main[names[-1]]:.1f} percent"
-    return picture("clients", "Test accuracy of each client", said, (frame.width, frame.height), marks)
+    main = courses[0].accuracy
+    places = {name: place for place, name in enumerate(sorted(main, key=lambda name: main[name]), start=1)}
+    series = []
+    for course in courses:
+        of = {name: course.accuracy[name] for name in places if name in course.accuracy}
+        dots = [((places[name], value), f"{name}: {course.name} {value:.1f} %") for name, value in of.items()]
+        line = [point for point, _ in dots] if course is courses[0] else []
+        series.append(Series(course.name, line, dots=dots))
+    below = "clients, from the worst to the best"
+    return lines("clients", "Test accuracy of each client", "test accuracy, %", series, percent=True, below=below)
 
 
 def plane(

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.storage import write_bytes
 from hyperbloom.server.board import amount
-from hyperbloom.server.charts import Series, over_rounds
+from hyperbloom.server.charts import Series, lines
 from hyperbloom.server.comparison import Cell
 from hyperbloom.server.course import Course, read_course
 from hyperbloom.server.page import render
@@ -136,11 +136,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _remarks(cells: Sequence[Cell], results: Results) -> list[str]:
     """Say what a reader must know of single cells."""
-    lines = [f"{cell.folder.name}: not finished" for cell in cells if not cell.finished]
+    remarks = [f"{cell.folder.name}: not finished" for cell in cells if not cell.finished]
     for cell, course in (pair for found in results.values() for pair in found):
         if len(course.accuracy) < cell.config.clients:
-            lines.append(f"{cell.folder.name}: {len(course.accuracy)} of {cell.config.clients} clients were evaluated")
-    return lines
+            remarks.append(f"{cell.folder.name}: {len(course.accuracy)} of {cell.config.clients} clients were evaluated")
+    return remarks
 
 
 def _csv(header: Iterable[str], rows: Sequence[Sequence[Any]]) -> bytes:
@@ -158,4 +158,4 @@ def _curves(results: Results) -> Markup:
         low, high = ([(n, pick(values)) for n, values in each.items()] for pick in (min, max))
         bands = [(low, high)] if len(curves) > 1 else []
         series.append(Series(name, [(n, fmean(values)) for n, values in each.items()], bands))
-    return over_rounds("curve", "Test accuracy over rounds", "test accuracy, %", series, percent=True)
+    return lines("curve", "Test accuracy over rounds", "test accuracy, %", series, percent=True)

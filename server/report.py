@@ -11,7 +11,7 @@ from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.storage import write_bytes
 from hyperbloom.server.board import amount, duration
-from hyperbloom.server.charts import Series, class_colour, clients_in_order, matrix, over_rounds, plane
+from hyperbloom.server.charts import Series, class_colour, clients_in_order, lines, matrix, plane
 from hyperbloom.server.course import Course
 from hyperbloom.server.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.page import render
@@ -92,7 +92,7 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
         mixed=mixed,
         matrix=matrix(mixed.names, mixed.values) if mixed else None,
         why_no_matrix=why_not,
-        bytes=over_rounds(
+        bytes=lines(
             "bytes",
             "Bytes of training per client and round",
             "kB",
@@ -115,17 +115,18 @@ def _accuracy(run: RunData) -> Markup:
     )
     series = []
     for course in run.courses:
-        dot = None if course.selected is None else (course.selected, course.metrics["test_mean"])
+        dots = []
+        if course.selected is not None:
+            mean = course.metrics["test_mean"]
+            dots = [((course.selected, mean), f"{course.name}: {mean:.1f} % at round {course.selected}")]
         bands = [(worst, best), (lower, upper)] if course is run.main else []
-        series.append(Series(course.name, list(course.curve.items()), bands, dot))
-    return over_rounds(
-        "curve", "Test accuracy over rounds, mean over clients", "test accuracy, %", series, percent=True
-    )
+        series.append(Series(course.name, list(course.curve.items()), bands, dots))
+    return lines("curve", "Test accuracy over rounds, mean over clients", "test accuracy, %", series, percent=True)
 
 
 def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup:
     points = [(line["round"], values.get(line["round"], 0)) for line in course.rounds]
-    return over_rounds(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
+    return lines(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
 
 
 def _kilobytes(line: Line, way: str) -> float:

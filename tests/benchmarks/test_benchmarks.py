@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from benchmarks import (
 )
 from benchmarks.measure import Comparison, alternate
 from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
-from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MLP, build
@@ -33,13 +31,7 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 TINY = LocalConfig(steps=2, batch_size=4)
 
 
-@pytest.fixture(autouse=True)
-def clean_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    worker_for.cache_clear()
+pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 def test_turns_alternate_and_medians_make_the_ratio() -> None:

@@ -1,21 +1,10 @@
 """Bytes and accuracy of the codecs are those of real runs."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from figures import compression
-from hyperbloom.client.worker import worker_for
 
-
-@pytest.fixture(autouse=True)
-def clean_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    worker_for.cache_clear()
+pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 def test_compression_weighs_replies_and_scores_runs() -> None:

@@ -1,21 +1,10 @@
 """What masks cost is measured on rounds that are played."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from figures import secure_aggregation
-from hyperbloom.client.worker import worker_for
 
-
-@pytest.fixture(autouse=True)
-def clean_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    worker_for.cache_clear()
+pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 def test_secure_aggregation_plays_all_three_ways() -> None:
