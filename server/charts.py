@@ -71,17 +71,17 @@ def lines(
         least = min(value for _, value in every)
         low, high = 0.0 if least < 50 else 10.0 * math.floor(min(least, 99) / 10), 100.0
     frame = Frame((first, low), (max(last, first + 1), high or 1.0), height=350.0 if percent else 240.0)
-    marks = frame.axes(below, unit)
-    for index, each in reversed(list(enumerate(series))):
-        style, size = style_of(index), "" if len(each.dots) == 1 else " small"
+    areas, curves, points = [], [], []
+    for index, each in enumerate(series):
+        style, radius = style_of(index), 4.5 if len(each.dots) == 1 else 2.5
         for width, (lower, upper) in zip(("wide", "narrow"), each.bands, strict=False):
-            marks.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
+            areas.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
         if each.points:
-            marks.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
+            curves.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
         for point, note in each.dots:
             x, y = frame.at(*point)
-            radius = 2.5 if size else 4.5
-            marks.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot{size} {style}"))
+            points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
+    marks = [*frame.axes(below, unit), *areas, *reversed(curves), *points]
     said = "; ".join(
         f"{each.name} goes from {each.points[0][1]:.3g} to {each.points[-1][1]:.3g}" for each in series if each.points
     )

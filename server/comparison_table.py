@@ -138,8 +138,9 @@ def _remarks(cells: Sequence[Cell], results: Results) -> list[str]:
     """Say what a reader must know of single cells."""
     remarks = [f"{cell.folder.name}: not finished" for cell in cells if not cell.finished]
     for cell, course in (pair for found in results.values() for pair in found):
-        if len(course.accuracy) < cell.config.clients:
-            remarks.append(f"{cell.folder.name}: {len(course.accuracy)} of {cell.config.clients} clients were evaluated")
+        scored, clients = len(course.accuracy), cell.config.clients
+        if scored < clients:
+            remarks.append(f"{cell.folder.name}: {scored} of {clients} clients were evaluated")
     return remarks
 
 

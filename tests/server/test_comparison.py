@@ -438,6 +438,10 @@ def test_clients_that_were_not_evaluated_are_told(copy: Path) -> None:
 
 def test_a_damaged_cell_is_named(copy: Path) -> None:
     cell = Cell("local", load_run_config(copy / "local-seed0/config.yaml", {}), copy / "local-seed0")
+    lines = (cell.folder / "metrics.jsonl").read_text().splitlines()
+    (cell.folder / "metrics.jsonl").write_text("\n".join([lines[0], "{", *lines[2:], ""]))
+    with pytest.raises(ConfigError, match=r"local-seed0: damaged .*3 of 4 rounds.*; remove it"):
+        read_results([cell])
     (cell.folder / "summary.json").write_text("{")
     with pytest.raises(ConfigError, match=r"local-seed0: damaged .*; remove it"):
         read_results([cell])

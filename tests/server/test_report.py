@@ -93,7 +93,9 @@ def test_many_clients_are_one_picture_and_the_worst_are_named(tmp_path: Path) ->
     check_self_contained(path)
     page = Page(path)
     assert {"clients", "pca", "tsne"} < set(page.pictures())
-    assert len(page.styled("dot small s0")) == len(page.styled("dot small s1")) == len(names)
+    for strategy in ("s0", "s1"):
+        each = [dot for dot in page.styled(f"dot {strategy}") if dot["r"] == "2.5"]
+        assert len(each) == len(names)
     assert [row[0] for row in page.tables["Those that are served worst"][1:]] == names[:8]
 
 
