@@ -6,7 +6,7 @@ mean over clients on their test examples, in percent: after the last round, and 
 `/forgetful` is the same codec on clients that lose what compression left out, after every round: what error feedback
 is worth. Sizes are exact; accuracy varies with the seed, so each is a mean over seeds with the least and the largest.
 
-    python -m benchmarks.compression [--quick] [--strategy fedavg --set data.split=iid]
+    python -m figures.compression [--quick] [--strategy fedavg --set data.split=iid]
 """
 
 import argparse

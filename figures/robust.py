@@ -7,7 +7,7 @@ Ten virtual clients share the digits, all take part in every round; clients 0 an
 
 What is reported is the mean test accuracy, in percent, of the eight others after the last round.
 
-    python -m benchmarks.robust [--split iid] [--seeds 2] [--rounds 60] [--attack labels]
+    python -m figures.robust [--split iid] [--seeds 2] [--rounds 60] [--attack labels]
 """
 
 import argparse

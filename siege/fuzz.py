@@ -2,9 +2,9 @@
 
 A target gets bytes, made from sound ones by mutation, and may raise what its reader documents (a HyperbloomError) and
 nothing else. `tests/common/test_fuzz.py` runs all targets briefly, this runs them at random for as long as you like,
-and `benchmarks/fuzz_guided.py` lets atheris look for new paths.
+and `siege/fuzz_guided.py` lets atheris look for new paths.
 
-    python -m benchmarks.fuzz --minutes 10 [--target graph]
+    python -m siege.fuzz --minutes 10 [--target graph]
 
 What breaks a target is written to crash-TARGET-DIGEST in the current folder.
 """

@@ -5,11 +5,11 @@ split and rates, 50 local steps a client step. Each call adds a line to a file o
 Accuracy is pooled over test examples, in percent, as the authors' code reports it. Seconds are those of a federation
 whose clients train side by side: per round the slowest client's and the server's, no network.
 
-    python -m benchmarks.cohorts --data cifar10 --root DIR --rule proximal --cohort 10
-    python -m benchmarks.cohorts --data cifar10 --root DIR --cohort 1 --save early.safetensors
-    python -m benchmarks.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
-    python -m benchmarks.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
-    python -m benchmarks.cohorts --figure docs/cohorts.png
+    python -m figures.cohorts --data cifar10 --root DIR --rule proximal --cohort 10
+    python -m figures.cohorts --data cifar10 --root DIR --cohort 1 --save early.safetensors
+    python -m figures.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
+    python -m figures.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
+    python -m figures.cohorts --figure docs/cohorts.png
 """
 
 import argparse
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="keep the server's state at the end")
     parser.add_argument("--load", type=Path, help="start from a state that --save kept: the late phase")
-    parser.add_argument("--results", type=Path, default=Path("docs/cohorts.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=Path("figures/cohorts.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the results instead of adding to them")
     parser.add_argument("--retime", action="store_true", help="write the seconds of all results anew")
     args = parser.parse_args()
