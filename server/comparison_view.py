@@ -119,7 +119,7 @@ class ComparisonView(Listener):
         """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
         self._round = max(self._round, report.number)
         for name, why in report.outcome.refused.items():
-            self._trouble(f"round {report.number}: {name} left out: {why}", why)
+            self._trouble(f"round {report.number}: {name} left out: {why}", why.text)
         self._progress.update(self._task, completed=self._rounds + self._round)
 
     def selected(self, selection: Selection, state: object, roster: object) -> None:

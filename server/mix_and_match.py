@@ -26,12 +26,12 @@ from hyperbloom.common.models import HEAD, build, head_layout
 from hyperbloom.common.names import check_name
 from hyperbloom.server.engine import client_settings
 from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.watching import read_environment
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.pfedhn import PFedHN
-from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["MOST", "Mixed", "mix_and_match"]
 

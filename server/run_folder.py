@@ -223,7 +223,7 @@ class RunFolder(Listener):
         """Append the round's lines."""
         self._round = report.number
         self._append(METRICS, [metrics_line(report)])
-        self._append(CLIENTS, client_lines(report))
+        self._append(CLIENTS, client_lines(report, self.config.secure_aggregation))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""

@@ -46,11 +46,14 @@ def metrics_line(report: "RoundReport") -> Line:
     return line | (outcome.evaluation.metrics() if outcome.evaluation else {})
 
 
-def client_lines(report: "RoundReport") -> list[Line]:
-    """Return a line for each client that trained, was scored or was left out in a round."""
+def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
+    """Return a line for each client that trained, was scored or was left out in a round.
+
+    With `summed` only the mean of the losses is known, which is no client's.
+    """
     outcome, lines = report.outcome, []
     for name, result in outcome.results.items():
-        told: Line = {} if result.loss is None else {"loss": result.loss}
+        told: Line = {} if summed or result.loss is None else {"loss": result.loss}
         lines.append({"round": report.number, "client": name, **told, "seconds": round(result.seconds, 4)})
     for name, score in outcome.evaluation.scores.items() if outcome.evaluation else ():
         flat = {f"{split}_{key}": value for split, part in vars(score).items() for key, value in vars(part).items()}

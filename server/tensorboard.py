@@ -75,7 +75,7 @@ class TensorBoard(Listener):
         if outcome.evaluation:
             for name, value in outcome.evaluation.metrics().items():
                 writer.add_scalar(f"accuracy/{name}", value, number)
-            each = [100 * result.score("test").accuracy for result in outcome.evaluation.scores.values()]
+            each = [100 * result.test.accuracy for result in outcome.evaluation.scores.values()]
             writer.add_histogram("accuracy/test over clients", np.array(each), number)
             writer.flush()
 

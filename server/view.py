@@ -62,7 +62,7 @@ class TerminalView(Listener):
     def round_done(self, report: RoundReport) -> None:
         """Advance."""
         self.add_round(metrics_line(report))
-        self.add_clients(client_lines(report), f"{time.strftime('%H:%M:%S')} ")
+        self.add_clients(client_lines(report, self._summed), f"{time.strftime('%H:%M:%S')} ")
 
     # ------------------------------------------------------------------ from lines
 
