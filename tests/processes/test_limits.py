@@ -20,7 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom import __version__
 from hyperbloom.common.messages import UNREADABLE
-from hyperbloom.server.superlink import LiveGrid, free_port, superlink
+from hyperbloom.server.live_grid import LiveGrid
+from hyperbloom.server.superlink import free_port, superlink
 
 pytestmark = [
     pytest.mark.processes,
