@@ -1,6 +1,6 @@
-"""A client that sends too much, against a real SuperLink, which stays up and small."""
+"""A client that sends too much, or never what it announced, against a real SuperLink and a real server."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from hyperbloom import __version__
 from hyperbloom.common.messages import UNREADABLE
 from hyperbloom.server.live_grid import LiveGrid
 from hyperbloom.server.superlink import free_port, superlink
+from tests.processes.conftest import Site
 
 pytestmark = [
     pytest.mark.processes,
@@ -102,3 +103,25 @@ def resident(address: str) -> float:
         if b"hyperbloom.server.superlink_child" in words and address.encode() in words:
             return int((path.parent / "statm").read_text().split()[1]) * 4096 / MIB
     raise AssertionError("no SuperLink")
+
+
+@pytest.mark.timeout(300)
+def test_members_that_never_upload_what_they_announce_do_not_hold_up_the_others(
+    site: Site, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    metrics = site.folder / "run/metrics.jsonl"
+    flags = ["--clients", "2", "--cohort", "2", "--rounds", "100000", "--eval-every", "5"]
+    brief = ["--set", "local.steps=50", "--set", "hidden_dim=8", "--run-dir", str(metrics.parent)]
+    server = site.server("--strategy", "pfedhn", *flags, *brief)
+    for name in "ab":
+        site.client(name, "--max-train", "60")
+    until(metrics.exists, "the first round")
+    hostile = "benchmarks.hostile_member", f"127.0.0.1:{site.port}"
+    site.start(hostile[0], "mute", hostile[1], "mute", "--speechless")
+    site.start(hostile[0], "mallory", hostile[1], "mallory")
+    server.wait_for("mallory joined")
+    before = metrics.read_text().count("\n")
+    # Each reply of theirs used to take 30 s; there is one in two of three rounds, and in each evaluation.
+    until(lambda: metrics.read_text().count("\n") > before + 40, "40 rounds")
+    server.wait_for("mallory left out")
+    server.wait_for(": it cannot say who it is: the reply was announced but never uploaded: 0 of 3 objects came")
