@@ -34,6 +34,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     ObjectUnavailableError,
     inflate_object_from_contents,
 )
@@ -104,7 +105,12 @@ class LiveGrid(HttpGrid):
                 f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
                 f"{LARGEST_VARIABLE}, up to 2047"
             )
-        ids = list(super().push_messages(outgoing))
+        try:
+            ids = list(super().push_messages(outgoing))
+        except ObjectPushError:
+            # Flower repeats a call whose answer was lost, and the SuperLink takes no object twice. It tells what it
+            # still lacks when the same messages are announced again.
+            ids = list(super().push_messages(outgoing))
         self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=False))}  # no ids at all if Flower refused them
         return ids
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.client.grpc_rere_client.connection import grpc_request_response
@@ -14,6 +15,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
+from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import exponential
 from flwr.supercore.task_identity import TaskIdentity
@@ -58,8 +60,14 @@ class Client:
 def client(address: str) -> Iterator[Client]:
     """Let a node in."""
     never = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
+    failures: list[Exception] = []
     with grpc_request_response(address, True, never) as primitives:
-        yield Client(*primitives)
+        try:
+            yield Client(*primitives)
+        except Exception as error:  # Flower's session would log it and go on
+            failures.append(error)
+    for failure in failures:
+        raise failure
 
 
 def orders(grid: LiveGrid, node: int, count: int = 1) -> list[str]:
@@ -103,6 +111,28 @@ def resident(address: str) -> float:
         if b"hyperbloom.server.superlink_child" in words and address.encode() in words:
             return int((path.parent / "statm").read_text().split()[1]) * 4096 / MIB
     raise AssertionError("no SuperLink")
+
+
+def test_an_order_arrives_although_the_answer_to_a_call_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    address = f"127.0.0.1:{free_port()}"
+    with superlink(address, tmp_path, __version__) as grid, client(address) as honest:
+        send, lost = grid._runtime_client._send, ["/flwr.proto.Runtime/PushObject"]
+
+        def lossy(call: ProtobufRequestContext) -> httpx.Response:
+            response = send(call)
+            if call.rpc_method in lost:
+                lost.remove(call.rpc_method)
+                raise httpx.ReadError("the connection was reset")
+            return response
+
+        monkeypatch.setattr(grid._runtime_client, "_send", lossy)
+        names = orders(grid, honest.node)
+        honest.answer(b"honest")
+        (reply,) = grid.pull_messages(names)
+        assert reply.content["hyperbloom"]["values"] == b"honest" and not lost
 
 
 @pytest.mark.timeout(300)
