@@ -7,7 +7,6 @@ The server must lose no more than a moment to it. With --speechless it does not 
 
 import argparse
 import time
-from contextlib import suppress
 
 import grpc
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -30,14 +29,10 @@ PAUSE_S = 0.01
 
 
 def attack(address: str, name: str, speechless: bool) -> None:
-    """Answer all orders with announcements alone, until the session ends.
-
-    Raises:
-        grpc.RpcError: the server is gone.
-    """
+    """Wait for the server, and answer all its orders with announcements alone, until the process is ended."""
     about = Introduction(name, f"secret of {name}", __version__, "M", (1, 8, 8), 10, 60, 20, 20, (), divisor=16.0)
-    never = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
-    with grpc_request_response(address, True, never) as (node, receive, send, _, _, _, push, _):
+    patient = RetryInvoker(exponential, grpc.RpcError, max_tries=None, max_time=None)
+    with grpc_request_response(address, True, patient) as (node, receive, send, _, _, _, push, _):
         while True:
             received = receive()
             if received is None:
@@ -62,5 +57,4 @@ if __name__ == "__main__":
     parser.add_argument("name")
     parser.add_argument("--speechless", action="store_true")
     args = parser.parse_args()
-    with suppress(grpc.RpcError, KeyboardInterrupt):
-        attack(args.address, args.name, args.speechless)
+    attack(args.address, args.name, args.speechless)
