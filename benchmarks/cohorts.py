@@ -29,7 +29,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hyperbloom.client.training import FlatPart, evaluate, train
+from hyperbloom.client.work.scoring import evaluate
+from hyperbloom.client.work.sgd import FlatPart, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
 from hyperbloom.common.layout import Layout

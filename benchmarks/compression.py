@@ -22,7 +22,7 @@ from flwr.app import Message
 
 from benchmarks.measure import machine
 from benchmarks.wire_bytes import weigh
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import load_run_config, parse_assignment
 from hyperbloom.common.messages import TrainOrder
 from hyperbloom.server.engine import inline_grid
@@ -78,7 +78,7 @@ def play(overrides: Mapping[str, Any], forgetful: bool = False) -> Outcome:
         grid = inline_grid(config, Path(name))
         scale = Scale(grid, Path(name), forgetful)
         (selection,) = Session(config, grid, "benchmark", [scale]).run().values()
-    worker_for.cache_clear()
+    client_for.cache_clear()
     return Outcome(scale.reply, scale.last, selection.metrics["test_mean"])
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, alternate, main
 from benchmarks.textbook import TextbookLeNet
-from hyperbloom.client.training import FlatPart, draw_batches, train
+from hyperbloom.client.work.sgd import FlatPart, draw_batches, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout

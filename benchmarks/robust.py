@@ -23,7 +23,7 @@ from flwr.app import Context, Message
 
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, RunConfig
 from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
 from hyperbloom.server.engine import inline_grid
@@ -57,7 +57,7 @@ class Last(Listener):
 
 def accuracy(attack: str, defence: str, config: RunConfig) -> float:
     """Run once and return the honest clients' mean test accuracy."""
-    worker_for.cache_clear()
+    client_for.cache_clear()
     options = {**config.options, **DEFENCES[defence]}
     config, last = config.model_copy(update={"options": options}), Last()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def accuracy(attack: str, defence: str, config: RunConfig) -> float:
             for context in grid._contexts.values():
                 settings = ClientSettings.from_node_config(context.node_config)
                 if settings.client_id in HOSTILE:
-                    worker = worker_for(settings)
+                    worker = client_for(settings)
                     worker.train_data = replace(worker.train_data, labels=9 - worker.train_data.labels)
         if attack == "sign":
             grid.app = _flipping(app)

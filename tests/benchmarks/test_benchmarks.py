@@ -28,7 +28,7 @@ from benchmarks import (
 )
 from benchmarks.measure import Comparison, alternate
 from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MLP, build
@@ -44,7 +44,7 @@ def clean_process() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    worker_for.cache_clear()
+    client_for.cache_clear()
 
 
 def test_turns_alternate_and_medians_make_the_ratio() -> None:
