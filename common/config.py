@@ -73,12 +73,10 @@ class LocalConfig(Section):
         "constant", description="learning rate over the rounds; cosine: half a wave down to almost nothing"
     )
 
-    def order(self, number: int, rounds: int) -> dict[str, Any]:
-        """Return what an order of round `number`, from 1 to `rounds`, says of local training."""
-        fields = self.model_dump(exclude={"schedule"})
-        if self.schedule == "cosine":
-            fields["learning_rate"] *= (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
-        return fields
+    def rate(self, number: int, rounds: int) -> float:
+        """Return the learning rate of round `number`, from 1 to `rounds`."""
+        wave = (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
+        return self.learning_rate * (wave if self.schedule == "cosine" else 1.0)
 
 
 class DataConfig(Section):

@@ -9,7 +9,7 @@ class Reason(StrEnum):
     """The kinds of reasons; a text that says more travels beside them."""
 
     # The server found out.
-    NO_REPLY = "no-reply"
+    NO_REPLY = "timeout"
     """Its reply did not come in time, or its node is gone."""
     UNREACHABLE = "unreachable"
     """Its order could not be delivered."""
@@ -37,3 +37,8 @@ class Reason(StrEnum):
     """The order does not fit this client."""
     LACKS_REFERENCE = "lacks-reference"
     """It does not have the reference set of the order."""
+
+    @property
+    def is_lie(self) -> bool:
+        """Return whether it is held against the client: it counts towards quarantine."""
+        return self is Reason.CONTENT

@@ -28,7 +28,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.storage import keep, write_json, write_tensors
-from hyperbloom.server.listener import Checkpoint, Progress, Resume, Selection
+from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
 
 __all__ = ["has_begun", "has_checkpoint", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
 

@@ -26,9 +26,9 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from hyperbloom.server.listener import Checkpoint, Listener, Selection
+    from hyperbloom.server.loop.listener import Checkpoint, Listener, Selection
+    from hyperbloom.server.loop.session import Session
     from hyperbloom.server.run_folder import RunFolder
-    from hyperbloom.server.session import Session
     from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
@@ -342,7 +342,7 @@ def _check(args: argparse.Namespace, config: RunConfig) -> None:
     if not 0 <= args.local_clients <= config.clients:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {args.local_clients}")
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
-    from hyperbloom.server.session import check_run
+    from hyperbloom.server.loop.session import check_run
 
     if not args.resume:
         check_run(config, uses_data_section=bool(args.local_clients) or args.engine != "grpc")
@@ -363,8 +363,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     security = _security(args) if args.engine == "grpc" else _Security()
     _check(args, config)
     from hyperbloom.server.checkpoint import locked
+    from hyperbloom.server.loop.session import Session
     from hyperbloom.server.run_folder import RunFolder, new_run_folder
-    from hyperbloom.server.session import Session
     from hyperbloom.server.view import TerminalView
 
     folder = args.resume or new_run_folder(args.run_dir, config.strategy, anew=args.go_on)
@@ -413,7 +413,7 @@ def _tell_results(
 ) -> None:
     """Print what has come out of a run that is complete, and write its report."""
     from hyperbloom.server.view import results_table
-    from hyperbloom.strategies.personalised import is_novel
+    from hyperbloom.strategies.algorithm import is_novel
 
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     _say(console, "test accuracy in percent, at the round that validation selected")

@@ -30,9 +30,9 @@ from hyperbloom.common.storage import write_bytes, write_json
 from hyperbloom.server.checkpoint import has_begun, has_checkpoint, is_over, locked
 from hyperbloom.server.cli import log_to
 from hyperbloom.server.engine import inline_grid, virtual_clients
-from hyperbloom.server.listener import Listener, Resume
+from hyperbloom.server.loop.listener import Listener, Resume
+from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.run_folder import RunFolder, adopt_identities
-from hyperbloom.server.session import Session, check_run
 from hyperbloom.strategies import strategy_names
 
 __all__ = ["ENGINES", "Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cells", "shared_by"]

@@ -11,10 +11,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.server.board import plain_text
 from hyperbloom.server.comparison import Cell
-from hyperbloom.server.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 
 if TYPE_CHECKING:
-    from hyperbloom.strategies.personalised import PersonalisedStrategy
+    from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["ComparisonView"]
 
@@ -75,7 +75,7 @@ class ComparisonView(Listener):
         self._progress.update(self._task, state=self._name)
         return self
 
-    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+    def phase(self, strategy: "Algorithm", name: str) -> None:
         """All are there that were waited for."""
         self._gathering, self._waiting = False, ""
         self._progress.update(self._task, state=self._name)
@@ -96,7 +96,7 @@ class ComparisonView(Listener):
         """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
         self._of_cell = max(self._of_cell, report.number)
         for name, why in report.outcome.refused.items():
-            self._trouble(f"round {report.number}: {name} left out: {why}", why)
+            self._trouble(f"round {report.number}: {name} left out: {why}", str(why))
         self._progress.update(self._task, completed=self._rounds + self._of_cell)
 
     def selected(self, selection: Selection, state: object, roster: object) -> None:

@@ -13,13 +13,15 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.export import Card
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.privacy import promise
+from hyperbloom.common.wire import Weights
 from hyperbloom.server.trained import read_trained
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
 
 __all__ = ["Export", "Personal"]
 
@@ -84,10 +86,9 @@ class Export:
             ConfigError: the network has norms whose statistics only the client's examples can give.
         """
         for client in clients:
-            (weights,) = self.trained.strategy.weights_for([client]) or [torch.empty(0)]
+            (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
             about = client.about
             spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
-            layout = self.trained.strategy.layout_for(client)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(
@@ -95,7 +96,7 @@ class Export:
                     f"nobody sends; {_on_its_machine(self.trained.run)}"
                 )
             with torch.no_grad():
-                for name, value in layout.views(weights).items():
+                for name, value in weights.layout.views(weights.values).items():
                     module.get_parameter(name).copy_(value)
             scaling, remark = self.trained.scaling
             yield Personal(client, spec, module, scaling, self._card(client, remark))
@@ -139,7 +140,7 @@ def _sent(config: RunConfig) -> tuple[str, ...]:
     return (_SENT.format(change=change), *masked, *described)
 
 
-def _check(strategy: PersonalisedStrategy, run: Path) -> None:
+def _check(strategy: Algorithm, run: Path) -> None:
     name, there = strategy.config.strategy, _on_its_machine(run)
     if isinstance(strategy, ODPFL):
         raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")
@@ -149,7 +150,7 @@ def _check(strategy: PersonalisedStrategy, run: Path) -> None:
         raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them; {there}")
     if strategy.private != "none":
         raise ConfigError(f"{name}: each client keeps a part of its model to itself; {there}")
-    if strategy.refinement():
+    if strategy.recipe(1).refinement:
         raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; {there}")
 
 

@@ -14,7 +14,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.common.attempt import attempt
-from hyperbloom.common.messages import TrainOrder
+from hyperbloom.common.wire import TrainOrder
 
 __all__ = ["InlineGrid", "answer"]
 
@@ -85,7 +85,7 @@ class InlineGrid(Grid):
         replies: list[Message] = []
         for kind, group in groupby(asked, key=lambda message: message.metadata.message_type):
             tasks = [(message, self._contexts[message.metadata.dst_node_id]) for message in group]
-            together = self.train_all if kind == TrainOrder.type else None
+            together = self.train_all if kind == TrainOrder.message_type else None
             outcomes = together(tasks) if together else [attempt(self.app, *task) for task in tasks]
             replies += [answer(outcome, message) for outcome, (message, _) in zip(outcomes, tasks, strict=True)]
         return replies

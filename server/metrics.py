@@ -4,29 +4,23 @@ Who is where is read off the roster when somebody asks; all else is counted as i
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.server.listener import Checkpoint, Listener, RoundReport
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.common.reasons import Reason
+from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
 
 if TYPE_CHECKING:
-    from hyperbloom.strategies.personalised import PersonalisedStrategy
+    from hyperbloom.server.loop.federation import Federation
+    from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["REASONS", "RunMetrics", "reason_of", "served"]
+__all__ = ["RunMetrics", "served"]
 
-REASONS = {
-    "no reply": "timeout",
-    "its node cannot be reached": "unreachable",
-    "left before it was asked": "unreachable",
-    "not evaluated": "busy",
-    "dropped": "dropped",
-    "staleness": "stale",
-}
 """Class of a reason for which a client was left out, by how the reason begins; beside them `content`, where the reply
 was refused for what it held, `failed`, where the client could not, and `join`, where it was not admitted."""
 
@@ -74,25 +68,18 @@ class RunMetrics(Listener):
         )
         for direction in ("down", "up"):
             self.sent.labels(direction)
-        for reason in {*REASONS.values(), "content", "failed", "join"}:
+        for reason in [*Reason, "join"]:
             self.left_out.labels(reason)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"hyperbloom_{name}", what, labels, registry=self.registry)
 
-    def gathering(self, roster: Roster) -> None:
+    def gathering(self, federation: "Federation") -> None:
         """Show who is where, from now on."""
-        states: dict[str, Callable[[], float]] = {
-            "live": lambda: roster.live_count,
-            "idle": lambda: roster.idle_count,
-            "busy": lambda: roster.live_count - roster.idle_count,
-            "away": lambda: len(roster) - roster.live_count,
-            "quarantined": lambda: roster.conduct.count_in_quarantine(roster.round),
-        }
-        for state, count in states.items():
-            self.clients.labels(state).set_function(count)
+        for state in federation.count():
+            self.clients.labels(state).set_function(partial(_count, federation, state))
 
-    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+    def phase(self, strategy: "Algorithm", name: str) -> None:
         """Count for a strategy."""
         self._strategy = name
         self.planned.labels(name).set(strategy.config.rounds)
@@ -112,8 +99,8 @@ class RunMetrics(Listener):
         self.sent.labels("down").inc(report.bytes_down)
         self.sent.labels("up").inc(report.bytes_up)
         self.late.inc(report.late)
-        for client, why in outcome.refused.items():
-            self.left_out.labels("content" if client in outcome.lied else reason_of(why)).inc()
+        for refused in outcome.refused.values():
+            self.left_out.labels(refused.reason).inc()
         metrics = outcome.evaluation.metrics() if outcome.evaluation else {}
         for split in ("val", "test", "novel_test"):
             for over in ("mean", "worst"):
@@ -125,9 +112,8 @@ class RunMetrics(Listener):
         self.saved.set(time.time())
 
 
-def reason_of(why: str) -> str:
-    """Return the class of a reason for which a client was left out."""
-    return next((kind for start, kind in REASONS.items() if why.startswith(start)), "failed")
+def _count(federation: "Federation", state: str) -> float:
+    return federation.count()[state]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ paper's case, they are the clients', and must lie in the run folder, where clien
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -24,14 +23,19 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.names import check_name
+from hyperbloom.common.wire import Scope, Weights
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.federation import Federation
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.exchange import Outcome
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.rounds import Run
+from hyperbloom.server.loop.session import greeting_of
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.watching import read_environment
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.pfedhn import PFedHN
-from hyperbloom.strategies.roster import Client, Roster
 
 __all__ = ["MOST", "Mixed", "mix_and_match"]
 
@@ -72,24 +76,21 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     # What a run had before it began plays no part in what it has learned.
     config = config.model_copy(update={"data": data, "init_from": None, "baselines": (), "clients": len(stored)})
     roster = Roster(config.seed)
-    strategy = make_strategy(config, run_id, roster)
+    strategy = make_algorithm(config)
     if not isinstance(strategy, PFedHN) or strategy.private not in ("none", "head"):
         raise ConfigError(f"{config.strategy} writes no feature extractor for each client")
     with TemporaryDirectory() as scratch:
         if strategy.private == "head":
             tensors = _take_heads(folder, Path(scratch), run_id, stored)
         federation = Federation(inline_grid(config, Path(scratch)), roster, lambda text: None)
-        strategy.check_initial(tensors)
-        federation.gather(strategy, config.clients, config.join_timeout_s)
+        federation.admission, federation.greeting = Admission(config, strategy, tensors), greeting_of(strategy)
+        federation.gather(config.clients, config.join_timeout_s)
         roster.sort(0)
         _check_same(stored, roster)
-        strategy.load(tensors)
+        run = Run(config, strategy, federation, (), Scope(run_id, 0, config.seed))
         clients = list(roster)[:MOST]
-        own = strategy.weights_for(clients)
-        mixed = [
-            _scores(strategy, federation, clients, [_mix(strategy, clients[0], body, head) for head in own])
-            for body in own
-        ]
+        own = strategy.weights(clients)
+        mixed = [_scores(run, clients, [_mix(strategy, body, head) for head in own]) for body in own]
     return Mixed([client.client_id for client in clients], np.array(mixed).T, strategy.private == "head")
 
 
@@ -115,29 +116,23 @@ def _check_same(stored: Roster, roster: Roster) -> None:
             )
 
 
-def _mix(strategy: PersonalisedStrategy, client: Client, body: Tensor, head: Tensor) -> Tensor:
+def _mix(strategy: PFedHN, body: Weights, head: Weights) -> Weights:
     if strategy.private == "head":  # it is on the client
         return body
-    layout = strategy.layout_for(client)
-    of_body, of_head = layout.views(body), layout.views(head)
-    return layout.flatten({name: (of_head if name.startswith(HEAD) else of_body)[name] for name in of_body})
+    layout = body.layout
+    of_body, of_head = layout.views(body.values), layout.views(head.values)
+    mixed = {name: (of_head if name.startswith(HEAD) else of_body)[name] for name in of_body}
+    return Weights(layout, layout.flatten(mixed))
 
 
-def _scores(
-    strategy: PersonalisedStrategy, federation: Federation, clients: Sequence[Client], weights: Sequence[Tensor]
-) -> list[float]:
+def _scores(run: Run, clients: Sequence[Client], weights: Sequence[Weights]) -> list[float]:
     """Return the test accuracy of each client with weights of its own, percent."""
     by_row = {client.row: values for client, values in zip(clients, weights, strict=True)}
-    chosen = partial(_chosen, by_row)
-    scores = {}
-    for reply in federation.exchange([strategy.score_orders(0, chosen, clients)], 600.0):
-        if score := strategy.accept_score(reply):
-            scores[score[0]] = 100 * score[1].score("test").accuracy
+    outcome = Outcome()
+    scores = run.director.play(
+        run.algorithm.score(run.turn(0), clients, lambda some: [by_row[client.row] for client in some]), outcome
+    )
     missing = [client.client_id for client in clients if client.client_id not in scores]
     if missing:
-        raise ConfigError(f"{missing[0]} could not be evaluated: {strategy.round.refused.get(missing[0])}")
-    return [scores[client.client_id] for client in clients]
-
-
-def _chosen(by_row: dict[int, Tensor], clients: Sequence[Client]) -> list[Tensor]:
-    return [by_row[client.row] for client in clients]
+        raise ConfigError(f"{missing[0]} could not be evaluated: {outcome.refused.get(missing[0])}")
+    return [100 * scores[client.client_id].test.accuracy for client in clients]

@@ -23,8 +23,8 @@ from hyperbloom.common.wire.orders import Failed, Notice
 from hyperbloom.common.wire.pack import pack, unpack_answer
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.trained import Trained
+from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.odpfl import ODPFL
-from hyperbloom.strategies.personalised import PersonalisedStrategy
 
 __all__ = ["ModelMaker", "OnDemandService", "check_on_demand"]
 
@@ -47,7 +47,7 @@ BYTES_AT_ONCE = 64 * 2**20
 """Weights that are generated at once."""
 
 
-def check_on_demand(strategy: PersonalisedStrategy) -> None:
+def check_on_demand(strategy: Algorithm) -> None:
     """Raise a ConfigError for a strategy that needs more than a descriptor."""
     if not isinstance(strategy, ODPFL):
         raise ConfigError(

@@ -18,8 +18,8 @@ from hyperbloom.server.comparison import Cell, check_cells, open_comparison, run
 from hyperbloom.server.comparison_table import Result, markdown, plus_minus, read_results
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.engine import client_settings
+from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.paper_tables import WHOLE, PaperTable
-from hyperbloom.server.session import check_run
 
 __all__ = ["Reproduction", "choose_column", "describe", "reproduce"]
 

@@ -37,10 +37,11 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.privacy import epsilon_of, promise
 from hyperbloom.common.storage import keep, write_bytes, write_json, write_tensors
 from hyperbloom.server.checkpoint import read_resume, selected_file, write_checkpoint
-from hyperbloom.server.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
@@ -156,7 +157,11 @@ class RunFolder(Listener):
         write_json(path / "roster.json", checkpoint.roster)
         return folder, resume
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
+    def gathering(self, federation: Federation) -> None:
+        """Remember whose clients are listed at the end."""
+        self._federation = federation
+
+    def phase(self, strategy: Algorithm, name: str) -> None:
         """Send what follows to the run's own files, or to a baseline's folder."""
         self._enter(name)
 
@@ -236,11 +241,11 @@ class RunFolder(Listener):
         chosen = self._phase / "hypernetwork.safetensors"
         write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
 
-    def phase_done(self, strategy: PersonalisedStrategy) -> None:
+    def phase_done(self, strategy: Algorithm) -> None:
         """Keep the server's last state."""
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
-        write_json(self.path / "roster.json", strategy.roster.to_json())
+        write_json(self.path / "roster.json", self._federation.roster.to_json())
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         _append(self._phase / name, lines)

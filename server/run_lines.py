@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyperbloom.common.config import RunConfig
 
 if TYPE_CHECKING:
-    from hyperbloom.server.listener import RoundReport
+    from hyperbloom.server.loop.listener import RoundReport
 
 __all__ = ["CLIENTS", "EVENTS", "METRICS", "Line", "Tail", "client_lines", "metrics_line", "phase_folder", "read_lines"]
 
@@ -33,8 +33,8 @@ def metrics_line(report: "RoundReport", hidden: bool = False) -> Line:
     With `hidden` there are no training losses, which are not covered by the noise of differential privacy.
     """
     outcome = report.outcome
-    losses = [result.loss for result in outcome.results.values()]
-    line: Line = {"round": report.number, "seconds": round(report.seconds, 4), "clients": len(losses)}
+    losses = [result.loss for result in outcome.results.values() if result.loss is not None]
+    line: Line = {"round": report.number, "seconds": round(report.seconds, 4), "clients": len(outcome.results)}
     line["elapsed"] = round(report.elapsed, 4)
     line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
     if losses and not hidden:
@@ -56,17 +56,18 @@ def client_lines(report: "RoundReport", hidden: bool = False) -> list[Line]:
     """Return a line for each client that trained, was scored or was left out in a round; `hidden` as above."""
     outcome, common = report.outcome, {"round": report.number}
     lines: list[Line] = [
-        {**common, "client": name, **({} if hidden else {"loss": result.loss}), "seconds": round(result.seconds, 4)}
+        {**common, "client": name, **({} if hidden or result.loss is None else {"loss": result.loss}), "seconds": round(result.seconds, 4)}
         for name, result in outcome.results.items()
     ]
     if outcome.evaluation:
         for name, score in outcome.evaluation.scores.items():
-            lines.append({**common, "client": name, **vars(score)})
+            flat = {f"{split}_{key}": value for split in ("val", "test") for key, value in vars(getattr(score, split)).items()}
+            lines.append({**common, "client": name, **flat})
     for name, why in outcome.refused.items():
         blame: Line = {"lied": True} if name in outcome.lied else {}
         if name in outcome.quarantined:
             blame["quarantined_until"] = outcome.quarantined[name]
-        lines.append({**common, "client": name, "refused": why, **blame})
+        lines.append({**common, "client": name, "refused": why.text, "reason": why.reason, **blame})
     return lines
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.listener import Listener, RoundReport
+from hyperbloom.server.loop.listener import Listener, RoundReport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from hyperbloom.strategies.personalised import PersonalisedStrategy
+    from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["TensorBoard", "check_tensorboard"]
 
@@ -39,7 +39,7 @@ class TensorBoard(Listener):
         self._writer: SummaryWriter | None = None
         self._name = ""
 
-    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+    def phase(self, strategy: "Algorithm", name: str) -> None:
         """Begin a strategy's curves."""
         self.close()
         self._name = name
@@ -67,11 +67,11 @@ class TensorBoard(Listener):
         if outcome.evaluation:
             for name, value in outcome.evaluation.metrics().items():
                 writer.add_scalar(f"accuracy/{name}", value, number)
-            each = [100 * result.score("test").accuracy for result in outcome.evaluation.scores.values()]
+            each = [100 * result.test.accuracy for result in outcome.evaluation.scores.values()]
             writer.add_histogram("accuracy/test over clients", np.array(each), number)
             writer.flush()
 
-    def phase_done(self, strategy: "PersonalisedStrategy") -> None:
+    def phase_done(self, strategy: "Algorithm") -> None:
         """End a strategy's curves."""
         self.close()
 

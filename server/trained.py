@@ -11,11 +11,12 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Roster
 
 __all__ = ["Trained", "read_trained"]
 
@@ -34,7 +35,7 @@ class Trained:
 
     run: Path
     config: RunConfig
-    strategy: PersonalisedStrategy
+    strategy: Algorithm
     roster: Roster
     tensors: Mapping[str, Tensor]
     round: int
@@ -54,7 +55,7 @@ class Trained:
         )
 
 
-def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Trained:
+def read_trained(run: Path, check: Callable[[Algorithm], None]) -> Trained:
     """Rebuild a run's strategy.
 
     Args:
@@ -67,23 +68,20 @@ def read_trained(run: Path, check: Callable[[PersonalisedStrategy], None]) -> Tr
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"expected a run folder with config.yaml, found {run}")
     config = load_run_config(run / "config.yaml", {})
-    roster = Roster(config.seed)
-    check(make_strategy(config, "", roster))
+    check(make_algorithm(config))
     tensors, roster = read_run(run, str(run))
-    strategy = make_strategy(config, "", roster)
-    one_model = isinstance(strategy, FedAvg)  # from whose runs no other may start
+    algorithm = make_algorithm(config)
+    one_model = isinstance(algorithm, FedAvg)  # from whose runs no other may start
     if not one_model:
-        strategy.check_initial(tensors)
+        algorithm.check_start(tensors)
     try:
-        for client in roster:
-            strategy.check_newcomer(client.about)
+        admission = Admission(config, algorithm, None if one_model else tensors)
+        admission.begin(roster, len(roster))
     except RefusedError as error:
         raise ConfigError(f"{run / 'roster.json'}: {error}") from None
     if one_model:
-        strategy.restore(tensors)
-    else:
-        strategy.load(tensors)
-    return Trained(run, config, strategy, roster, tensors, *_selection(run, config.strategy))
+        algorithm.restore(tensors)
+    return Trained(run, config, algorithm, roster, tensors, *_selection(run, config.strategy))
 
 
 def _selection(run: Path, strategy: str) -> tuple[int, dict[str, float], dict[str, float]]:

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperbloom.server.board import Board, plain_text
-from hyperbloom.server.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.run_lines import client_lines, metrics_line
 
 if TYPE_CHECKING:
-    from hyperbloom.strategies.personalised import PersonalisedStrategy
+    from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["BoardView", "TerminalView", "results_table"]
 
@@ -89,14 +89,14 @@ class TerminalView(Listener):
         self._hidden = False  # whether clients keep their losses to themselves
         self._summed = False  # whether there are only means of losses
 
-    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+    def phase(self, strategy: "Algorithm", name: str) -> None:
         """Begin a new block for a strategy."""
         self._board = Board(name, strategy.config.rounds)
         self._hidden = strategy.config.privacy.where == "client"
         self._summed = strategy.config.secure_aggregation
         self._view.open(self._board)
 
-    def phase_done(self, strategy: "PersonalisedStrategy") -> None:
+    def phase_done(self, strategy: "Algorithm") -> None:
         """Leave the block as it is."""
         self.close()
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.board import Board
-from hyperbloom.server.listener import Selection
+from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
 from hyperbloom.server.view import BoardView, results_table
 

@@ -6,9 +6,10 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.importing import current_directory, describe, find_function
 from hyperbloom.common.plugins import find_plugin, plugins
+from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.fedavg_ft import FedAvgFT
-from hyperbloom.strategies.fedhenn import FedHeNN
+from hyperbloom.strategies.fedhenn import FedHeNN, FedHeNNHomogeneous
 from hyperbloom.strategies.fedma import FedMA
 from hyperbloom.strategies.fedper import FedPer
 from hyperbloom.strategies.fedprox import FedProx
@@ -19,19 +20,18 @@ from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.per_fedavg import PerFedAvg
-from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.pfedme import PFedMe
 from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
-from hyperbloom.strategies.roster import Roster
 
-__all__ = ["STRATEGIES", "find_strategy", "make_strategy", "strategy_names"]
+__all__ = ["STRATEGIES", "find_strategy", "make_algorithm", "strategy_names"]
 
-STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
+STRATEGIES: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedhenn": FedHeNN,
+    "fedhenn-homogeneous": FedHeNNHomogeneous,
     "fedma": FedMA,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -53,7 +53,7 @@ STRATEGIES: dict[str, type[PersonalisedStrategy]] = {
 }
 
 
-_WHAT = "a subclass of hyperbloom.strategies.personalised.PersonalisedStrategy"
+_WHAT = "a subclass of hyperbloom.strategies.algorithm.Algorithm"
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def strategy_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*STRATEGIES, *plugins("strategies")]))
 
 
-def find_strategy(name: str, where: str = "strategy") -> type[PersonalisedStrategy]:
+def find_strategy(name: str, where: str = "strategy") -> type[Algorithm]:
     """Return the strategy of a name, which may be a plug-in's or `package.module:Class`; `where` names the setting.
 
     The current directory is importable meanwhile.
@@ -77,7 +77,7 @@ def find_strategy(name: str, where: str = "strategy") -> type[PersonalisedStrate
         raise ConfigError(f"{where}: expected one of {known}; or package.module:Class; found {name!r}")
     with current_directory():
         found = plugin.load(_WHAT, ConfigError) if plugin else find_function(name, _WHAT, ConfigError)
-    if not isinstance(found, type) or not issubclass(found, PersonalisedStrategy):
+    if not isinstance(found, type) or not issubclass(found, Algorithm):
         raise ConfigError(f"{where}: expected {name} to be {_WHAT}, found {describe(found)}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
@@ -85,10 +85,10 @@ def find_strategy(name: str, where: str = "strategy") -> type[PersonalisedStrate
     return found
 
 
-def make_strategy(config: RunConfig, run_id: str, roster: Roster) -> PersonalisedStrategy:
-    """Return the strategy that `config` names.
+def make_algorithm(config: RunConfig) -> Algorithm:
+    """Return the algorithm that `config` names.
 
     Raises:
-        ConfigError: there is no such strategy, or its options are wrong.
+        ConfigError: there is none of this name, or its options are wrong.
     """
-    return find_strategy(config.strategy).for_run(config)(config, run_id, roster)
+    return find_strategy(config.strategy)(config)

@@ -11,11 +11,14 @@ too. It has neither momentum nor weight decay nor clipping, hence the default of
 on the client's training examples is worse than the global model's is not used.
 """
 
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from hyperbloom.common.config import Rate, Section
+from hyperbloom.common.wire import Refinement
+from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 __all__ = ["FedAvgFT", "FedAvgFTOptions"]
@@ -38,12 +41,9 @@ class FedAvgFT(FedAvg):
     options_type: ClassVar[type[Section]] = FedAvgFTOptions
     options: FedAvgFTOptions
 
-    def refinement(self) -> dict[str, Any]:
-        """Fine-tune all weights."""
+    def recipe(self, number: int) -> Recipe:
+        """Fine-tune all weights before the evaluation."""
         local = self.config.local
-        return {
-            "refine_epochs": self.options.epochs,
-            "refine_rate": self.options.rate or local.learning_rate / (1 - local.momentum),
-            "refine_batch": local.batch_size,
-            "refine_part": "all",
-        }
+        rate = self.options.rate or local.learning_rate / (1 - local.momentum)
+        tuning = Refinement(self.options.epochs, rate, local.batch_size, "all")
+        return replace(super().recipe(number), refinement=tuning)

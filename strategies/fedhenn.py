@@ -20,19 +20,17 @@ to a norm of 1 before it is added (`normalise: false` for the paper's sum): a cl
 the others, by design or by malice. As CKA is a cosine, `d` then pulls towards the weighted mean of the CKA with each.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from flwr.app import Message
 from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common.alignment import (
     LARGEST_REFERENCE,
-    MISSING,
     check_factor,
     digest_of,
     factor_weights,
@@ -44,33 +42,31 @@ from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Rate, RunConfig, Section, Share
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.messages import (
-    Greeting,
+from hyperbloom.common.methods import Aligned
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire import (
     Introduction,
     ReferenceOrder,
     ReferenceResult,
     RepresentOrder,
     RepresentResult,
+    Weights,
 )
-from hyperbloom.common.methods import Aligned
-from hyperbloom.common.seeds import derive
+from hyperbloom.strategies.algorithm import Algorithm, Recipe, Turn
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import ClientUpdate, Leg, PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
 
-__all__ = ["FedHeNN", "FedHeNNHomogeneous", "FedHeNNOptions"]
+__all__ = ["FedHeNN", "FedHeNNHomogeneous", "FedHeNNHomogeneousOptions", "FedHeNNOptions"]
 
 
-class FedHeNNOptions(Section):
+class _AlignmentOptions(Section):
     """Options of both variants."""
 
     rad: str | None = Field(
         None,
         description="public or synthetic inputs that all clients may see: a data set's name, an .npz (its x "
         "suffices), a folder or package.module:function; read on the server, labels unused",
-    )
-    variant: Literal["heterogeneous", "homogeneous"] = Field(
-        "heterogeneous", description="each client its own network, nothing averaged; or one network, averaged"
     )
     rad_size: Annotated[int, Field(ge=2, le=LARGEST_REFERENCE)] = Field(
         LARGEST_REFERENCE, description="inputs of rad that are sent, once to each client; drawn if it has more"
@@ -84,230 +80,246 @@ class FedHeNNOptions(Section):
     )
     kernel: Kernel = Field("linear", description="linear or rbf")
     bandwidth: Rate = Field(1.0, description="of the rbf kernel, in root median squared distances")
-    normalise: bool = Field(True, description="heterogeneous: kernels of one size before they are added")
+
+
+class FedHeNNOptions(_AlignmentOptions):
+    """Options of FedHeNN for networks that differ."""
+
+    normalise: bool = Field(True, description="kernels of one size before they are added")
     weights: dict[str, Share] = Field(
-        {}, description="heterogeneous: weight of a client's kernel in the mean by its name; others have 1"
+        {}, description="weight of a client's kernel in the mean by its name; others have 1"
     )
     peers: Literal["all", "cohort"] = Field(
-        "all", description="heterogeneous: whose kernels are added, all clients' as in the paper or the cohort's"
+        "all", description="whose kernels are added, all clients' as in the paper or the cohort's"
     )
+
+
+class FedHeNNHomogeneousOptions(_AlignmentOptions):
+    """Options of FedHeNN for one network, which is averaged."""
+
     score: Literal["personal", "global"] = Field(
-        "personal", description="homogeneous: score the weights as each client last trained them, or the average"
+        "personal", description="score the weights as each client last trained them, or the average"
     )
 
 
-class _Alignment(PersonalisedStrategy):
-    """What both variants share: the reference set, who has it, and how strongly a round aligns."""
+class _Reference:
+    """The inputs on which networks are compared, and who has them.
 
-    options_type: ClassVar[type[Section]] = FedHeNNOptions
-    options: FedHeNNOptions
+    Args:
+        config: the run.
+        options: of either variant.
 
-    @classmethod
-    def for_run(cls, config: RunConfig) -> type[PersonalisedStrategy]:
-        """The variant decides."""
-        return FedHeNNHomogeneous if config.options.get("variant") == "homogeneous" else FedHeNN
+    Raises:
+        ConfigError: they are not named, or are the clients' own.
+    """
 
-    def check_config(self) -> None:
-        """Read the reference set, of which the local method speaks."""
-        self._holding: set[int] = set()  # rows of the clients that have taken the reference set
-        self._doubted: set[int] = set()  # of those that have lost it since they said that they have it
-        self._heaviest = 0  # numbers in a message of the leg that comes
-        self._round = 1
-        self.target: Tensor | None = None
-        if self.options.rad is None:
+    def __init__(self, config: RunConfig, options: _AlignmentOptions) -> None:
+        """Check what is named; it is read when it is first needed."""
+        if options.rad is None:
             raise ConfigError(
                 "options.rad: expected a public or synthetic set of inputs on which networks are compared, found none; "
                 "such as --set rad=public.npz"
             )
-        if self.options.rad == self.config.data.name:
+        if options.rad == config.data.name:
             raise ConfigError(
-                f"options.rad: {self.options.rad} is what the clients share (data.name); the inputs on which networks "
+                f"options.rad: {options.rad} is what the clients share (data.name); the inputs on which networks "
                 "are compared are seen by all, so name a set that is nobody's"
             )
-        root = Path(self.config.data.root) if self.config.data.root else None
-        inputs = read_reference(DataSpec(self.options.rad, root, seed=self.config.seed), self.options.rad_size)
-        if len(inputs) < 2:
-            raise ConfigError(f"options.rad: expected at least 2 inputs in {self.options.rad}, found {len(inputs)}")
-        self.input_shape = tuple(inputs.shape[1:])
-        self.rows = min(self.options.rows, len(inputs))
-        self.reference = reference_weights(inputs)
-        self.digest = digest_of(self.reference)
-        super().check_config()
+        self.seed, self.options = config.seed, options
+        root = Path(config.data.root) if config.data.root else None
+        self._spec = DataSpec(options.rad, root, seed=config.seed)
+        self._holding: set[int] = set()  # rows of the clients that have taken the set
+        self._doubted: set[int] = set()  # of those that have lost it since they said that they have it
 
-    def greeting(self) -> Greeting:
-        """Ask too whether the reference set is there already."""
-        return replace(super().greeting(), reference=self.digest)
+    @property
+    def inputs(self) -> Weights:
+        """Return the inputs `(n, *shape)`, as they travel; DataError or ConfigError if they cannot be read."""
+        return _read(self._spec, self.options.rad_size)[0]
 
-    def check_newcomer(self, about: Introduction) -> None:
-        """Refuse a client whose network cannot read the reference set."""
-        if about.input_shape != self.input_shape:
+    @property
+    def digest(self) -> str:
+        """Return what the set is known by."""
+        return _read(self._spec, self.options.rad_size)[1]
+
+    @property
+    def rows(self) -> int:
+        """Return how many inputs a round draws."""
+        return min(self.options.rows, self.inputs.layout.shapes[0][1][0])
+
+    def check(self, about: Introduction) -> None:
+        """Refuse a client whose network cannot read the inputs."""
+        shape = self.inputs.layout.shapes[0][1][1:]
+        if about.input_shape != shape:
             raise RefusedError(
-                f"expected inputs of shape {self.input_shape}, as those on which this run compares networks, found "
+                f"expected inputs of shape {shape}, as those on which this run compares networks, found "
                 f"{about.input_shape}"
             )
-        super().check_newcomer(about)
 
-    def eta(self) -> float:
-        """Return the weight of the alignment in this round."""
+    def eta(self, number: int) -> float:
+        """Return the weight of the alignment in round `number`."""
         growth = {"linear": 1.0, "sqrt": 0.5, "constant": 0.0}[self.options.growth]
-        return self.options.eta * float(self._round**growth)
+        return self.options.eta * float(number**growth)
 
-    def method(self) -> Aligned | None:
-        """Align, on the rows that this round draws."""
+    def draw(self, number: int) -> int:
+        """Return the seed that says which inputs round `number` draws."""
+        return derive(self.seed, "reference", number)
+
+    def method(self, number: int) -> Aligned:
+        """Return how a client aligns with others in round `number`."""
         return Aligned(
-            eta=self.eta(),
+            eta=self.eta(number),
             kernel=self.options.kernel,
             bandwidth=self.options.bandwidth,
             reference=self.digest,
             rows=self.rows,
-            draw=self._draw(),
+            draw=self.draw(number),
         )
 
-    def train_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Order some clients to train, with this round's eta and rows."""
-        self._round = server_round
-        return super().train_orders(server_round, clients)
-
-    def largest(self) -> int:
-        """Nor is the reference set, or what is to be resembled, small."""
-        return max(super().largest(), self._heaviest)
-
-    def _draw(self) -> int:
-        return derive(self.config.seed, "reference", self._round)
-
-    def _sending(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
-        """Yield a leg that brings the reference set to those of `clients` who lack it, if there are any."""
-        lacking = [client for client in clients if not self._holds(client)]
-        if not lacking:
-            return
-        order = ReferenceOrder(self.digest, self.reference)
-
-        def take(replies: Iterable[Message]) -> None:
-            taken = {client.row for client, _ in self.collect(replies, ReferenceResult, quorum=False)}
+    def send(self, clients: Sequence[Client]) -> Exchanges[list[Client]]:
+        """Bring the set to those of `clients` who lack it; return those who have it then."""
+        lacking = [client for client in clients if not self._has(client)]
+        if lacking:
+            order = ReferenceOrder(self.digest, self.inputs)
+            wanted: Ask[ReferenceResult] = Ask(
+                lacking, lambda some: [order] * len(some), size=self.inputs.layout.numel, quorum=False
+            )
+            taken = {client.row for client, _ in (yield from ask(wanted))}
             self._holding |= taken
             self._doubted -= taken
+        return [client for client in clients if self._has(client)]
 
-        self._heaviest = self.reference.layout.numel
-        yield Leg(lacking, lambda some: self.post(server_round, [(client, order) for client in some]), take)
-        self._heaviest = 0
-
-    def _holds(self, client: Client) -> bool:
+    def _has(self, client: Client) -> bool:
         told = bool(client.about.has_reference) and client.row not in self._doubted
         return told or client.row in self._holding
 
-    def _holders(self, clients: Sequence[Client]) -> list[Client]:
-        return [client for client in clients if self._holds(client)]
-
-    def accept(self, reply: Message) -> ClientUpdate | None:
-        """As always; who has lost the reference set is sent it again."""
-        update = super().accept(reply)
-        if update is None:
-            self._forget_lost()
-        return update
-
-    def _forget_lost(self) -> None:
-        lost = {name for name, reason in self.round.refused.items() if MISSING in reason}
-        failed = {client.row for client in self.roster if client.client_id in lost}
-        self._holding -= failed
-        self._doubted |= failed
+    def failed(self, client: Client, reason: Reason) -> None:
+        """Note who has lost the set: it is sent again."""
+        if reason is Reason.LACKS_REFERENCE:
+            self._holding.discard(client.row)
+            self._doubted.add(client.row)
 
 
-class FedHeNN(_Alignment):
+@lru_cache(maxsize=2)
+def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
+    """Return a reference set and its digest; checks and runs of one process read it once."""
+    inputs = read_reference(spec, most)
+    if len(inputs) < 2:
+        raise ConfigError(f"options.rad: expected at least 2 inputs in {spec.data}, found {len(inputs)}")
+    weights = reference_weights(inputs)
+    return weights, digest_of(weights)
+
+
+class FedHeNN(Algorithm):
     """FedHeNN: networks of any architecture, aligned in what they make of inputs that everybody may see."""
 
+    options_type: ClassVar[type[Section]] = FedHeNNOptions
+    options: FedHeNNOptions
     private: ClassVar[str] = "all"
     reply: ClassVar[str] = "nothing"
     own_models: ClassVar[Literal["no", "may", "must"]] = "may"
 
-    def check_config(self) -> None:
-        """There is nothing global to score."""
-        super().check_config()
-        if self.options.score != "personal":
-            raise ConfigError("options.score: expected personal with variant=heterogeneous, which has no global model")
+    def check(self) -> None:
+        """There is a reference set, which is nobody's."""
+        self._set = _Reference(self.config, self.options)
+        self._target: Tensor | None = None  # factor of this round's mean kernel matrix
 
-    def weights_for(self, clients: Sequence[Client]) -> None:
+    @property
+    def reference(self) -> str:  # type: ignore[override]
+        """Return the digest of the reference set."""
+        return self._set.digest
+
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
+        """Refuse a client whose network cannot read the reference set."""
+        self._set.check(about)
+
+    def weights(self, clients: Sequence[Client]) -> None:
         """Networks stay where they are."""
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Nothing is learned on the server."""
 
-    def method(self) -> Aligned | None:
-        """Train as in Local where there is nothing to align with."""
-        return super().method() if self.target is not None else None
+    def recipe(self, number: int) -> Recipe:
+        """Align with the mean of the representations; train as in Local where there is none."""
+        if self._target is None:
+            return super().recipe(number)
+        return replace(super().recipe(number), method=self._set.method(number), resemble=factor_weights(self._target))
 
-    def training(self, server_round: int) -> dict[str, Any]:
-        """Say too what the representations are to resemble."""
-        target = None if self.target is None else factor_weights(self.target)
-        return super().training(server_round) | {"target": target}
-
-    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
+    def round(self, turn: Turn) -> Exchanges[None]:
         """Bring the reference set, collect kernels, train."""
-        self._round, self.target, there = server_round, None, list(cohort)
-        if self.eta() > 0:
-            peers = self.candidates() if self.options.peers == "all" else there
-            yield from self._sending(server_round, peers)
-            factors: dict[int, Tensor] = {}
-            self._heaviest = self.rows * widest(self.rows)
-            yield Leg(
-                self._holders(peers),
-                partial(self.represent_orders, server_round),
-                lambda replies: factors.update(self.take_representations(replies)),
-            )
-            self.target = self._mean({client.row: client.client_id for client in peers}, factors)
-            there = [client for client in cohort if client.row in factors]
-        yield from super().legs(server_round, there)
-        self._heaviest = 0
+        self._target, there = None, list(turn.cohort)
+        if self._set.eta(turn.number) > 0:
+            peers = turn.candidates if self.options.peers == "all" else there
+            holders = yield from self._set.send(peers)
+            factors = yield from self._represent(turn, holders)
+            self._target = self._mean({client.row: client.client_id for client in peers}, factors)
+            there = [client for client in there if client.row in factors]
+        wanted = self.training(turn, there)
+        self.learn((yield from train(replace(wanted, failed=self._set.failed))))
 
-    def represent_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Ask some clients what their networks make of this round's rows."""
+    def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
+        """Its orders are as large as what is to be resembled."""
+        wanted = super().training(turn, clients)
+        rows = self._set.rows
+        return wanted if self._target is None else replace(wanted, size=rows * widest(rows))
+
+    def _represent(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Mapping[int, Tensor]]:
+        """Ask some clients what their networks make of this round's inputs; return factors of kernels by row."""
+        rows, factors = self._set.rows, {}
         order = RepresentOrder(
-            **self._common(server_round), weights=None, reference=self.digest, rows=self.rows, draw=self._draw()
+            turn.scope, self.target(turn.number), self._set.digest, rows, self._set.draw(turn.number)
         )
-        return self.post(server_round, [(client, order) for client in clients])
-
-    def take_representations(self, replies: Iterable[Message]) -> Mapping[int, Tensor]:
-        """Return the factors of kernel matrices that have arrived and can be believed, by client's row."""
-        factors: dict[int, Tensor] = {}
 
         def check(client: Client, result: RepresentResult) -> None:
-            factors[client.row] = check_factor(result.factor, self.rows)
+            factors[client.row] = check_factor(result.factor, rows)
 
-        accepted = self.collect(replies, RepresentResult, check)
-        self._forget_lost()
-        return {client.row: factors[client.row] for client, _ in accepted}
+        wanted = Ask(
+            clients, lambda some: [order] * len(some), check, size=rows * widest(rows), failed=self._set.failed
+        )
+        answers = yield from ask(wanted)
+        return {client.row: factors[client.row] for client, _ in answers}
 
     def _mean(self, names: Mapping[int, str], factors: Mapping[int, Tensor]) -> Tensor | None:
-        weights = [self.options.weights.get(names[row], 1.0) for row in factors]
+        options, rows = self.options, self._set.rows
+        weights = [options.weights.get(names[row], 1.0) for row in factors]
         if not any(weights):
             return None
-        options = self.options
         return mean_factor(
-            list(factors.values()), weights, options.kernel, options.bandwidth, options.normalise, widest(self.rows)
+            list(factors.values()), weights, options.kernel, options.bandwidth, options.normalise, widest(rows)
         )
 
 
-class FedHeNNHomogeneous(_Alignment, FedAvg):
+class FedHeNNHomogeneous(FedAvg):
     """FedAvg whose clients stay aligned with the global model that they start from."""
 
+    options_type: ClassVar[type[Section]] = FedHeNNHomogeneousOptions
+    options: FedHeNNHomogeneousOptions
     private: ClassVar[str] = "copy"
     noise_at: ClassVar[tuple[str, ...]] = ()
     sums: ClassVar[bool] = False
 
-    def check_config(self) -> None:
-        """Options of the other variant would do nothing."""
-        super().check_config()
-        if self.options.weights:
-            raise ConfigError("options.weights: expected none with variant=homogeneous, which averages by examples")
+    def check(self) -> None:
+        """There is a reference set, which is nobody's."""
+        self._set = _Reference(self.config, self.options)
+        super().check()
 
-    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
-        """Bring the reference set, train."""
-        self._round, there = server_round, cohort
-        if self.eta() > 0:
-            yield from self._sending(server_round, cohort)
-            there = self._holders(cohort)
-        yield from super().legs(server_round, there)
+    @property
+    def reference(self) -> str:  # type: ignore[override]
+        """Return the digest of the reference set."""
+        return self._set.digest
 
-    def _common(self, server_round: int) -> dict[str, Any]:
-        """What is scored decides whether clients keep what they trained."""
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
+        """Refuse a client whose network cannot read the reference set."""
+        self._set.check(about)
+
+    def recipe(self, number: int) -> Recipe:
+        """Align; what is scored decides whether clients keep what they trained."""
         private = "copy" if self.options.score == "personal" else "none"
-        return super()._common(server_round) | {"private": private}
+        return replace(super().recipe(number), private=private, method=self._set.method(number))
+
+    def round(self, turn: Turn) -> Exchanges[None]:
+        """Bring the reference set, train."""
+        there = turn.cohort
+        if self._set.eta(turn.number) > 0:
+            there = yield from self._set.send(there)
+        wanted = replace(self.training(turn, there), failed=self._set.failed)
+        self.learn((yield from train(wanted)))

@@ -29,15 +29,15 @@ from itertools import pairwise
 from typing import ClassVar
 
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from hyperbloom.common import methods
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
-from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import ClientUpdate
-from hyperbloom.strategies.roster import Client
+from hyperbloom.common.wire import Weights
+from hyperbloom.strategies.algorithm import Evaluation, Recipe, Setting, Turn
+from hyperbloom.strategies.exchange import Client, Exchanges, Update
+from hyperbloom.strategies.fedavg import FedAvg, average
 
 __all__ = ["MATCHABLE", "FedMA", "layers_of", "match"]
 
@@ -101,60 +101,55 @@ class FedMA(FedAvg):
 
     noise_at: ClassVar[tuple[str, ...]] = ()  # matching is no sum of changes
     sums: ClassVar[bool] = False
+    _frozen = 0  # layers
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """What is to be matched must be a chain."""
-        super().check_config()
+        super().check()
         if self.config.model not in ("auto", *MATCHABLE):
             raise ConfigError(
                 f"model: fedma matches the neurons of {', '.join(MATCHABLE)} (or auto), found {self.config.model!r}; "
                 "skips and norms tie layers that it would permute apart"
             )
 
-    def build(self) -> None:
+    def build(self, setting: Setting) -> None:
         """Initialise as FedAvg; no layer is frozen."""
-        super().build()
-        self._layers = layers_of(self._layout)
+        super().build(setting)
+        self._layers = layers_of(self.whole)
         self._own: dict[int, Tensor] = {}  # each client's own network in this cycle, by row
-        self._frozen = 0  # layers
+        self._frozen = 0
 
-    def method(self) -> methods.Method | None:
+    def recipe(self, number: int) -> Recipe:
         """SGD on the layers that are not frozen."""
-        if not self.layouts or not self._frozen:
-            return None
-        return methods.Frozen(names=self._names())
+        method = methods.Frozen(names=self._names()) if self._frozen else None
+        return replace(super().recipe(number), method=method)
 
-    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+    def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Frozen layers of the average, and a client's own others."""
-        done = self._length()
-        own = [self._own.get(client.row, self.weights) for client in clients]
-        return [torch.cat([self.weights[:done], weights[done:]]) for weights in own]
+        done, mean = self._length(), self.global_weights
+        own = [self._own.get(client.row, mean) for client in clients]
+        return [Weights(self.whole, torch.cat([mean[:done], weights[done:]])) for weights in own]
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Match and average; the first layer that was not frozen will be."""
         if not updates:
             return
         networks = [update.returned for update in updates if update.returned is not None]
-        examples = self.counts(updates)
-        matched = match(networks, examples, self._layout, self._frozen)
-        average = self.average([replace(each, returned=own) for each, own in zip(updates, matched, strict=True)])
-        average[: self._length()] = self.weights[: self._length()]
-        self.weights = average
+        matched = match(networks, [update.examples for update in updates], self.whole, self._frozen)
+        mean = average([replace(each, returned=own) for each, own in zip(updates, matched, strict=True)])
+        mean[: self._length()] = self.global_weights[: self._length()]
+        self.global_weights = mean
         self._frozen += 1
         self._own |= {each.client.row: own for each, own in zip(updates, matched, strict=True)}
         if self._frozen == len(self._layers):
             self._own, self._frozen = {}, 0
 
-    def evaluation_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
+    def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         """Evaluate the average of all layers."""
-        own, self._own = self._own, {}
-        try:
-            return super().evaluation_orders(server_round, clients)
-        finally:
-            self._own = own
+        return Evaluation((yield from self.score(turn, clients, super().weights)))
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """The average, and how far the cycle is: the layers that are frozen, and each client's own network."""
+        """Return the average, and how far the cycle is: the frozen layers, and each client's own network."""
         frozen = {"frozen": torch.tensor(self._frozen)}
         return self.state() | frozen | {f"own.{row}": network for row, network in self._own.items()}
 
@@ -167,8 +162,8 @@ class FedMA(FedAvg):
     def _names(self) -> tuple[str, ...]:
         """Names of the frozen parameters, which come first."""
         frozen = self._layers[: self._frozen]
-        return tuple(name for name, _ in self._layout.shapes if name.rpartition(".")[0] in frozen)
+        return tuple(name for name, _ in self.whole.shapes if name.rpartition(".")[0] in frozen)
 
     def _length(self) -> int:
         """Number of frozen values."""
-        return sum(self._layout.sizes[: len(self._names())])
+        return sum(self.whole.sizes[: len(self._names())])

@@ -10,13 +10,14 @@ https://arxiv.org/abs/1812.06127. The averaging is Flower's own class, which lea
 Without the term, `mu: 0`, it is FedAvg to the bit. The paper's variable amounts of local work are not part of it.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
-from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from pydantic import Field
 
 from hyperbloom.common import methods
 from hyperbloom.common.config import Section, Share
+from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 __all__ = ["FedProx", "FedProxOptions"]
@@ -34,10 +35,6 @@ class FedProx(FedAvg):
     options_type: ClassVar[type[Section]] = FedProxOptions
     options: FedProxOptions
 
-    def method(self) -> methods.Method:
+    def recipe(self, number: int) -> Recipe:
         """SGD with the term."""
-        return methods.FedProx(mu=self.options.mu)
-
-    def flower(self) -> FlowerFedProx:
-        """Flower's class."""
-        return FlowerFedProx(weighted_by_key="examples", proximal_mu=self.options.mu)
+        return replace(super().recipe(number), method=methods.FedProx(mu=self.options.mu))

@@ -11,6 +11,7 @@ epochs and the body for one or five. The head keeps its momentum on the client a
 afresh and is. The paper averages bodies evenly, over clients with equally many examples.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from pydantic import Field
 from hyperbloom.common import methods
 from hyperbloom.common.config import Section
 from hyperbloom.common.methods import Fraction
+from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 __all__ = ["FedRep", "FedRepOptions"]
@@ -36,6 +38,12 @@ class FedRep(FedAvg):
     options: FedRepOptions
     private: ClassVar[str] = "head"
 
-    def method(self) -> methods.Method:
+    def check(self) -> None:
+        """Head and body have a step each."""
+        super().check()
+        self._method = methods.FedRep(head_share=self.options.head_share)
+        self.check_steps(self._method)
+
+    def recipe(self, number: int) -> Recipe:
         """Head first, then body."""
-        return methods.FedRep(head_share=self.options.head_share)
+        return replace(super().recipe(number), method=self._method)

@@ -25,24 +25,24 @@ Departures: the paper averages all clients' copies of all parts, which holds a p
 have similar latents, which makes generation ill-conditioned: what is written then points elsewhere than the deltas.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Mode, Norms, Settings, part_of
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Greeting, Introduction
 from hyperbloom.common.models import OWN, ModelSpec
+from hyperbloom.common.wire import Introduction, Refinement, Weights
+from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting, Turn
+from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
-from hyperbloom.strategies.personalised import LARGEST_NETWORK, ClientUpdate, PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
 
 __all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions", "disclosed_graph"]
 
@@ -73,7 +73,7 @@ class GHNOptions(Section):
     )
 
 
-class _GraphStrategy(PersonalisedStrategy):
+class _GraphStrategy(Algorithm):
     """What both placements share: the hypernetwork, and who may make it grow."""
 
     options_type: ClassVar[type[Section]] = GHNOptions
@@ -81,29 +81,33 @@ class _GraphStrategy(PersonalisedStrategy):
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
     hypernetwork: GraphHypernetwork
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """The hypernetwork's sizes must make sense."""
-        self._admitted: set[LayerType] = set()
+        self.norms = self.options.norms
         try:
             self.settings = Settings(**{name: getattr(self.options, name) for name in Settings.__dataclass_fields__})
         except ModelError as error:
             raise ConfigError(f"options.{error}") from None
 
-    def greeting(self) -> Greeting:
-        """Ask each client what must be known of its model."""
-        return Greeting(__version__, self.asks, self.options.norms)
+    # ------------------------------------------------------------------ who takes part
 
-    def check_newcomer(self, about: Introduction) -> None:
+    def settle(self, about: Introduction) -> Setting:
+        """Every client has a network of its own."""
+        return Setting(ModelSpec(OWN, about.size, about.input_shape, about.num_classes), {})
+
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse layer types that would make the hypernetwork too large, before any memory is taken for them."""
-        types = self._admitted | self.types_of(about)
+        types = self.types_of(about)
+        for told in {other.types or other.graph: other for other in others}.values():
+            types |= self.types_of(told)
         try:
-            GraphHypernetwork.sketch(types, self.settings, self.options.max_parameters)
+            GraphHypernetwork.sketch(types | self._initial, self.settings, self.options.max_parameters)
         except ModelError as error:
             raise RefusedError(
                 f"with its layer types: {error}; raise options.max_parameters if they are meant"
             ) from None
-        super().check_newcomer(about)
-        self._admitted = types
+
+    _initial: Set[LayerType] = frozenset()  # layer types of the run from which this one starts
 
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types that a client discloses; RefusedError if it does not say, or none that exist."""
@@ -120,62 +124,56 @@ class _GraphStrategy(PersonalisedStrategy):
         except WireError as error:
             raise RefusedError(str(error)) from None
 
-    def _adopt(self, about: Introduction) -> None:
-        self.spec = ModelSpec(OWN, about.size, about.input_shape, about.num_classes)
-        self.build()
-
-    def build(self) -> None:
+    def build(self, setting: Setting) -> None:
         """Make the hypernetwork from the run's seed; layer types follow with the clients."""
+        super().build(setting)
         self.hypernetwork = GraphHypernetwork((), self.settings, self.config.seed)
 
-    def joined(self, client: Client) -> None:
-        """Add the parts that the client is the first to need."""
-        self._grow(self.types_of(client.about))
+    def join(self, client: Client, first: bool) -> None:
+        """Add the parts that the client, as it is now, is the first to need."""
+        super().join(client, first)
+        self.hypernetwork.grow(self.types_of(client.about))
 
-    def returned(self, client: Client) -> None:
-        """Add those that its present model needs."""
-        self._grow(self.types_of(client.about))
-
-    def _grow(self, types: set[LayerType]) -> None:
-        self.hypernetwork.grow(types)
-        # The largest message: so many clients are served at once as memory allows.
-        self.layouts = {OWN: self.hypernetwork.layout(self._types())}
-
-    def _types(self) -> set[LayerType]:
+    def known_types(self) -> set[LayerType]:
+        """Return the layer types that any client has told."""
         return {LayerType.parse(part) for part in self.hypernetwork.parts() if part != SHARED}
 
-    def refinement(self) -> dict[str, Any]:
-        """The head is refined before an evaluation, as at the paper's inference, with the rate of local training."""
-        if not self.options.refine_epochs:
-            return {}
-        local = self.config.local
-        return {
-            "refine_epochs": self.options.refine_epochs,
-            "refine_rate": local.learning_rate,
-            "refine_batch": local.batch_size,
-        }
+    # ------------------------------------------------------------------ a round
 
-    def _common(self, server_round: int) -> dict[str, Any]:
-        return super()._common(server_round) | {"norms": self.options.norms}
+    def recipe(self, number: int) -> Recipe:
+        """The head is refined before an evaluation, as at the paper's inference, with the rate of local training."""
+        epochs, local = self.options.refine_epochs, self.config.local
+        refinement = Refinement(epochs, local.learning_rate, local.batch_size) if epochs else None
+        return replace(super().recipe(number), refinement=refinement, norms=self.options.norms)
+
+    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
-        """Each part of the hypernetwork as one vector, by the text of its layer type."""
+        """Return each part of the hypernetwork as one vector, by the text of its layer type."""
         return {part: self.hypernetwork.read_part(part) for part in self.hypernetwork.parts()}
 
-    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take all parts over."""
+        if tensors:
+            self.start_from(tensors)
+
+    def check_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Demand the parts of a graph hypernetwork."""
+        self._types_in(tensors)
+
+    def _types_in(self, tensors: Mapping[str, Tensor]) -> set[LayerType]:
         try:
             types = {LayerType.parse(name) for name in tensors if name != SHARED}
         except WireError:
             types = set()
         if SHARED not in tensors or not types:
             raise ConfigError(f"init_from: expected a run of ghn or ghn-server, found tensors {sorted(tensors)[:3]}")
-        self._admitted |= types
+        return types
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork; layer types that it did not know start afresh."""
-        super().load(tensors)
-        self._grow(self._admitted)
+        self._initial = self._types_in(tensors)
+        self.hypernetwork.grow(self._initial)
         try:
             for part in tensors:
                 self.hypernetwork.load_part(part, tensors[part])
@@ -209,53 +207,52 @@ class GHN(_GraphStrategy):
     noise_at: ClassVar[tuple[str, ...]] = ("client",)
     sums: ClassVar[bool] = True
 
-    def check_newcomer(self, about: Introduction) -> None:
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """What is summed must be known to be several clients', so each says which parts it trains."""
         if self.config.secure_aggregation and about.types == _ALL and about.graph is None:
             raise RefusedError(
                 "with secure aggregation parts are summed that several clients have; join with --disclose types"
             )
-        super().check_newcomer(about)
+        super().serves(about, others)
 
-    def begin_round(self, server_round: int) -> list[Client]:
-        """Draw the cohort, if any client has ever told a layer type; CohortError if all want all of nothing."""
-        if not self._types():
+    def recipe(self, number: int) -> Recipe:
+        """The hypernetwork writes weights on the client."""
+        return replace(super().recipe(number), hypernetwork=self.settings.to_json())
+
+    def round(self, turn: Turn) -> Exchanges[None]:
+        """The cohort trains the parts; CohortError if nobody has told a layer type."""
+        if not self.known_types():
             raise CohortError(
                 "every client joined with --disclose all-types, and no layer type is known; let one that has the same "
                 "join with --disclose types, or start from a run that knows them (--init-from)"
             )
-        return super().begin_round(server_round)
+        yield from super().round(turn)
 
-    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+    def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """For each client the parts that it needs; clients of equal needs share a vector."""
-        made: dict[Layout, Tensor] = {}
+        made: dict[Layout, Weights] = {}
         rows = []
         for client in clients:
-            layout = self.layout_for(client)
+            layout = self.layout(client)
             if layout not in made:
                 parts = dict.fromkeys(part_of(name) for name, _ in layout.shapes)
-                made[layout] = torch.cat([self.hypernetwork.read_part(part) for part in parts])
+                made[layout] = Weights(layout, torch.cat([self.hypernetwork.read_part(part) for part in parts]))
             rows.append(made[layout])
         return rows
 
-    def layout_for(self, client: Client) -> Layout:
+    def layout(self, client: Client) -> Layout:
         """The shared part, and those of the client's layer types or, if it wants them, all."""
         wants_all = client.about.types == _ALL and client.about.graph is None
-        return self.hypernetwork.layout(self._types() if wants_all else self.types_of(client.about))
+        return self.hypernetwork.layout(self.known_types() if wants_all else self.types_of(client.about))
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Average each part over those who trained it, by number of training examples."""
-        replies = [
-            (float(count), _trained(update)) for update, count in zip(updates, self.counts(updates), strict=True)
-        ]
+        replies = [(float(update.examples), _trained(update)) for update in updates]
         for part, values in average_parts(replies).items():
             self.hypernetwork.load_part(part, values)
 
-    def _common(self, server_round: int) -> dict[str, Any]:
-        return super()._common(server_round) | {"hypernetwork": self.settings.to_json()}
 
-
-def _trained(update: ClientUpdate) -> dict[str, Tensor]:
+def _trained(update: Update) -> dict[str, Tensor]:
     """Return the parts that a client trained: all that it asked for, or, of all there are, those that changed."""
     assert update.layout is not None and update.returned is not None and update.sent is not None
     parts = split_parts(update.layout, update.returned)
@@ -286,25 +283,25 @@ class GHNServer(_GraphStrategy):
         return set(disclosed_graph(about).types)
 
     @torch.no_grad()
-    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+    def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Generate once for each architecture."""
         graphs = [disclosed_graph(client.about) for client in clients]
         made = {graph.digest: graph for graph in graphs}
-        weights = {digest: self.hypernetwork(graph) for digest, graph in made.items()}
+        weights = {digest: Weights(graph.layout, self.hypernetwork(graph)) for digest, graph in made.items()}
         return [weights[graph.digest] for graph in graphs]
 
-    def layout_for(self, client: Client) -> Layout:
+    def layout(self, client: Client) -> Layout:
         """All parameters of the client's model that are generated."""
         return disclosed_graph(client.about).layout
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Move the hypernetwork such that it writes, for each architecture, the mean of what its clients made of it."""
         sums: dict[str, Tensor] = {}
         graphs: dict[str, Graph] = {}
         examples: dict[str, float] = {}
-        for update, count in zip(updates, self.counts(updates), strict=True):
+        for update in updates:
             assert update.returned is not None
-            graph, weight = disclosed_graph(update.client.about), float(count)
+            graph, weight = disclosed_graph(update.client.about), float(update.examples)
             change = update.returned * weight
             sums[graph.digest] = sums[graph.digest] + change if graph.digest in sums else change
             examples[graph.digest] = examples.get(graph.digest, 0.0) + weight

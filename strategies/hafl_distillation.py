@@ -4,13 +4,16 @@ The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning
 Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5. The authors' temperature is lost.
 """
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.common.messages import Introduction
+from hyperbloom.common.wire import Introduction, Refinement
+from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 __all__ = ["HAFLDistillation", "HAFLDistillationOptions"]
@@ -35,17 +38,15 @@ class HAFLDistillation(FedAvg):
     options: HAFLDistillationOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
 
-    def check_newcomer(self, about: Introduction) -> None:
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse a client without a model of its own."""
         if about.types is None and about.graph is None:
             raise RefusedError("this run teaches every client's own model; join with --model")
-        super().check_newcomer(about)
 
-    def refinement(self) -> dict[str, Any]:
+    def recipe(self, number: int) -> Recipe:
         """Distil before the evaluation."""
-        return {
-            "refine_epochs": self.options.epochs,
-            "refine_rate": self.config.local.learning_rate,
-            "refine_batch": self.config.local.batch_size,
-            "distil_temperature": self.options.temperature,
-        }
+        local, options = self.config.local, self.options
+        distillation = Refinement(
+            options.epochs, local.learning_rate, local.batch_size, distil_temperature=options.temperature
+        )
+        return replace(super().recipe(number), refinement=distillation)

@@ -16,19 +16,19 @@ keeps its momentum on the client and is not, as everything personal here.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Weights
 from hyperbloom.common.models import head_layout
-from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import ClientUpdate
-from hyperbloom.strategies.roster import Client
+from hyperbloom.common.wire import Weights
+from hyperbloom.strategies.algorithm import Recipe, Setting, Turn
+from hyperbloom.strategies.exchange import Client, Exchanges, Update
+from hyperbloom.strategies.fedavg import FedAvg, average
 
 __all__ = ["LGFedAvg", "LGFedAvgOptions"]
 
@@ -47,58 +47,57 @@ class LGFedAvg(FedAvg):
     options_type: ClassVar[type[Section]] = LGFedAvgOptions
     options: LGFedAvgOptions
 
-    def check_config(self) -> None:
-        """There must be rounds for what it is about."""
-        super().check_config()
+    def check(self) -> None:
+        """Some rounds must be left after those of FedAvg."""
+        super().check()
         given, rounds = self.options.fedavg_rounds, self.config.rounds
         if given is not None and given >= rounds:
             raise ConfigError(f"options.fedavg_rounds: expected less than rounds = {rounds}, found {given}")
         self._fedavg_rounds = rounds // 2 if given is None else given
 
-    def build(self) -> None:
+    def build(self, setting: Setting) -> None:
         """Initialise as FedAvg; nobody has a body yet."""
-        super().build()
-        assert self.spec is not None
-        self._head = head_layout(self.spec)
+        super().build(setting)
+        self._head = head_layout(setting.spec)
         self._apart = False  # whether bodies have become personal
         self._have_body: set[int] = set()  # rows of clients that trained with one of their own
         self._back: set[int] = set()  # rows of those that have come back since the round began
 
-    def begin_round(self, server_round: int) -> list[Client]:
-        """Draw the cohort; after the rounds of FedAvg bodies are personal."""
-        self._apart = server_round > self._fedavg_rounds
-        self._back.clear()
-        return super().begin_round(server_round)
+    def join(self, client: Client, first: bool) -> None:
+        """Send a client that comes back a body again: its disk may be lost, and one that is there is not replaced."""
+        super().join(client, first)
+        if not first:
+            self._have_body.discard(client.row)
+            self._back.add(client.row)
 
-    def returned(self, client: Client) -> None:
-        """Send it a body again: its disk may be lost, and one that is there is not replaced."""
-        self._have_body.discard(client.row)
-        self._back.add(client.row)
+    def recipe(self, number: int) -> Recipe:
+        """Bodies are personal after the rounds of FedAvg."""
+        return replace(super().recipe(number), private="body" if number > self._fedavg_rounds else "none")
 
-    def layout_for(self, client: Client) -> Layout:
+    def layout(self, client: Client) -> Layout:
         """The head, once bodies are personal."""
-        return self._head if self._apart else super().layout_for(client)
+        return self._head if self._apart else self.whole
 
-    def sent_layout_for(self, client: Client) -> Layout:
-        """All weights for who has no body yet."""
-        return self.layout_for(client) if client.row in self._have_body else super().layout_for(client)
+    def weights(self, clients: Sequence[Client]) -> list[Weights]:
+        """The head, or all weights for who has no body yet."""
+        whole = Weights(self.whole, self.global_weights)
+        head = Weights(self._head, whole.part(self._head))
+        return [head if self._apart and client.row in self._have_body else whole for client in clients]
 
-    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
-        """The head, or with it the body to start from."""
-        whole = Weights(self._layout, self.weights)
-        return [whole.part(self.sent_layout_for(client)) for client in clients]
+    def round(self, turn: Turn) -> Exchanges[None]:
+        """As FedAvg; after its rounds bodies are personal."""
+        self._apart = turn.number > self._fedavg_rounds
+        self._back.clear()
+        yield from super().round(turn)
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Average all weights, or the heads."""
         if not self._apart or not updates:
-            super().update(updates)
+            super().learn(updates)
             return
-        weights = self.weights.clone()
-        views = self._layout.views(weights)
-        for name, values in self._head.views(self.average(updates)).items():
+        weights = self.global_weights.clone()
+        views = self.whole.views(weights)
+        for name, values in self._head.views(average(updates)).items():
             views[name].copy_(values)
-        self.weights = weights
+        self.global_weights = weights
         self._have_body |= {update.client.row for update in updates} - self._back
-
-    def _common(self, server_round: int) -> dict[str, Any]:
-        return super()._common(server_round) | {"private": "body" if self._apart else "none"}

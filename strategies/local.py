@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.exchange import Client, Update
 
 __all__ = ["Local"]
 
 
-class Local(PersonalisedStrategy):
+class Local(Algorithm):
     """No weights travel; clients go on from where they stopped, for as many steps as in the other strategies."""
 
     private: ClassVar[str] = "all"
@@ -19,11 +19,8 @@ class Local(PersonalisedStrategy):
     noise_at: ClassVar[tuple[str, ...]] = ("client", "server")  # nothing is sent
     sums: ClassVar[bool] = True
 
-    def weights_for(self, clients: Sequence[Client]) -> None:
+    def weights(self, clients: Sequence[Client]) -> None:
         """Nothing is sent."""
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
-        """Nothing is learned."""
-
-    def apply(self, update: ClientUpdate, staleness: int) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Nothing is learned."""

@@ -38,13 +38,11 @@ smaller in the end. So the encoder is trained by Adam, whose steps depend on nei
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from flwr.app import Message
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -58,23 +56,24 @@ from hyperbloom.common.encoders import (
     version_of,
 )
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.messages import (
-    LARGEST_NORM,
+from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire import (
     BackpropOrder,
     BackpropResult,
     DescribeOrder,
     DescribeResult,
     EvaluateResult,
+    Fit,
     FitOrder,
     FitResult,
+    TrainOrder,
     TrainResult,
     Weights,
 )
-from hyperbloom.common.seeds import derive
+from hyperbloom.strategies.algorithm import Evaluation, Turn
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, draw, train
 from hyperbloom.strategies.hypernetworks import Hypernetwork
-from hyperbloom.strategies.personalised import ClientUpdate, Evaluation, Leg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
-from hyperbloom.strategies.roster import Client
 
 __all__ = ["ODPFL", "ODPFLOptions"]
 
@@ -119,9 +118,9 @@ class ODPFL(PFedHN):
     gamma: nn.Parameter  # all of the encoder's parameters; the server never runs it
     version: str
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """Refuse what makes no sense where descriptors come from an encoder."""
-        super().check_config()
+        super().check()
         options = self.options
         if options.encoder not in ENCODERS:
             raise ConfigError(f"options.encoder: expected one of {', '.join(ENCODERS)}, found {options.encoder!r}")
@@ -136,24 +135,19 @@ class ODPFL(PFedHN):
         if options.mode == "two-phase" and self.config.rounds < 2:
             raise ConfigError("rounds: expected at least 2 for mode: two-phase, found 1")
 
-    def build(self) -> None:
+    def make(self, dim: int) -> None:
         """Make the encoder beside the hypernetwork, from the run's seed."""
-        super().build()
-        assert self.spec is not None
-        self.spec_of_encoder = EncoderSpec(self.options.encoder, self.spec.input_shape, self.learner.table.dim)
+        super().make(dim)
+        self.spec_of_encoder = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "encoder"))
             module = build_encoder(self.spec_of_encoder)
         self._layout = encoder_layout(self.spec_of_encoder)
         self.gamma = nn.Parameter(self._layout.flatten(dict(module.named_parameters())))
-        rate = self.options.encoder_learning_rate
-        self._optimizer = torch.optim.Adam([self.gamma], lr=rate)
+        self._optimizer = torch.optim.Adam([self.gamma], lr=self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings of before phase 2
         self._original_scores: dict[int, EvaluateResult] = {}  # nothing in them changes any more
-        self._tuned: dict[str, float] = {}  # validation accuracy in phase 2 by way of the encoder, by name
-        self._gradients: dict[int, Tensor] = {}  # of this round's loss for the descriptors, by row
-        self._fitted: dict[int, Tensor] = {}  # changes of the encoder in phase 1, by row
-        self._descriptors: dict[int, tuple[str, int | None, Tensor]] = {}  # version and node that it came from
+        self._descriptors: dict[int, Tensor] = {}  # by row, as the present encoder gives them
         self._calibrated = False
         self.learner.given = self.options.mode == "end-to-end"
         self.version = version_of(self.gamma)
@@ -163,33 +157,59 @@ class ODPFL(PFedHN):
         """The encoder's parameters, as they travel."""
         return Weights(self._layout, self.gamma.detach())
 
-    def largest(self) -> int:
-        """The encoder may travel with the weights."""
-        return super().largest() + self.gamma.numel()
+    def join(self, client: Client, first: bool) -> None:
+        """Describe a client that comes back again: it may have other examples."""
+        super().join(client, first)
+        self._descriptors.pop(client.row, None)
 
     # ------------------------------------------------------------------ training
 
-    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
+    def round(self, turn: Turn) -> Exchanges[None]:
         """Three exchanges end to end, one in phase 1; in phase 2 one, after that which describes newcomers."""
-        yield from self.calibration(server_round)
-        first = max(1, self.config.rounds - max(1, round(self.options.tune * self.config.rounds)))
-        self.trained, self._fitted, self._gradients = TrainResult, {}, {}
+        yield from self._calibrate(turn)
         if self.options.mode == "end-to-end":
-            for client in cohort:  # who does not answer now must not pass for described
-                self._descriptors.pop(client.row, None)
-            yield self._describe(server_round, cohort, keep=True)
-            yield from self._train(server_round, cohort)
-            trained = [client for client in cohort if client.row in self._gradients]
-            yield Leg(trained, partial(self._ask_back, server_round), self._step)
-        elif server_round <= first:
-            self.trained = FitResult
-            yield Leg(cohort, partial(self._fit_orders, server_round), partial(self.aggregate_train, server_round))
+            yield from self._round_end_to_end(turn)
+        elif turn.number <= self._last_of_phase_1():
+            yield from self._round_of_phase_1(turn)
         else:
             self._freeze()
-            yield self._describe(server_round, [client for client in cohort if not self._known(client)], keep=False)
-            yield from self._train(server_round, cohort)
+            there = yield from self._described(turn, turn.cohort)
+            self.learn((yield from train(self.training(turn, there))))
 
-    def calibration(self, server_round: int) -> Iterator[Leg]:
+    def _last_of_phase_1(self) -> int:
+        rounds = self.config.rounds
+        return max(1, rounds - max(1, round(self.options.tune * rounds)))
+
+    def _round_end_to_end(self, turn: Turn) -> Exchanges[None]:
+        """Describe, train, take the loss's gradient back through the encoder; one step for both networks."""
+        for client in turn.cohort:  # who does not answer now must not pass for described
+            self._descriptors.pop(client.row, None)
+        yield from self._describe(turn, turn.cohort, keep=True)
+        described = [client for client in turn.cohort if client.row in self._descriptors]
+        updates = yield from train(self.training(turn, described))
+        self.learn(updates)
+        gradient = self.learner.gradient
+        if not updates or gradient is None:
+            return
+        gradients = {update.client.row: gradient[update.client.row] for update in updates}
+        changes = yield from self._backpropagate(turn, [update.client for update in updates], gradients)
+        if changes:
+            self.gamma.grad = torch.stack(changes).sum(0)
+            nn.utils.clip_grad_norm_([self.gamma], self.options.clip)
+            self._optimizer.step()
+            self._renew()
+
+    def _round_of_phase_1(self, turn: Turn) -> Exchanges[None]:
+        """Train with learned embeddings, and let each client fit the encoder to its own; average the encoders."""
+        updates = yield from train(self._fitting(turn, turn.cohort))
+        self.learn(updates)
+        if updates:
+            changes = [_gamma_of(update).values for update in updates]
+            with torch.no_grad():
+                self.gamma.add_(torch.stack(changes).mean(0))
+            self._renew()
+
+    def _calibrate(self, turn: Turn) -> Exchanges[None]:
         """Once, give the descriptors of a fresh encoder mean 0 and deviation 1 over some clients.
 
         In each dimension; where a bound on the tail matters, by one factor for all: a dimension in which clients hardly
@@ -197,15 +217,15 @@ class ODPFL(PFedHN):
         """
         if self._calibrated:
             return
-        clients = self.roster.draw(0, CALIBRATION, self.candidates())
+        clients = draw(self.config.seed, 0, CALIBRATION, turn.candidates)
         views = self._layout.views(self.gamma.detach())
         bounded = "centre" in views  # encoder: private
         if bounded:
-            yield self._describe(server_round, clients, keep=False)
+            yield from self._describe(turn, clients, keep=False)
             if self._descriptors:
                 views["centre"].copy_(self._some_descriptors().mean(0))  # of features, as the tail is fresh
                 self._renew()
-        yield self._describe(server_round, clients, keep=False)
+        yield from self._describe(turn, clients, keep=False)
         self._calibrated = True
         if len(self._descriptors) < 2:  # nothing to tell apart
             return
@@ -220,49 +240,7 @@ class ODPFL(PFedHN):
         self._renew()
 
     def _some_descriptors(self) -> Tensor:
-        return without_outliers(torch.stack([descriptor for _, _, descriptor in self._descriptors.values()]))
-
-    def _train(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
-        """Train those of the cohort that are described."""
-        described = [client for client in cohort if self._known(client)]
-        yield Leg(described, partial(self.train_orders, server_round), partial(self.aggregate_train, server_round))
-
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
-        """One step for the hypernetwork; keep the descriptors' gradients, or average the encoders of phase 1."""
-        super().update(updates)
-        if updates and self.learner.given and self.learner.gradient is not None:
-            self._gradients = {update.client.row: self.learner.gradient[update.client.row] for update in updates}
-        if updates and self._fitted:
-            changes = torch.stack([self._fitted[update.client.row] for update in updates])
-            with torch.no_grad():
-                self.gamma.add_(changes.mean(0))
-            self._renew()
-
-    def accept(self, reply: Message) -> ClientUpdate | None:
-        """In phase 1 also check and keep the change of the encoder, which must be the one that was sent."""
-        update = super().accept(reply)
-        if update is None or not isinstance(update.result, FitResult):
-            return update
-        try:
-            self._fitted[update.client.row] = self._checked(update.result.version, update.result.gamma)
-        except WireError as error:
-            self.refuse(update.client.client_id, error)
-            return None
-        return replace(update, result=replace(update.result, gamma=None))
-
-    def _step(self, replies: Iterator[Message]) -> None:
-        """Take the encoder's step on the gradients that come back."""
-
-        def check(client: Client, result: BackpropResult) -> None:
-            self._checked(result.version, result.weights)
-
-        gradients = [result.weights.values for _, result in self.collect(replies, BackpropResult, check)]
-        if not gradients:
-            return
-        self.gamma.grad = torch.stack(gradients).sum(0)
-        nn.utils.clip_grad_norm_([self.gamma], self.options.clip)
-        self._optimizer.step()
-        self._renew()
+        return without_outliers(torch.stack(list(self._descriptors.values())))
 
     def _renew(self) -> None:
         """Give the changed encoder its name; descriptors of the one before are of no use."""
@@ -277,50 +255,37 @@ class ODPFL(PFedHN):
 
     # ------------------------------------------------------------------ evaluation
 
-    def evaluation_legs(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
-        """Describe those whom no embedding serves, then score; in phase 2 score both models of those who trained."""
-        unknown = [client for client in clients if not self._embedded(client) and not self._known(client)]
-        yield self._describe(server_round, unknown, keep=False)
-        served = [client for client in clients if self._embedded(client) or self._known(client)]
-        orders = partial(self.score_orders, server_round, self._served)
+    def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
+        """Describe those whom no embedding serves, then score; in phase 2 score both models of those who trained.
+
+        In phase 2 those who trained keep what served them before, and rounds are selected by what the encoder gives
+        them on validation examples.
+        """
+        served = yield from self._described(turn, clients)
+        scores = yield from self.score(turn, served, self._served)
         if self._original is None:
-            yield Leg(served, orders, partial(self.aggregate_evaluate, server_round))
-            return
-        yield Leg(served, orders, self._take_tuned)
+            return Evaluation(scores)
         trained = [client for client in clients if self._trained_before(client)]
         unscored = [client for client in trained if client.row not in self._original_scores]
-        orders = partial(self.score_orders, server_round, self._originals)
-        yield Leg(unscored, orders, self._take_original)
-        self.record({c.client_id: self._original_scores[c.row] for c in trained if c.row in self._original_scores})
+        rows = {client.client_id: client.row for client in unscored}
+        found = yield from self.score(turn, unscored, self._originals)
+        self._original_scores |= {rows[name]: result for name, result in found.items()}
+        names = {client.client_id: client.row for client in trained}
+        tuned = [100 * result.val.accuracy for name, result in scores.items() if name in names]
+        kept = {name: self._original_scores[row] for name, row in names.items() if row in self._original_scores}
+        others = {name: result for name, result in scores.items() if name not in names}
+        return Evaluation(kept | others, rank=(1, sum(tuned) / len(tuned)) if tuned else None)
 
-    def _take_tuned(self, replies: Iterator[Message]) -> None:
-        """Record the scores of those whom the encoder serves; of the others what rounds are selected by."""
-        for client, result in self.collect(replies, EvaluateResult, self.check_score, quorum=False):
-            if self._trained_before(client):
-                self._tuned[client.client_id] = 100 * result.score("val").accuracy
-            else:
-                self.record({client.client_id: result})
-
-    def _take_original(self, replies: Iterator[Message]) -> None:
-        for client, result in self.collect(replies, EvaluateResult, self.check_score, quorum=False):
-            self._original_scores[client.row] = result
-
-    def evaluation(self, scores: Mapping[str, EvaluateResult]) -> Evaluation:
-        """In phase 2 rounds are selected by what the encoder's path gives those who trained."""
-        evaluation = super().evaluation(scores)
-        tuned = [self._tuned[name] for name in scores if name in self._tuned]
-        return replace(evaluation, rank=(1, sum(tuned) / len(tuned))) if self._original and tuned else evaluation
-
-    def _served(self, clients: Sequence[Client]) -> list[Tensor]:
+    def _served(self, clients: Sequence[Client]) -> list[Weights]:
         """Return clients' weights, from embeddings where these are learned, else from descriptors."""
         table = self.learner.table.weight.detach()
-        of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row][2] for c in clients}
+        of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
         return self.by_head(
             clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size)
         )
 
     @torch.no_grad()
-    def _originals(self, clients: Sequence[Client]) -> list[Tensor]:
+    def _originals(self, clients: Sequence[Client]) -> list[Weights]:
         """Return the weights from before phase 2."""
         assert self._original is not None
         network, table = self._original
@@ -334,15 +299,22 @@ class ODPFL(PFedHN):
         """Return whether a client was of the federation before phase 2."""
         return self._original is not None and not self.is_novel(client) and client.row < len(self._original[1])
 
-    # ------------------------------------------------------------------ descriptors
+    # ------------------------------------------------------------------ exchanges
 
-    def _describe(self, server_round: int, clients: Sequence[Client], keep: bool) -> Leg:
+    def _described(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[list[Client]]:
+        """Describe those of `clients` who need it, and return those for whom weights can be written."""
+        unknown = [c for c in clients if not self._embedded(c) and c.row not in self._descriptors]
+        yield from self._describe(turn, unknown, keep=False)
+        return [client for client in clients if self._embedded(client) or client.row in self._descriptors]
+
+    def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
         """Ask clients what the encoder makes of their examples; with `keep` they are asked for its gradient later."""
+        dim = self.spec_of_encoder.dim
         order = DescribeOrder(
-            run_id=self.run_id,
-            round=server_round,
+            run_id=turn.scope.run_id,
+            round=turn.number,
             encoder=self.options.encoder,
-            dim=self.spec_of_encoder.dim,
+            dim=dim,
             version=self.version,
             keep=keep,
             weights=self.encoder_weights,
@@ -350,71 +322,66 @@ class ODPFL(PFedHN):
 
         def check(client: Client, result: DescribeResult) -> None:
             self._check_version(result.version)
-            result.weights.check(descriptor_layout(self.spec_of_encoder.dim), self.gamma.dtype)
-            _check_norm(result.weights.values, FARTHEST * math.sqrt(self.spec_of_encoder.dim))
+            result.weights.check(descriptor_layout(dim), self.gamma.dtype)
+            result.weights.check_norm(FARTHEST * math.sqrt(dim))
 
-        def take(replies: Iterator[Message]) -> None:
-            for client, result in self.collect(replies, DescribeResult, check, quorum=keep):
-                self._descriptors[client.row] = (result.version, client.node_id, result.weights.values)
-                if not self._embedded(client):  # novel clients too: whoever reads the state finds all of one encoder
-                    with torch.no_grad():
-                        self.learner.table.weight[client.row] = result.weights.values
+        answers = yield from ask(Ask(clients, lambda some: [order] * len(some), check, self.gamma.numel(), quorum=keep))
+        for client, result in answers:
+            self._descriptors[client.row] = result.weights.values
+            if not self._embedded(client):  # novel clients too: whoever reads the state finds all of one encoder
+                with torch.no_grad():
+                    self.learner.table.weight[client.row] = result.weights.values
 
-        return Leg(clients, lambda some: self.post(server_round, ((client, order) for client in some)), take)
-
-    def _known(self, client: Client) -> bool:
-        """Return whether the present encoder has described a client; one that comes back may have other examples."""
-        version, node, _ = self._descriptors.get(client.row, ("", None, None))
-        return version == self.version and node == client.node_id
-
-    def _ask_back(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Send each client the gradient for its descriptor."""
+    def _backpropagate(
+        self, turn: Turn, clients: Sequence[Client], gradients: Mapping[int, Tensor]
+    ) -> Exchanges[list[Tensor]]:
+        """Send each client the gradient for its descriptor; return those with respect to the encoder, `(Q,)` each."""
         layout = descriptor_layout(self.spec_of_encoder.dim)
-        return self.post(
-            server_round,
-            (
-                (
-                    client,
-                    BackpropOrder(
-                        run_id=self.run_id,
-                        encoder=self.options.encoder,
-                        dim=self.spec_of_encoder.dim,
-                        version=self.version,
-                        weights=Weights(layout, self._gradients[client.row]),
+
+        def orders(some: Sequence[Client]) -> list[BackpropOrder]:
+            about = (turn.scope.run_id, self.options.encoder, self.spec_of_encoder.dim, self.version)
+            return [BackpropOrder(*about, Weights(layout, gradients[client.row])) for client in some]
+
+        def check(client: Client, result: BackpropResult) -> None:
+            self._check_change(result.version, result.weights)
+
+        answers = yield from ask(Ask(clients, orders, check))
+        return [result.weights.values for _, result in answers]
+
+    def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
+        """Return the exchange in which clients train, and fit the encoder to their embeddings."""
+        wanted, layout = self.training(turn, clients), descriptor_layout(self.spec_of_encoder.dim)
+        table, options = self.learner.table.weight.detach(), self.options
+
+        def orders(some: Sequence[Client]) -> list[TrainOrder]:
+            return [
+                FitOrder(
+                    **vars(order),
+                    fit=Fit(
+                        options.encoder,
+                        self.version,
+                        self.encoder_weights,
+                        Weights(layout, table[client.row]),
+                        options.fit_steps,
+                        options.fit_rate,
                     ),
                 )
-                for client in clients
-            ),
-        )
+                for client, order in zip(some, wanted.orders(some), strict=True)
+            ]
 
-    def _fit_orders(self, server_round: int, clients: Sequence[Client]) -> list[Message]:
-        """Order some clients to train, and to fit the encoder to their embeddings."""
-        table, layout = self.learner.table.weight.detach(), descriptor_layout(self.spec_of_encoder.dim)
+        def check(client: Client, result: TrainResult) -> None:
+            assert isinstance(result, FitResult)
+            self._check_change(result.version, result.gamma)
 
-        def order(client: Client, weights: Tensor) -> FitOrder:
-            return FitOrder(
-                **self.training(server_round),
-                weights=Weights(self.layout_for(client), weights),
-                encoder=self.options.encoder,
-                version=self.version,
-                gamma=Weights(self._layout, self.gamma.detach()),
-                descriptor=Weights(layout, table[client.row]),
-                fit_steps=self.options.fit_steps,
-                fit_rate=self.options.fit_rate,
-            )
+        return replace(wanted, orders=orders, check=check, size=wanted.size + self.gamma.numel())
 
-        rows = self.weights_for(clients)
-        pairs = zip(clients, rows, strict=True)
-        return self.post(server_round, ((client, order(client, row)) for client, row in pairs))
-
-    def _checked(self, version: str, weights: Weights | None) -> Tensor:
-        """Return a gradient or change of the encoder; WireError if it is none of the one that was sent."""
+    def _check_change(self, version: str, weights: Weights | None) -> None:
+        """Raise a WireError for what is no gradient or change of the encoder that was sent."""
         self._check_version(version)
         if weights is None:
             raise WireError("expected a change of the encoder, found none")
         weights.check(self._layout, self.gamma.dtype)
-        _check_norm(weights.values)
-        return weights.values
+        weights.check_norm()
 
     def _check_version(self, version: str) -> None:
         if version != self.version:
@@ -423,13 +390,13 @@ class ODPFL(PFedHN):
     def descriptors_of_trained(self) -> Tensor:
         """Return the descriptors `(n, k)` of the clients that train, as the state holds them after an evaluation."""
         table = self.learner.table.weight.detach()
-        rows = [client.row for client in self.roster if client.row < len(table) and not self.is_novel(client)]
-        return table[rows].cpu()
+        clients = (client for _, client in sorted(self.clients.items()))
+        return table[[c.row for c in clients if c.row < len(table) and not self.is_novel(c)]].cpu()
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
-        """Hypernetwork, embeddings and encoder; in phase 2 also what serves those who trained."""
+        """Return hypernetwork, embeddings and encoder; in phase 2 also what serves those who trained."""
         tensors = super().state()
         tensors |= {f"encoder.{name}": value for name, value in self._layout.views(self.gamma.detach()).items()}
         tensors |= {f"{ADAM}{name}": value for name, value in self._optimizer.state.get(self.gamma, {}).items()}
@@ -440,7 +407,7 @@ class ODPFL(PFedHN):
         return tensors
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Also whether the encoder has been scaled."""
+        """Return also whether the encoder has been scaled."""
         return super().checkpoint() | {"calibrated": torch.tensor(self._calibrated)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -459,15 +426,15 @@ class ODPFL(PFedHN):
             self._original[0].load_state_dict(network)
             self._original = self._original[0], tensors["original.embeddings"].clone()
 
-    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
+    def check_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Demand a hypernetwork with an encoder."""
         if not any(name.startswith("encoder.") for name in tensors):
             raise ConfigError(f"init_from: expected a run of odpfl, found tensors {sorted(tensors)[:3]}")
-        super().check_initial(tensors)
+        super().check_start(tensors)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and encoder."""
-        super().load(tensors)
+        super().start_from(tensors)
         self._load_encoder(tensors)
         self._calibrated = True
 
@@ -479,6 +446,11 @@ class ODPFL(PFedHN):
         with torch.no_grad():
             self.gamma.copy_(self._layout.flatten(found))
         self._renew()
+
+
+def _gamma_of(update: Update) -> Weights:
+    assert isinstance(update.result, FitResult) and update.result.gamma is not None
+    return update.result.gamma
 
 
 def without_outliers(descriptors: Tensor) -> Tensor:
@@ -493,9 +465,3 @@ def without_outliers(descriptors: Tensor) -> Tensor:
     spread = (descriptors - middle).abs().quantile(0.5, dim=0)
     reach = OUTLIER * spread.clamp_min(0.1 * float(spread.mean()))
     return descriptors.clamp(middle - reach, middle + reach)
-
-
-def _check_norm(values: Tensor, most: float = LARGEST_NORM) -> None:
-    norm = float(values.double().norm())
-    if norm > most:
-        raise WireError(f"expected a norm of at most {most:.0e}, found {norm:.1e}")

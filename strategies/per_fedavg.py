@@ -16,12 +16,15 @@ their own, as in the paper. Momentum, weight decay and clipping act on the gradi
 on the client's training examples is worse than the global model's is not used. The paper's alpha is 0.01.
 """
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 
 from hyperbloom.common import methods
 from hyperbloom.common.config import Rate, Section, Share
+from hyperbloom.common.wire import Refinement
+from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 __all__ = ["PerFedAvg", "PerFedAvgOptions"]
@@ -44,17 +47,15 @@ class PerFedAvg(FedAvg):
     options_type: ClassVar[type[Section]] = PerFedAvgOptions
     options: PerFedAvgOptions
 
-    def method(self) -> methods.Method:
-        """SGD on the loss after the step."""
-        return methods.PerFedAvg(alpha=self.options.alpha, variant=self.options.variant, delta=self.options.delta)
+    def check(self) -> None:
+        """There are steps enough for an update."""
+        super().check()
+        options = self.options
+        self._method = methods.PerFedAvg(alpha=options.alpha, variant=options.variant, delta=options.delta)
+        self.check_steps(self._method)
 
-    def refinement(self) -> dict[str, Any]:
-        """Take the step."""
-        if not self.options.alpha:
-            return {}
-        return {
-            "refine_epochs": 1,
-            "refine_rate": self.options.alpha,
-            "refine_batch": ALL_EXAMPLES,
-            "refine_part": "all",
-        }
+    def recipe(self, number: int) -> Recipe:
+        """SGD on the loss after the step; the step before an evaluation."""
+        alpha = self.options.alpha
+        step = Refinement(1, alpha, ALL_EXAMPLES, "all") if alpha else None
+        return replace(super().recipe(number), method=self._method, refinement=step)

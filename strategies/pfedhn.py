@@ -13,7 +13,7 @@ paper's setting). Secure aggregation is impossible: the server needs each client
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
@@ -23,8 +23,10 @@ from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.messages import Introduction
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire import Introduction, Weights
+from hyperbloom.strategies.algorithm import Algorithm, Setting
+from hyperbloom.strategies.exchange import Client, Update
 from hyperbloom.strategies.hypernetworks import (
     ChunkedHypernetwork,
     EmbeddingTable,
@@ -34,8 +36,6 @@ from hyperbloom.strategies.hypernetworks import (
 )
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from hyperbloom.strategies.hypernetworks.robust import harden
-from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
-from hyperbloom.strategies.roster import Client
 
 __all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
 
@@ -78,53 +78,56 @@ class PFedHNOptions(Section):
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
 
 
-class PFedHN(PersonalisedStrategy):
+class PFedHN(Algorithm):
     """Personal weights for every client from one hypernetwork (algorithm 1)."""
 
     options_type: ClassVar[type[Section]] = PFedHNOptions
     options: PFedHNOptions
     learner: HypernetworkLearner
-    _initial_dim = 0  # dimension of the embeddings of the run to start from
-    _known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
     asynchronous: ClassVar[bool] = True
     noise_at: ClassVar[tuple[str, ...]] = ("client",)
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """A hypernetwork can be frozen only if it comes from somewhere; a given descriptor has nothing to learn."""
-        if self.options.freeze and not self.config.init_from:
+        options = self.options
+        if options.freeze and not self.config.init_from:
             raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
-        if self.options.freeze and self.options.descriptor == "class-shares":
+        if options.freeze and options.descriptor == "class-shares":
             raise ConfigError(
                 "options.freeze: expected descriptor: learned, found class-shares; nothing would be learned"
             )
-        if self.config.asynchronous and (self.options.trim or self.options.clip_deltas == "median"):
+        if self.config.asynchronous and (options.trim or options.clip_deltas == "median"):
             raise ConfigError("options.trim, clip_deltas: a cohort is needed to compare with; asynchronous has none")
-        self.keeps_sent = self.options.update == "target"
-        if self.options.hypernetwork != "mlp" and self.options.spectral_norm:
-            raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {self.options.hypernetwork}")
+        if options.hypernetwork != "mlp" and options.spectral_norm:
+            raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
+        self.keeps_sent = options.update == "target"
+        self._known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
 
-    def build(self) -> None:
+    def build(self, setting: Setting) -> None:
         """Make hypernetwork, embedding table and optimiser from the run's seed."""
-        options, clients = self.options, self.config.clients
-        fixed = options.descriptor == "class-shares"
-        assert self.spec is not None
-        dim = self.spec.num_classes if fixed else options.embedding_dim or self._initial_dim or int(1 + clients / 4)
+        super().build(setting)
+        fixed = self.options.descriptor == "class-shares"
+        self.make(setting.spec.num_classes if fixed else self.options.embedding_dim or 1 + self.config.clients // 4)
+
+    def make(self, dim: int) -> None:
+        """Make all networks for descriptors of `dim` numbers."""
+        options, layouts = self.options, dict(self.setting.layouts)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "hypernetwork"))
             network: Hypernetwork
             if options.hypernetwork == "linear":
-                network = LinearHypernetwork(self.layouts, dim)
+                network = LinearHypernetwork(layouts, dim)
             elif options.hypernetwork == "chunked":
                 network = ChunkedHypernetwork(
-                    self.layouts, dim, options.hidden_dim, options.hidden_layers, options.chunk, options.chunk_dim
+                    layouts, dim, options.hidden_dim, options.hidden_layers, options.chunk, options.chunk_dim
                 )
             else:
                 network = MLPHypernetwork(
-                    self.layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
+                    layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
                 )
         self.learner = HypernetworkLearner(
             network,
-            EmbeddingTable(dim, self.config.seed, trainable=not fixed),
+            EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned"),
             learning_rate=options.learning_rate,
             embedding_learning_rate=options.embedding_learning_rate,
             momentum=options.momentum,
@@ -135,85 +138,92 @@ class PFedHN(PersonalisedStrategy):
         )
         self._applied: deque[Reply] = deque(maxlen=OVERLAP)
 
-    def check_newcomer(self, about: Introduction) -> None:
-        """Also demand the class shares where they are the descriptor."""
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
+        """Demand the class shares where they are the descriptor."""
         if self.options.descriptor == "class-shares" and len(about.class_shares) != about.num_classes:
             raise RefusedError("this run describes clients by their class shares; join with --disclose-class-shares")
-        super().check_newcomer(about)
 
-    def joined(self, client: Client) -> None:
-        """Give the client its embedding row."""
-        fixed = self.options.descriptor == "class-shares"
-        self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
+    def join(self, client: Client, first: bool) -> None:
+        """Give a client that is new its embedding row."""
+        super().join(client, first)
+        if first:
+            fixed = self.options.descriptor == "class-shares"
+            self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 
-    def make_room(self, client: Client) -> None:
-        """Make what a client needs of the hypernetwork beside its embedding; nothing here."""
+    def trains(self, client: Client) -> bool:
+        """Train all; with a frozen hypernetwork only those whom it never saw."""
+        return client.row >= self._known_rows
 
-    def trainable(self) -> list[Client]:
-        """All idle clients; with a frozen hypernetwork only those that it never saw."""
-        return [client for client in self.roster.idle if client.row >= self._known_rows]
+    # ------------------------------------------------------------------ a round
 
-    def weights_for(self, clients: Sequence[Client]) -> list[Tensor]:
+    def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """theta_i = h(v_i; phi), one forward pass for all clients of a head."""
         return self.by_head(clients, self.learner.generate)
 
-    def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Tensor]:
-        """Return the weights `(P,)` of each client; `write` is called once for all rows of a head."""
-        weights: dict[int, Tensor] = {}
+    def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Weights]:
+        """Return the weights of each client; `write` gives `(n, P)` and is called once for all rows of a head."""
+        weights: dict[int, Weights] = {}
         for head, group in groupby(sorted(clients, key=self.head_of), key=self.head_of):
-            rows = [client.row for client in group]
-            weights |= dict(zip(rows, write(rows, head), strict=True))
+            some = list(group)
+            values = write([client.row for client in some], head)
+            weights |= {c.row: Weights(self.layout(c), row) for c, row in zip(some, values, strict=True)}
         return [weights[client.row] for client in clients]
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
-        replies = harden([self._reply(update) for update in updates], self.options.clip_deltas, self.options.trim)
-        self.learner.update(replies, self.options.update)
-
-    def apply(self, update: ClientUpdate, staleness: int) -> None:
-        """One step for one reply, corrected by those that were applied while its client trained."""
-        (reply,) = harden([self._reply(update)], self.options.clip_deltas, 0.0)
-        overlap = min(staleness, len(self._applied))
-        self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
-        self._applied.append(reply)
+        options, replies = self.options, [self._reply(update) for update in updates]
+        if not self.config.asynchronous:
+            self.learner.update(harden(replies, options.clip_deltas, options.trim), options.update)
+            return
+        for update, reply in zip(updates, harden(replies, options.clip_deltas, 0.0), strict=True):
+            # Corrected by those that were applied while its client trained.
+            overlap = min(update.staleness, len(self._applied))
+            self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
+            self._applied.append(reply)
 
     def head_of(self, client: Client) -> str:
         """Return the name of the hypernetwork's head that writes a client's weights: the size of its network."""
         return client.about.size
 
-    def _reply(self, update: ClientUpdate) -> Reply:
+    def _reply(self, update: Update) -> Reply:
         assert update.returned is not None
         return Reply(update.client.row, self.head_of(update.client), update.sent, update.returned)
 
+    # ------------------------------------------------------------------ state
+
     def state(self) -> dict[str, Tensor]:
-        """Hypernetwork, embeddings and the optimiser's momentum."""
+        """Return hypernetwork, embeddings and the optimiser's momentum."""
         return self.learner.state()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Also how many clients a frozen hypernetwork came with."""
+        """Return also how many clients a frozen hypernetwork came with."""
         return self.state() | {"known_rows": torch.tensor(self._known_rows)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take all of it over, momentum included."""
-        self._initial_dim = tensors["embeddings"].shape[1]
         self._known_rows = int(tensors["known_rows"])
-        self.build()
-        for client in self.roster:
-            self.make_room(client)
+        if tensors["embeddings"].shape[1] != self.learner.table.dim:  # that of the run from which this one started
+            self.make(tensors["embeddings"].shape[1])
         self.learner.load(tensors)
 
-    def check_initial(self, tensors: Mapping[str, Tensor]) -> None:
-        """Demand a hypernetwork with embeddings, and take over their dimension."""
+    def check_start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Demand a hypernetwork with embeddings of the right dimension."""
         if "embeddings" not in tensors:
             raise ConfigError(f"init_from: expected a run of pfedhn or pfedhn-pc, found tensors {sorted(tensors)[:3]}")
-        self._initial_dim = tensors["embeddings"].shape[1]
+        found, wanted = tensors["embeddings"].shape[1], self.options.embedding_dim
+        if wanted is not None and wanted != found:
+            raise ConfigError(f"options.embedding_dim: expected {found} as in init_from, found {wanted}")
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and embeddings, with a fresh optimiser."""
-        super().load(tensors)
-        dim = self.learner.table.dim
-        if dim != self._initial_dim:
-            raise ConfigError(f"options.embedding_dim: expected {self._initial_dim} as in init_from, found {dim}")
+        self.check_start(tensors)
+        found = tensors["embeddings"].shape[1]
+        if self.options.descriptor == "learned":
+            self.make(found)
+        if self.learner.table.dim != found:
+            raise ConfigError(
+                f"options.embedding_dim: expected {found} as in init_from, found {self.learner.table.dim}"
+            )
         try:
             self.learner.load(tensors, with_momentum=False)
         except RuntimeError as error:

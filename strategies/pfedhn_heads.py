@@ -6,22 +6,24 @@ do where networks differ. Clients of one architecture share its head; those of d
 which knows nothing of layers. A head has `hidden_dim + 1` times the parameters of the network that it writes.
 """
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Section
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Greeting, Introduction
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire import Introduction
+from hyperbloom.strategies.algorithm import Recipe, Setting
+from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.ghn import disclosed_graph
 from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
-from hyperbloom.strategies.roster import Client
 
 __all__ = ["PFedHNHeads", "PFedHNHeadsOptions"]
 
@@ -42,44 +44,42 @@ class PFedHNHeads(PFedHN):
     options: PFedHNHeadsOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
     asks: ClassVar[str] = "graph"
+    norms = "generated"
     asynchronous: ClassVar[bool] = False
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """Heads come and go with the clients; nothing is known of another run's before they do."""
-        super().check_config()
+        super().check()
         if self.config.init_from:
             raise ConfigError("init_from: pfedhn-heads has no way to start from another run")
 
-    def greeting(self) -> Greeting:
-        """Ask each client for its graph."""
-        return Greeting(__version__, self.asks, "generated")
+    def settle(self, about: Introduction) -> Setting:
+        """Every client has a network of its own."""
+        return Setting(ModelSpec(OWN, about.size, about.input_shape, about.num_classes), {})
 
-    def check_newcomer(self, about: Introduction) -> None:
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse an architecture whose head would be too large."""
-        graph = disclosed_graph(about)
-        layouts = self.layouts | {graph.digest: graph.layout}
-        needed = (self.options.hidden_dim + 1) * sum(layout.numel for layout in layouts.values())
+        super().serves(about, others)
+        graphs = [disclosed_graph(each) for each in (about, *others)]
+        numbers = {graph.digest: graph.layout.numel for graph in graphs}
+        needed = (self.options.hidden_dim + 1) * sum(numbers.values())
         if needed > self.options.max_parameters:
             raise RefusedError(
                 f"a head for its architecture would make {needed:,} parameters of at most "
                 f"{self.options.max_parameters:,}; raise options.max_parameters if they are meant"
             )
-        super().check_newcomer(about)
 
-    def _adopt(self, about: Introduction) -> None:
-        self.spec = ModelSpec(OWN, about.size, about.input_shape, about.num_classes)
-        self.build()
+    def build(self, setting: Setting) -> None:
+        """Make the trunk; heads follow with the clients."""
+        super().build(setting)
+        self._heads: set[str] = set()
 
-    def joined(self, client: Client) -> None:
+    def join(self, client: Client, first: bool) -> None:
         """Give the client its embedding row, and its architecture a head if it is the first to bring it."""
-        super().joined(client)
-        self.make_room(client)
-
-    def make_room(self, client: Client) -> None:
-        """Give the client's architecture a head if it is the first to bring it."""
+        super().join(client, first)
         graph = disclosed_graph(client.about)
-        if graph.digest not in self.layouts:
-            self.layouts[graph.digest] = graph.layout
+        if graph.digest not in self._heads:
+            self._heads.add(graph.digest)
             self._add_head(graph.digest, graph.layout)
 
     def _add_head(self, name: str, layout: Layout) -> None:
@@ -90,13 +90,14 @@ class PFedHNHeads(PFedHN):
             head = network.add_head(name, layout)
         self.learner.optimizer.param_groups[0]["params"].extend(head.parameters())
 
+    def recipe(self, number: int) -> Recipe:
+        """Norms are generated too."""
+        return replace(super().recipe(number), norms=self.norms)
+
     def head_of(self, client: Client) -> str:
-        """The digest of the client's graph."""
+        """Return the digest of the client's graph."""
         return disclosed_graph(client.about).digest
 
-    def layout_for(self, client: Client) -> Layout:
+    def layout(self, client: Client) -> Layout:
         """All parameters of the client's own model."""
-        return self.layouts[self.head_of(client)]
-
-    def _common(self, server_round: int) -> dict[str, Any]:
-        return super()._common(server_round) | {"norms": "generated"}
+        return disclosed_graph(client.about).layout

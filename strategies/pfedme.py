@@ -19,6 +19,7 @@ The personal model stays on the client and is what is evaluated; who never train
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -26,8 +27,9 @@ from pydantic import Field
 from hyperbloom.common import methods
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.strategies.algorithm import Recipe
+from hyperbloom.strategies.exchange import Update
 from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import ClientUpdate
 
 __all__ = ["PFedMe", "PFedMeOptions"]
 
@@ -48,9 +50,9 @@ class PFedMe(FedAvg):
     options: PFedMeOptions
     private: ClassVar[str] = "copy"
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """Beyond 2 / lamda inner steps diverge, whatever the loss."""
-        super().check_config()
+        super().check()
         options = self.options
         limit = 2 / options.lamda
         if options.inner_rate >= limit:
@@ -58,14 +60,15 @@ class PFedMe(FedAvg):
                 f"options.inner_rate: expected less than 2 / lamda = {limit:g}, found {options.inner_rate:g}"
             )
 
-    def method(self) -> methods.Method:
+    def recipe(self, number: int) -> Recipe:
         """SGD on the envelope."""
         options = self.options
-        return methods.PFedMe(lamda=options.lamda, inner_steps=options.inner_steps, inner_rate=options.inner_rate)
+        method = methods.PFedMe(lamda=options.lamda, inner_steps=options.inner_steps, inner_rate=options.inner_rate)
+        return replace(super().recipe(number), method=method)
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         """Average by number of training examples, and go a part `beta` of the way there."""
-        before = self.weights
-        super().update(updates)
+        before = self.global_weights
+        super().learn(updates)
         if updates and self.options.beta != 1:
-            self.weights = before.lerp(self.weights, self.options.beta)
+            self.global_weights = before.lerp(self.global_weights, self.options.beta)

@@ -18,28 +18,27 @@ has; and to a client classifiers made of its moments and others', without their 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import (
-    LARGEST_NORM,
+from hyperbloom.common.wire import (
     ErrorsOrder,
     ErrorsResult,
+    EvaluateResult,
     MomentsOrder,
     MomentsResult,
     TryOrder,
     Weights,
 )
-from hyperbloom.strategies.personalised import Leg
+from hyperbloom.strategies.algorithm import Evaluation, Turn, check_score
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
-from hyperbloom.strategies.roster import Client
 
 __all__ = ["PFLEnsemble", "PFLNearest", "PFLSampled", "a_distance", "discriminant"]
 
@@ -70,64 +69,73 @@ class _PFL(PFedHN):
     asynchronous: ClassVar[bool] = False
     noise_at: ClassVar[tuple[str, ...]] = ()
 
-    def check_config(self) -> None:
+    def check(self) -> None:
         """There is something to say about novel clients only, and one network must do for all."""
-        super().check_config()
+        super().check()
         if not self.config.novel:
             raise ConfigError(f"novel: {self.config.strategy} is about novel clients; expected a percentage, found 0")
         if len(self.config.sizes) != 1:
             raise ConfigError(f"sizes: {self.config.strategy} compares one architecture, found {self.config.sizes}")
 
-    def trainable(self) -> list[Client]:
-        """Nobody, if a trained run is used."""
-        return [] if self.config.init_from else super().trainable()
+    def trains(self, client: Client) -> bool:
+        """Train nobody, if a trained run is used."""
+        return not self.config.init_from and super().trains(client)
 
-    def evaluation_legs(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
+    def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         """Score those who trained as in pFedHN, then the novel ones."""
-        yield from super().evaluation_legs(server_round, [client for client in clients if not self.is_novel(client)])
+        known = [client for client in clients if not self.is_novel(client)]
+        scores = yield from self.score(turn, known)
         if novel := [client for client in clients if self.is_novel(client)]:
-            yield from self.novel_legs(server_round, novel)
+            scores |= yield from self.score_novel(turn, novel, known)
+        return Evaluation(scores)
 
     @abstractmethod
-    def novel_legs(self, server_round: int, novel: Sequence[Client]) -> Iterator[Leg]:
-        """Yield the exchanges that score novel clients."""
+    def score_novel(
+        self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
+    ) -> Exchanges[dict[str, EvaluateResult]]:
+        """Play the exchanges that score novel clients, with the help of those that are known; return scores by name."""
+
+    def trained(self) -> list[Client]:
+        """Return all clients that are not novel, by row."""
+        return [client for _, client in sorted(self.clients.items()) if not self.is_novel(client)]
 
     def models(self) -> dict[str, Tensor]:
         """Return the weights `(P,)` of all who trained, by name."""
-        trained = [client for client in self.roster if not self.is_novel(client)]
-        return dict(zip((client.client_id for client in trained), self.weights_for(trained), strict=True))
+        trained = self.trained()
+        return {c.client_id: weights.values for c, weights in zip(trained, self.weights(trained), strict=True)}
 
 
 class _Many(_PFL):
     together: ClassVar[bool]
 
-    def novel_legs(self, server_round: int, novel: Sequence[Client]) -> Iterator[Leg]:
-        """One exchange per client: its order holds all models."""
+    def score_novel(
+        self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
+    ) -> Exchanges[dict[str, EvaluateResult]]:
+        """Every client scores all models; one client at a time, as its order holds all."""
         rows = torch.stack(list(self.models().values()))
         weights = Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
-        order = TryOrder(**self._common(server_round), weights=weights, together=self.together)
-        for client in novel:
-            yield Leg(
-                [client],
-                lambda some: self.post(server_round, ((client, order) for client in some)),
-                partial(self.aggregate_evaluate, server_round),
-            )
+        order = TryOrder(turn.scope, self.target(turn.number), weights, together=self.together)
+        check = partial(check_score, models=1 if self.together else len(rows))
+        wanted: Ask[EvaluateResult] = Ask(
+            novel, lambda some: [order] * len(some), check, rows.numel(), quorum=False, in_turns=True
+        )
+        return {client.client_id: result for client, result in (yield from ask(wanted))}
 
 
 class PFLSampled(_Many):
-    """PFL-sampled: the mean accuracy of all personal models."""
+    """PFL-sampled: the mean accuracy of all personal models; every model's answers count for themselves."""
 
     together: ClassVar[bool] = False
-
-    def answers(self, client: Client) -> int:
-        """Every model's counts for itself."""
-        return sum(not self.is_novel(other) for other in self.roster) if self.is_novel(client) else 1
 
 
 class PFLEnsemble(_Many):
     """PFL-ensemble: the mean of the logits of all personal models."""
 
     together: ClassVar[bool] = True
+
+
+Pair = tuple[str, str]
+"""Names of a novel client and of one that trained."""
 
 
 class PFLNearest(_PFL):
@@ -139,99 +147,86 @@ class PFLNearest(_PFL):
 
     distances: Mapping[str, Mapping[str, float]] = {}
 
-    def novel_legs(self, server_round: int, novel: Sequence[Client]) -> Iterator[Leg]:
+    def score_novel(
+        self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
+    ) -> Exchanges[dict[str, EvaluateResult]]:
         """Three exchanges: moments of features, errors of classifiers, and the nearest client's model."""
         network = self._network()
-        trained = [client for client in self.roster.idle if not self.is_novel(client)]
-        moments: dict[str, Tensor] = {}
-        yield self._ask_moments(server_round, [*trained, *novel], network, moments)
+        moments = yield from self._moments(turn, [*known, *novel], network)
         ours = [client for client in novel if client.client_id in moments]
-        theirs = [client for client in trained if client.client_id in moments]
+        theirs = [client for client in known if client.client_id in moments]
         if not ours or not theirs:
-            return
+            return {}
         pairs = {
             (one.client_id, other.client_id): discriminant(moments[one.client_id], moments[other.client_id])
             for one in ours
             for other in theirs
         }
-        errors: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
-        yield self._ask_errors(server_round, ours, theirs, 1, network, pairs, errors)
-        yield self._ask_errors(server_round, theirs, ours, -1, network, pairs, errors)
+        of_ours = yield from self._errors(turn, ours, theirs, 1, network, pairs)
+        of_theirs = yield from self._errors(turn, theirs, ours, -1, network, pairs)
         distances: dict[str, dict[str, float]] = {}
-        for (one, other), found in errors.items():
-            if len(found) == 2:  # of either side; the larger, so that nobody makes itself near by what it says
-                distances.setdefault(one, {})[other] = max(map(a_distance, found))
+        for one, other in (pair for pair in pairs if pair in of_ours and pair in of_theirs):
+            # Of either side; the larger, so that nobody makes itself near by what it says.
+            errors = (of_ours[one, other], of_theirs[one, other])
+            distances.setdefault(one, {})[other] = max(map(a_distance, errors))
         self.distances = distances
-        models = self.models()
+        models, (size,) = self.models(), self.config.sizes
+        layout = self.setting.layouts[size]
         nearest = {one: models[min(each, key=each.__getitem__)] for one, each in distances.items()}
-        orders = partial(self.score_orders, server_round, lambda some: [nearest[client.client_id] for client in some])
-        yield Leg(
-            [client for client in ours if client.client_id in nearest],
-            orders,
-            partial(self.aggregate_evaluate, server_round),
+        return (
+            yield from self.score(
+                turn,
+                [client for client in ours if client.client_id in nearest],
+                lambda some: [Weights(layout, nearest[client.client_id]) for client in some],
+            )
         )
 
     def _network(self) -> Weights:
         """Return the network through which all look: that of the mean embedding of those who trained."""
-        rows = [client.row for client in self.roster if not self.is_novel(client)]
         (size,) = self.config.sizes
-        mean = self.learner.table.weight.detach()[rows].mean(0, keepdim=True)
-        return Weights(self.layouts[size], self.learner.write(mean, size)[0])
+        mean = self.learner.table.weight.detach()[[client.row for client in self.trained()]].mean(0, keepdim=True)
+        return Weights(self.setting.layouts[size], self.learner.write(mean, size)[0])
 
-    def _ask_moments(
-        self, server_round: int, clients: Sequence[Client], network: Weights, moments: dict[str, Tensor]
-    ) -> Leg:
-        order = MomentsOrder(**self._common(server_round), weights=network)
+    def _moments(self, turn: Turn, clients: Sequence[Client], network: Weights) -> Exchanges[dict[str, Tensor]]:
+        """Ask for the moments `(1 + F, F)` of what the network's head sees; return them by name."""
+        order = MomentsOrder(turn.scope, self.target(turn.number), network)
         features = dict(network.layout.shapes)["head.weight"][1]
 
         def check(client: Client, result: MomentsResult) -> None:
             result.weights.check(Layout((("moments", (1 + features, features)),)), torch.float32)
-            values = result.weights.values.view(1 + features, features)
-            norm, least = float(values.double().norm()), float(values[1:].diagonal().min())
-            if norm > LARGEST_NORM or least < 0:
-                raise WireError(
-                    f"expected moments of norm up to {LARGEST_NORM:.0e} and no variance below 0, found {norm:.1e}, "
-                    f"{least:.1e}"
-                )
+            result.weights.check_norm()
+            if float(result.weights.values.view(1 + features, features)[1:].diagonal().min()) < 0:
+                raise WireError("expected moments with no variance below 0")
 
-        def take(replies: Iterator[Message]) -> None:
-            for client, result in self.collect(replies, MomentsResult, check, quorum=False):
-                moments[client.client_id] = result.weights.values.view(1 + features, features)
+        wanted = Ask(clients, lambda some: [order] * len(some), check, network.layout.numel, quorum=False)
+        answers = yield from ask(wanted)
+        return {client.client_id: found.weights.values.view(1 + features, features) for client, found in answers}
 
-        return Leg(clients, lambda some: self.post(server_round, ((client, order) for client in some)), take)
-
-    def _ask_errors(
+    def _errors(
         self,
-        server_round: int,
+        turn: Turn,
         asked: Sequence[Client],
         against: Sequence[Client],
         sign: int,
         network: Weights,
-        pairs: Mapping[tuple[str, str], Tensor],
-        errors: Mapping[tuple[str, str], list[float]],
-    ) -> Leg:
+        pairs: Mapping[Pair, Tensor],
+    ) -> Exchanges[dict[Pair, float]]:
         """Ask one side of each pair for the errors of its classifiers, all at once; the novel client's comes first."""
 
-        def of(client: Client) -> list[tuple[str, str]]:
+        def of(client: Client) -> list[Pair]:
             names = [other.client_id for other in against]
             return [(client.client_id, name) if sign > 0 else (name, client.client_id) for name in names]
 
-        def orders(some: Sequence[Client]) -> list[Message]:
-            contents = []
-            for client in some:
-                rows = torch.stack([pairs[pair] for pair in of(client)])
-                classifiers = Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
-                order = ErrorsOrder(**self._common(server_round), weights=network, sign=sign, classifiers=classifiers)
-                contents.append((client, order))
-            return self.post(server_round, contents)
+        def order(client: Client) -> ErrorsOrder:
+            rows = torch.stack([pairs[pair] for pair in of(client)])
+            classifiers = Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
+            target = self.target(turn.number)
+            return ErrorsOrder(turn.scope, target, network, sign=sign, classifiers=classifiers)
 
         def check(client: Client, result: ErrorsResult) -> None:
             if len(result.errors) != len(against) or not all(0 <= error <= 1 for error in result.errors):
                 raise WireError(f"expected {len(against)} shares of errors, found {result.errors[:5]}")
 
-        def take(replies: Iterator[Message]) -> None:
-            for client, result in self.collect(replies, ErrorsResult, check, quorum=False):
-                for pair, error in zip(of(client), result.errors, strict=True):
-                    errors[pair].append(error)
-
-        return Leg(asked, orders, take)
+        size = network.layout.numel
+        answers = yield from ask(Ask(asked, lambda some: [order(c) for c in some], check, size, quorum=False))
+        return {pair: e for client, found in answers for pair, e in zip(of(client), found.errors, strict=True)}

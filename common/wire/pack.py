@@ -133,7 +133,7 @@ def _read(kind: type[MessageT], left: dict[str, Any]) -> MessageT:
 
 
 @cache
-def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return type, and whether it may be None, of each field of a dataclass."""
     found: dict[str, tuple[Any, bool]] = {}
     for name, hint in get_type_hints(kind).items():
@@ -176,7 +176,7 @@ def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str
 
 
 @cache
-def _keys(kind: type, inside: str) -> tuple[str, ...]:
+def _keys(kind: Any, inside: str) -> tuple[str, ...]:
     """Return the keys of which one at least is there where a part is there."""
     if kind is Weights:
         return tuple(inside + key for key in _WEIGHTS)

@@ -1,30 +1,33 @@
 """A run from the first client to the last word: gather, train, baselines, goodbye."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
 
+from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.messages import ASKS
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
 from hyperbloom.common.privacy import promise
-from hyperbloom.server.asynchronous import run_asynchronously
-from hyperbloom.server.federation import Federation
-from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
-from hyperbloom.server.rounds import run_rounds
+from hyperbloom.common.wire import ASKS, Greeting, Scope
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
+from hyperbloom.server.loop.protection import check_protection
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import find_strategy, make_strategy
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import find_strategy, make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["Session", "check_run"]
+__all__ = ["Session", "check_run", "greeting_of"]
 
 
-@dataclasses.dataclass
+@dataclass
 class Session:
     """One run over one grid.
 
@@ -45,18 +48,19 @@ class Session:
     resume: Resume | None = None
 
     def __post_init__(self) -> None:
-        """Read the run to start from, if there is one, and check the strategies' names and options."""
-        self.roster = Roster(self.config.seed)
+        """Read the run to start from, if there is one."""
+        roster = Roster(self.config.seed)
         self._initial = None
         self._points = list(self.resume.points) if self.resume else []
         if self.resume:
-            self.roster = Roster.from_json(self.resume.checkpoint.roster)
+            roster = Roster.from_json(self.resume.checkpoint.roster)
         elif self.config.init_from:
-            self._initial, self.roster = read_run(Path(self.config.init_from))
-            self.roster.seed = self.config.seed
-        self.federation = Federation(self.grid, self.roster, self._tell, self.watch)
+            self._initial, roster = read_run(Path(self.config.init_from))
+            roster.seed = self.config.seed
+        self.federation = Federation(self.grid, roster, self._tell, self.watch)
+        self.roster = roster
         for listener in self.listeners:
-            listener.gathering(self.roster)
+            listener.gathering(self.federation)
 
     def run(self) -> dict[str, Selection]:
         """Run the strategy and its baselines; returns the selected evaluation of each, by name.
@@ -76,82 +80,76 @@ class Session:
         went_on = self.resume.checkpoint if self.resume else None
         results = dict(went_on.results) if went_on else {}
         names = (self.config.strategy, *self.config.baselines)
+        self.federation.greeting = greeting_of(make_algorithm(self.config))  # of its baselines, too
         for phase, name in enumerate(names):
-            config = self.config if phase == 0 else baseline_config(self.config, name)
-            strategy = make_strategy(config, f"{self.run_id}-{name}", self.roster)
-            strategy.on_release = self._spend
-            self.federation.greet_for(strategy)
             if went_on and phase < went_on.phase:
                 continue
             resumed = went_on if went_on and phase == went_on.phase else None
-            if resumed:
-                self._go_on(strategy, resumed)
-            elif phase == 0:
-                self._start(strategy)
-            else:
-                self.federation.begin(strategy, 0)
-            self._mark(strategy, phase)
-            for listener in self.listeners:
-                listener.phase(strategy, name)
-
-            def save(progress: Progress, strategy: PersonalisedStrategy = strategy, phase: int = phase) -> None:
-                self._save(phase, progress, results, strategy)
-
-            done = resumed.progress if resumed else NOTHING_DONE
-            if not resumed:
-                save(done)
-            run = run_asynchronously if config.asynchronous else run_rounds
-            results[name] = run(strategy, self.federation, config, self.listeners, done, save)
-            for listener in self.listeners:
-                listener.phase_done(strategy)
+            config = self.config if phase == 0 else baseline_config(self.config, name)
+            results[name] = self._play(config, phase, resumed, results)
         self._save(len(names), NOTHING_DONE, results)
         return results
 
-    def _start(self, strategy: PersonalisedStrategy) -> None:
-        """Wait for the clients, and begin with the run's strategy."""
-        known = len(self.roster)
-        if self._initial is not None:
-            strategy.check_initial(self._initial)
-        self.federation.gather(strategy, self.config.clients, self.config.join_timeout_s)
-        self.roster.sort(known)
-        if self._initial is not None:
-            strategy.load(self._initial)
-        self.federation.begin(strategy, known)
+    def _play(
+        self, config: RunConfig, phase: int, resumed: Checkpoint | None, results: Mapping[str, Selection]
+    ) -> Selection:
+        """Run one strategy from its first round, or from where it was, to its last."""
+        algorithm = make_algorithm(config)
+        self.federation.admission = Admission(config, algorithm, self._initial if phase == 0 else None)
+        if resumed:
+            self._go_on(algorithm, resumed)
+        elif phase == 0:
+            self._gather(len(self.roster), self.config.clients)
+        else:
+            self.federation.admission.begin(self.roster, 0)
+        scope = Scope(f"{self.run_id}-{config.strategy}", 0, config.seed, *self._points_of(phase))
+        run = Run(config, algorithm, self.federation, self.listeners, scope, self._spend)
+        for listener in self.listeners:
+            listener.phase(algorithm, config.strategy)
 
-    def _go_on(self, strategy: PersonalisedStrategy, checkpoint: Checkpoint) -> None:
-        """Give a strategy its state back, and wait for as many clients as there were."""
-        known = len(self.roster)
-        for client in self.roster:  # in order of rows: the networks are for the data of the first
-            strategy.check_newcomer(client.about)
-        strategy.restore(checkpoint.tensors)
-        self.federation.gather(strategy, max(1, checkpoint.here), self.config.join_timeout_s)
-        self.roster.sort(known)
-        self.federation.begin(strategy, known)
+        def save(progress: Progress) -> None:
+            self._save(phase, progress, results, algorithm)
+            resume_points, rewound = self._points_of(phase)
+            run.scope = replace(run.scope, resume_points=resume_points, rewound=rewound)
 
-    def _mark(self, strategy: PersonalisedStrategy, phase: int) -> None:
-        """Let orders say to which rounds of this phase the run may go back, and to which it has gone back."""
+        done = resumed.progress if resumed else NOTHING_DONE
+        if not resumed:
+            save(done)
+        selection = (run_asynchronously if config.asynchronous else run_rounds)(run, done, save)
+        for listener in self.listeners:
+            listener.phase_done(algorithm)
+        return selection
+
+    def _gather(self, known: int, wanted: int) -> None:
+        """Wait for clients, and hand them to the algorithm."""
+        self.federation.gather(wanted, self.config.join_timeout_s)
+        self.roster.sort(known)
+        self.federation.admission.begin(self.roster, known)
+
+    def _go_on(self, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
+        """Give an algorithm its state back, and wait for as many clients as there were."""
+        known = len(self.roster)
+        self.federation.admission.restore(self.roster, checkpoint.tensors)
+        self._gather(known, max(1, checkpoint.here))
+
+    def _points_of(self, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return to which rounds of a phase the run may go back, and to which it has gone back."""
         rewound = self.resume.rewound if self.resume else ()
-        strategy.resume_points = tuple(orders for of, orders in self._points if of == phase)
-        strategy.rewound = tuple(orders if of == phase else 0 for of, orders in rewound if of <= phase)
+        points = tuple(orders for of, orders in self._points if of == phase)
+        return points, tuple(orders if of == phase else 0 for of, orders in rewound if of <= phase)
 
     def _save(
-        self,
-        phase: int,
-        progress: Progress,
-        results: Mapping[str, Selection],
-        strategy: PersonalisedStrategy | None = None,
+        self, phase: int, progress: Progress, results: Mapping[str, Selection], algorithm: Algorithm | None = None
     ) -> None:
-        """Write a checkpoint; without a strategy it says that the run is over."""
+        """Write a checkpoint; without an algorithm it says that the run is over."""
         if not self.config.checkpoint_every:
             return
-        tensors = strategy.checkpoint() if strategy else {}
+        tensors = algorithm.checkpoint() if algorithm else {}
         roster, here = self.roster.to_json(), self.roster.live_count
         checkpoint = Checkpoint(self.run_id, phase, progress, dict(results), roster, here, tensors)
         for listener in self.listeners:
             listener.checkpoint(checkpoint)
         self._points = [*self._points, (phase, progress.orders)][-2:]
-        if strategy:
-            self._mark(strategy, phase)
 
     def _spend(self, names: Sequence[str]) -> None:
         for listener in self.listeners:
@@ -160,6 +158,12 @@ class Session:
     def _tell(self, text: str) -> None:
         for listener in self.listeners:
             listener.event(text)
+
+
+def greeting_of(algorithm: Algorithm) -> Greeting:
+    """Return what an algorithm wants to know of newcomers."""
+    asks = None if algorithm.own_models == "no" else algorithm.asks
+    return Greeting(__version__, asks, algorithm.norms, algorithm.reference)
 
 
 def baseline_config(config: RunConfig, name: str) -> RunConfig:
@@ -184,16 +188,18 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         ConfigError: a strategy, one of its options, a model or a split does not exist, or they do not go together.
         ModelError: the target network does not fit the data set, or is a plug-in's that cannot be imported.
     """
+    told: tuple[str, ...] = ()
     for name in (config.strategy, *config.baselines):
         one = config if name == config.strategy else baseline_config(config, name)
-        strategy = make_strategy(one, "", Roster(config.seed))
+        algorithm = make_algorithm(one)
+        check_protection(one, algorithm)
+        asked = greeting_of(algorithm).asks
         if name == config.strategy:
-            asked = strategy.greeting().asks
             told = ASKS[: ASKS.index(asked) + 1] if asked else ()
-        elif strategy.own_models == "must" and strategy.greeting().asks not in told:
+        elif algorithm.own_models == "must" and asked not in told:
             raise ConfigError(f"baselines: {name} asks clients for more than {config.strategy}; make it the strategy")
         if one.init_from:
-            strategy.check_initial(read_run(Path(one.init_from))[0])
+            algorithm.check_start(read_run(Path(one.init_from))[0])
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"

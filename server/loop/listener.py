@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `flower-server watch` needs none of what these import
     from torch import Tensor
 
-    from hyperbloom.strategies.personalised import PersonalisedStrategy, Round
-    from hyperbloom.strategies.roster import Roster
+    from hyperbloom.server.loop.exchange import Outcome
+    from hyperbloom.server.loop.federation import Federation
+    from hyperbloom.server.loop.roster import Roster
+    from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["NOTHING_DONE", "Checkpoint", "Listener", "Progress", "Resume", "RoundReport", "Selection"]
 
@@ -30,7 +32,7 @@ class RoundReport:
 
     number: int
     of: int
-    outcome: "Round"
+    outcome: "Outcome"
     seconds: float
     elapsed: float
     late: int = 0
@@ -87,7 +89,7 @@ class Checkpoint:
         results: selections of the phases that are over, by name.
         roster: as `Roster.to_json` returns it.
         here: clients that were there.
-        tensors: as `PersonalisedStrategy.checkpoint` returns them.
+        tensors: as `Algorithm.checkpoint` returns them.
     """
 
     run_id: str
@@ -117,10 +119,10 @@ class Resume:
 class Listener:
     """Override what you want to hear."""
 
-    def gathering(self, roster: "Roster") -> None:
-        """The run begins: whoever takes part is in `roster` from now on."""
+    def gathering(self, federation: "Federation") -> None:
+        """The run begins: whoever takes part is in `federation` from now on."""
 
-    def phase(self, strategy: "PersonalisedStrategy", name: str) -> None:
+    def phase(self, algorithm: "Algorithm", name: str) -> None:
         """A strategy starts its rounds."""
 
     def event(self, text: str) -> None:
@@ -138,5 +140,5 @@ class Listener:
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """All that is known is in `checkpoint`; its tensors change in the next round."""
 
-    def phase_done(self, strategy: "PersonalisedStrategy") -> None:
+    def phase_done(self, algorithm: "Algorithm") -> None:
         """A strategy has run all its rounds."""

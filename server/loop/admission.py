@@ -1,0 +1,138 @@
+"""Who may join a run: what a client says of itself is checked before it touches any state."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
+from hyperbloom.common.names import check_name
+from hyperbloom.common.wire import Introduction
+from hyperbloom.common.wire.pack import LONGEST_LAYOUT
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.strategies.algorithm import Algorithm, Setting
+from hyperbloom.strategies.exchange import Client
+
+__all__ = ["Admission", "check_introduction"]
+
+LONGEST_VERSION = 100
+
+
+class Admission:
+    """Decides who may join, and hands clients to an algorithm.
+
+    Args:
+        config: the run.
+        algorithm: whose clients they are; it is built for the data of the first.
+        initial: the state of another run to start from.
+
+    Attributes:
+        setting: what the first client's data have decided.
+    """
+
+    def __init__(self, config: RunConfig, algorithm: Algorithm, initial: Mapping[str, Tensor] | None = None) -> None:
+        """Know nobody yet."""
+        self.config, self.algorithm = config, algorithm
+        self.setting: Setting | None = None
+        self._initial = initial
+        self._open = False
+
+    def check(self, about: Introduction, roster: Roster) -> None:
+        """Refuse a client whose data or machine do not fit; the first one decides where the run does not say.
+
+        Raises:
+            RefusedError: says what was expected and what the client has.
+        """
+        setting = check_introduction(about, self.config, self.algorithm, self.setting)
+        self.algorithm.serves(about, (other.about for other in roster if other.client_id != about.client_id))
+        if self.setting is None:
+            self.build(setting)
+
+    def build(self, setting: Setting) -> None:
+        """Build the algorithm for the data of the first client."""
+        self.setting = setting
+        try:
+            self.algorithm.build(setting)
+        except (RuntimeError, OverflowError) as error:
+            self.setting = None
+            raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
+        if self._initial is not None:
+            self.algorithm.start_from(self._initial)
+
+    def join(self, client: Client, first: bool) -> None:
+        """Hand a client to the algorithm if its rows are in use already; the others follow when `begin` is called."""
+        if self._open:
+            self.algorithm.join(client, first)
+
+    def restore(self, roster: Roster, tensors: Mapping[str, Tensor]) -> None:
+        """Give the algorithm back what a checkpoint holds of it, with all clients of then, in order of rows."""
+        for client in roster:
+            self.check(client.about, roster)
+            self.algorithm.join(client, True)
+        self.algorithm.restore(tensors)
+
+    def begin(self, roster: Roster, known: int) -> None:
+        """Hand all clients to the algorithm, in order of rows; later ones are handed over as they come.
+
+        Args:
+            roster: all clients.
+            known: rows that the algorithm has state for already.
+
+        Raises:
+            RefusedError: a client that is here does not fit this algorithm.
+        """
+        for client in roster:
+            self.check(client.about, roster)
+            self.algorithm.join(client, client.row >= known)
+        self._open = True
+
+
+def check_introduction(
+    about: Introduction, config: RunConfig, algorithm: Algorithm, setting: Setting | None
+) -> Setting:
+    """Return the setting of a run that a client fits, or that it is the first to decide.
+
+    Raises:
+        RefusedError: it does not fit.
+    """
+    input_shape = setting.spec.input_shape if setting else config.input_shape
+    num_classes = setting.spec.num_classes if setting else config.num_classes
+    if input_shape not in (None, about.input_shape):
+        raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
+    if num_classes not in (None, about.num_classes):
+        raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}")
+    if about.size not in config.sizes:
+        raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
+    try:
+        check_name(about.client_id, "--client-id")  # it becomes the name of a folder
+    except ConfigError as error:
+        raise RefusedError(str(error)[:300]) from None
+    words = (about.version, about.graph or "", *(about.types or ()))
+    if len(about.version) > LONGEST_VERSION or sum(map(len, words)) > LONGEST_LAYOUT:
+        raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
+    if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
+        raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
+    if not _is_scaling(about):
+        raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
+    if min(about.train_examples, about.val_examples, about.test_examples) < 1:
+        raise RefusedError("expected examples for training, validation and test, found an empty set")
+    if setting is not None:
+        return setting
+    try:
+        return algorithm.settle(about)
+    except ModelError as error:
+        raise RefusedError(str(error)) from None
+    except (RuntimeError, OverflowError) as error:
+        raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
+
+
+def _is_scaling(about: Introduction) -> bool:
+    """Return whether what a client says of its preprocessing can be done to inputs of its shape."""
+    positive = (about.divisor, *about.std)
+    fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
+    return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0
+
+
+def _are_shares(values: Sequence[float], classes: int) -> bool:
+    return len(values) == classes and min(values) >= 0 and abs(sum(values) - 1) < 1e-3

@@ -1,0 +1,245 @@
+"""Asynchronous mode: nobody waits for anybody. Each reply is learned from when it comes; its client's place is filled.
+
+As in Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, https://arxiv.org/abs/1903.03934, a reply's
+staleness is the number of replies that were applied since its order was written. What an algorithm makes of it is its
+own affair; beyond `max_staleness` a reply is dropped.
+
+A round is `cohort` applied replies, so that a run trains as many client steps as a synchronous one of as many rounds.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from hyperbloom.common.errors import CohortError
+from hyperbloom.common.reasons import Reason
+from hyperbloom.server.loop.exchange import Outcome, told
+from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
+from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Letter, Traffic
+from hyperbloom.server.loop.rounds import FRUITLESS_ROUNDS, Run, Save, better, due, evaluated, give_up
+from hyperbloom.strategies.algorithm import Evaluation
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
+
+__all__ = ["run_asynchronously"]
+
+STALENESS_PER_COHORT = 20
+
+
+def run_asynchronously(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda progress: None) -> Selection:
+    """Train until `rounds` times `cohort` replies are applied; return the evaluation that validation selects.
+
+    Goes on from what is `done`; orders that were on their way then are written anew.
+
+    Raises:
+        CohortError: `FRUITLESS_ROUNDS` times `cohort` replies in a row were of no use, or nobody was left.
+    """
+    return _Loop(run, done, save).run()
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An order to train that is on its way, and the replies that were applied when it was written."""
+
+    ask: Train
+    letter: Letter
+    applied: int
+
+
+@dataclass
+class _Pending:
+    """An evaluation on its way: the server's state when it was asked for, and what has come so far."""
+
+    number: int
+    elapsed: float
+    state: dict[str, Tensor]
+    asked: float
+    exchanges: Exchanges[Evaluation]
+    ask: Ask[object]
+    letters: dict[str, Letter]
+    answers: list[tuple[Client, object]] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+class _Loop:
+    def __init__(self, run: Run, done: Progress, save: Save) -> None:
+        self.of, self.done, self.save = run, done, save
+        self.config, self.federation, self.director = run.config, run.federation, run.director
+        self.limit = self.config.max_staleness or STALENESS_PER_COHORT * self.config.cohort
+        self.total = self.config.rounds * self.config.cohort
+        self.begin = time.perf_counter() - done.elapsed
+        self.best = done.best
+        self.outcome = Outcome()
+        self._pending: _Pending | None = None
+        self._written: dict[str, _Written] = {}  # by message id
+        self._applied = done.applied
+        self._draws = done.orders
+        self._handed_out = time.perf_counter()
+        self._useless = 0  # replies in a row
+        self._failed: set[int] = set()  # rows whose last reply was of no use, since one was applied
+
+    def run(self) -> Selection:
+        """Run all rounds."""
+        late, first = self.federation.late, max(self.done.round, 0) + 1
+        if first > 1 and (first - 1) % self.config.eval_every == 0:
+            self._ask_for_evaluation(first - 1, self.done.elapsed)  # the checkpoint was written before it was asked for
+        for number in range(first, self.config.rounds + 1):
+            start, self.federation.round = time.perf_counter(), number
+            while self._applied < number * self.config.cohort:
+                self._turn()
+            seconds, elapsed = time.perf_counter() - start, time.perf_counter() - self.begin
+            late, before = self.federation.late, late
+            # What comes while an evaluation is waited for belongs to the next round.
+            outcome, self.outcome = self.outcome, Outcome()
+            self._report(number, outcome, seconds, elapsed, late - before, self.federation.post.take_traffic())
+            if due(self.config, number):
+                self._finish_evaluation()
+                self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
+            if number % self.config.eval_every == 0 or number == self.config.rounds:
+                self._finish_evaluation()
+                self._ask_for_evaluation(number, elapsed)
+        self._finish_evaluation()
+        if self.best is None:
+            raise CohortError("no client could be evaluated in any round; see the log for each client's reason")
+        return self.best
+
+    # ------------------------------------------------------------------ training
+
+    def _turn(self) -> None:
+        """Hand out work, and take in what has come."""
+        # Whoever works on an evaluation is not gone; and `gather` takes no replies in.
+        if not self._written and not self._pending:
+            self.federation.gather(1, self.config.join_timeout_s)
+        self._hand_out()
+        if not self._take_in():
+            time.sleep(FASTEST_POLL_S if self._written else SLOWEST_POLL_S)
+
+    def _hand_out(self) -> None:
+        """Fill the places that are free; an order's number is unique, so that no two train on the same batches."""
+        places = self.config.cohort - len(self._written)
+        if places < 1 or not self.federation.idle_count:
+            return
+        candidates = self.of.candidates()
+        if self._written:  # who has just failed waits for the others: their replies decide whether to go on
+            candidates = [client for client in candidates if client.row not in self._failed]
+        clients = draw(self.config.seed, self._draws + 1, places, candidates)
+        if not clients:
+            self._wait_for_trainable()
+            return
+        self._draws, self._handed_out = self._draws + 1, time.perf_counter()
+        ask = self.of.protection.training(self.of.algorithm.training(self.of.turn(self._draws, clients), clients))
+        for letter in self.director.send(ask, clients, self.outcome):
+            self._written[letter.id] = _Written(ask, letter, self._applied)
+
+    def _wait_for_trainable(self) -> None:
+        """Raise a CohortError if all who are idle have nothing to learn, and nobody else has come for long."""
+        waits = not self._written and not self._pending
+        if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
+            raise CohortError(
+                f"none of the clients that are here can be trained, and no other came within "
+                f"{self.config.join_timeout_s:.0f} s. With options.freeze start novel clients"
+            )
+
+    def _take_in(self) -> bool:
+        """Return whether anything has come."""
+        arrivals = self.federation.poll()
+        for arrival in arrivals:
+            written = self._written.pop(arrival.letter.id, None)
+            if written is not None:
+                self._apply(written, arrival)
+            elif self._pending and self._pending.letters.pop(arrival.letter.id, None):
+                pending, client = self._pending, arrival.letter.about.client
+                for answer in self.director.judge(pending.ask, arrival, pending.outcome):
+                    pending.answers.append((client, answer))
+        self._forget_lost()
+        if self._pending and not self._pending.letters:
+            self._go_on(self._pending)
+        if self._useless >= FRUITLESS_ROUNDS * self.config.cohort:
+            give_up(self.outcome, f"among the last {self._useless}")
+        return bool(arrivals)
+
+    def _apply(self, written: _Written, arrival: Arrival) -> None:
+        """Learn from a reply, or note why not."""
+        client, staleness = arrival.letter.about.client, self._applied - written.applied
+        found = list(self.director.judge(written.ask, arrival, self.outcome))
+        if not found:
+            self._useless += 1
+            self._failed.add(client.row)
+        elif staleness > self.limit:
+            self.outcome.leave_out(client, Reason.STALE, f"staleness {staleness} is over the limit of {self.limit}")
+            self._useless += 1
+        elif self._applied == self.total:
+            self.outcome.leave_out(client, Reason.DROPPED, "dropped: the last round was over")
+        else:
+            update = replace(found[0], staleness=staleness)
+            self.of.algorithm.learn(self.of.protection.learned([update]))
+            self.outcome.staleness.append(staleness)
+            self.outcome.results[client.client_id] = told(update.result)
+            self._applied, self._useless = self._applied + 1, 0
+            self._failed.clear()
+
+    def _forget_lost(self) -> None:
+        """Free the places of clients that are gone or took too long."""
+        post, limit = self.federation.post, self.config.round_timeout_s
+        post.give_up([written.letter for written in self._written.values()], limit)
+        for message_id, written in list(self._written.items()):
+            if not post.expects(written.letter):
+                del self._written[message_id]
+                self._useless += 1
+                self.outcome.leave_out(written.letter.about.client, Reason.NO_REPLY, "no reply")
+        if self._pending:
+            letters = self._pending.letters
+            post.give_up(letters.values(), limit)
+            for message_id, letter in list(letters.items()):
+                if not post.expects(letter):
+                    del letters[message_id]
+                    self._pending.outcome.leave_out(letter.about.client, Reason.NO_REPLY, "no reply")
+
+    # ------------------------------------------------------------------ evaluation
+
+    def _ask_for_evaluation(self, number: int, elapsed: float) -> None:
+        """Send everyone their weights to score, behind whatever work they have; training goes on meanwhile."""
+        state = {name: tensor.detach().clone() for name, tensor in self.of.algorithm.state().items()}
+        exchanges = self.of.algorithm.evaluate(self.of.turn(number), self.federation.trusted)
+        ask, outcome = next(exchanges), Outcome()
+        self._pending = _Pending(number, elapsed, state, time.perf_counter(), exchanges, ask, {}, outcome=outcome)
+        self._send(self._pending)
+
+    def _send(self, pending: _Pending) -> None:
+        letters = self.director.send(pending.ask, list(pending.ask.clients), pending.outcome)
+        pending.letters, pending.answers = {letter.id: letter for letter in letters}, []
+
+    def _go_on(self, pending: _Pending) -> None:
+        """Play the evaluation's next exchange, or conclude it."""
+        pending.answers.sort(key=lambda pair: pair[0].row)
+        try:
+            pending.ask = pending.exchanges.send(pending.answers)
+        except StopIteration as over:
+            self._pending = None
+            self._conclude(pending, over.value)
+        else:
+            self._send(pending)
+
+    def _finish_evaluation(self) -> None:
+        """Wait until the evaluation on its way is complete; no new work is handed out."""
+        while self._pending:
+            if not self._take_in():
+                time.sleep(FASTEST_POLL_S)
+
+    def _conclude(self, done: _Pending, evaluation: Evaluation) -> None:
+        done.outcome.evaluation = evaluated(evaluation, self.of)
+        selection = better(self.best, done.number, done.outcome.evaluation)
+        if selection is not self.best and selection is not None:
+            self.best = selection
+            for listener in self.of.listeners:
+                listener.selected(selection, done.state, self.federation.roster)
+        seconds = time.perf_counter() - done.asked
+        self._report(done.number, done.outcome, seconds, done.elapsed, 0, Traffic())
+
+    def _report(
+        self, number: int, outcome: Outcome, seconds: float, elapsed: float, late: int, traffic: Traffic
+    ) -> None:
+        of, down, up = self.config.rounds, traffic.down, traffic.up
+        report = RoundReport(number, of, outcome, seconds, elapsed, late, down, up)
+        for listener in self.of.listeners:
+            listener.round_done(report)

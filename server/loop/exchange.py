@@ -1,0 +1,311 @@
+"""One exchange: orders out, answers in, each judged before it counts.
+
+Here alone it is decided what becomes of an answer: it is accepted, or its client is left out of the round for a reason.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import EvaluateResult, Failed, Order, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.pack import unpack_answer
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
+
+__all__ = ["Accepted", "Director", "Evaluated", "Outcome", "Refused", "Sent", "accept", "capped_examples", "told"]
+
+BYTES_AT_ONCE = 32 * 2**20
+"""Weights that are written into messages at a time; a message holds them once or twice more until it is sent."""
+
+MOST_AT_ONCE = 1000
+"""Clients that are asked at a time, however small their networks: a message is some kilobytes by itself."""
+
+ReturnT = TypeVar("ReturnT")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a client brought nothing: a reason for programs, a text for people."""
+
+    reason: Reason
+    text: str
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An answer that counts."""
+
+    answer: Any
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Scores of all clients that answered, by name in order, and which of them are novel."""
+
+    scores: Mapping[str, EvaluateResult]
+    novel: frozenset[str] = frozenset()
+    rank: tuple[int, float] | None = None  # by which rounds are selected; the mean validation accuracy, if None
+
+    def metrics(self) -> dict[str, float]:
+        """Return federated accuracy (percent) on validation and test, and on the test examples of novel clients.
+
+        `mean` is the paper's formula, the mean over clients of each client's accuracy; `pooled` is all correct
+        answers over all examples, as the authors' code reports it; `std` (population) and `worst` are over clients.
+        Novel clients are in `novel_test_...` alone: nothing is chosen by labels that they would not have.
+        """
+        metrics: dict[str, float] = {}
+        known = [result for name, result in self.scores.items() if name not in self.novel]
+        novel = [result for name, result in self.scores.items() if name in self.novel]
+        for prefix, split, results in (("", "val", known), ("", "test", known), ("novel_", "test", novel)):
+            scores = [result.val if split == "val" else result.test for result in results]
+            if not scores:
+                continue
+            each = [100 * score.accuracy for score in scores]
+            start = f"{prefix}{split}"
+            metrics[f"{start}_mean"] = statistics.fmean(each)
+            metrics[f"{start}_std"] = statistics.pstdev(each)
+            metrics[f"{start}_worst"] = min(each)
+            metrics[f"{start}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
+            metrics[f"{start}_loss"] = statistics.fmean(score.loss for score in scores)
+        return metrics
+
+
+@dataclass
+class Outcome:
+    """What a round brought: results by client name, and why others were left out.
+
+    `staleness` has, in asynchronous mode, an entry per reply: the replies applied since its order was written.
+    `quarantined` has, of those that are asked nothing from now on, the last round for which this holds.
+    """
+
+    results: dict[str, TrainResult] = field(default_factory=dict)
+    evaluation: Evaluated | None = None
+    refused: dict[str, Refused] = field(default_factory=dict)
+    staleness: list[int] = field(default_factory=list)
+    quarantined: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lied(self) -> list[str]:
+        """Return those whose reply's content was at fault."""
+        return [name for name, refused in self.refused.items() if refused.reason.is_lie]
+
+    def leave_out(self, client: Client, reason: Reason, text: str) -> None:
+        """Note why a client brought nothing."""
+        self.refused[client.client_id] = Refused(reason, text)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What is remembered of an order.
+
+    Attributes:
+        kind: class of the order.
+        dtype: of the weights that were sent; None if none were.
+        values: `(P,)`, those of `layout` among the weights that were sent, if they are kept.
+        layout: how what comes back lies in a flat vector.
+        reply: of an order to train.
+    """
+
+    client: Client
+    kind: type[Order]
+    dtype: torch.dtype | None = None
+    values: Tensor | None = None
+    layout: Layout | None = None
+    reply: str = "nothing"
+
+
+class Director:
+    """Plays the exchanges of algorithms with a federation.
+
+    Args:
+        federation: the clients.
+        config: the run.
+    """
+
+    def __init__(self, federation: Federation, config: RunConfig) -> None:
+        """Have nothing on its way."""
+        self.federation, self.config = federation, config
+
+    def play(self, exchanges: Exchanges[ReturnT], outcome: Outcome, cohort: int = 0) -> ReturnT:
+        """Play all exchanges of a round, one after the other, and return what they return.
+
+        Args:
+            exchanges: of an algorithm.
+            outcome: of the round; told who is left out, and what training brought.
+            cohort: clients of which `min_replies` must answer, where an exchange wants a quorum.
+        """
+        answers: Any = None
+        while True:
+            try:
+                ask = exchanges.send(answers)
+            except StopIteration as over:
+                return over.value  # type: ignore[no-any-return]
+            answers = self._exchange(ask, outcome, cohort)
+
+    def _exchange(self, ask: Ask[Any], outcome: Outcome, cohort: int) -> Sequence[Any]:
+        accepted: list[tuple[Client, Any]] = []
+        waiting: list[Letter] = []
+        for clients in slices(ask.clients, ask.size):
+            waiting += self.send(ask, self._there(clients, outcome), outcome)
+            if ask.in_turns:
+                accepted += self._collect(ask, waiting, outcome)
+                waiting = []
+        accepted += self._collect(ask, waiting, outcome)
+        accepted.sort(key=lambda pair: pair[0].row)
+        if ask.quorum and cohort and len(accepted) / cohort < self.config.min_replies:
+            # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
+            for client, _ in accepted:
+                outcome.leave_out(client, Reason.DROPPED, f"dropped: only {len(accepted)} of {cohort} answered")
+            accepted = []
+        if not isinstance(ask, Train):
+            return accepted
+        outcome.results = {client.client_id: told(update.result) for client, update in accepted}
+        examples = capped_examples([client for client, _ in accepted], self.config.examples_cap)
+        return [replace(update, examples=count) for (_, update), count in zip(accepted, examples, strict=True)]
+
+    def _there(self, clients: Sequence[Client], outcome: Outcome) -> list[Client]:
+        """Look clients up again: while others were asked, some may have left or moved to another node."""
+        now = {client.row: client for client in self.federation.idle}
+        for client in clients:
+            if client.row not in now and client.client_id not in outcome.refused:
+                outcome.leave_out(client, Reason.LEFT, "left before it was asked")
+        return [now[client.row] for client in clients if client.row in now]
+
+    def send(self, ask: Ask[Any], clients: Sequence[Client], outcome: Outcome) -> list[Letter]:
+        """Write some clients their orders, and send them."""
+        orders = [(c, order, _remember(ask, c, order)) for c, order in zip(clients, ask.orders(clients), strict=True)]
+        letters = self.federation.send(orders)
+        reached = {letter.about.client.row for letter in letters}
+        for client in clients:
+            if client.row not in reached:
+                outcome.leave_out(client, Reason.UNREACHABLE, "its node cannot be reached")
+        return letters
+
+    def _collect(self, ask: Ask[Any], letters: Sequence[Letter], outcome: Outcome) -> list[tuple[Client, Any]]:
+        """Wait until all have answered, or are gone, or the round's time is over; return what is accepted."""
+        accepted: list[tuple[Client, Any]] = []
+        deadline, delay = time.monotonic() + self.config.round_timeout_s, FASTEST_POLL_S
+        while self.federation.post.waits_for(letters) and time.monotonic() < deadline:
+            arrivals = self.federation.poll()
+            for arrival in arrivals:
+                accepted += [(arrival.letter.about.client, one) for one in self.judge(ask, arrival, outcome)]
+            delay = FASTEST_POLL_S if arrivals else delay
+            if self.federation.post.waits_for(letters):
+                time.sleep(delay)
+                delay = min(1.5 * delay, SLOWEST_POLL_S)
+        self.federation.post.give_up(letters)
+        answered = {client.row for client, _ in accepted}
+        for client in (letter.about.client for letter in letters):
+            if client.row not in answered and client.client_id not in outcome.refused:
+                outcome.leave_out(client, Reason.NO_REPLY, "no reply")
+        return accepted
+
+    def judge(self, ask: Ask[Any], arrival: Arrival, outcome: Outcome) -> Iterator[Any]:
+        """Yield what an answer brings if it is accepted; else note why its client is left out."""
+        judged = accept(ask, arrival.letter.about, arrival.content)
+        if isinstance(judged, Accepted):
+            yield judged.answer
+            return
+        client = arrival.letter.about.client
+        outcome.leave_out(client, judged.reason, judged.text)
+        if judged.reason.is_lie:
+            self.blame(client, judged.text, outcome)
+        ask.failed(client, judged.reason)
+
+    def blame(self, client: Client, text: str, outcome: Outcome) -> None:
+        """Leave a client out for what it has sent, and hold it against it."""
+        outcome.leave_out(client, Reason.CONTENT, text)
+        until = self.federation.blame(client.client_id, text)
+        if until is not None:
+            outcome.quarantined[client.client_id] = until
+
+
+def slices(clients: Sequence[Client], size: int) -> Iterator[Sequence[Client]]:
+    """Yield so many clients at a time as memory allows if each gets `size` numbers of its own."""
+    at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * size)))
+    for start in range(0, len(clients), at_once):
+        yield clients[start : start + at_once]
+
+
+def told(result: TrainResult) -> TrainResult:
+    """Return what the log keeps of a result: a large cohort's weights would fill the memory."""
+    return TrainResult(result.seconds, loss=result.loss)
+
+
+def capped_examples(clients: Sequence[Client], cap: float) -> list[int]:
+    """Return by how many examples each of a cohort counts in an average: nobody can check what clients say.
+
+    No more than `cap` times the median of the cohort.
+    """
+    said = [client.about.train_examples for client in clients]
+    most = int(cap * statistics.median(said)) if said else 0
+    return [min(each, most) for each in said]
+
+
+# ---------------------------------------------------------------------- what is remembered, and what is accepted
+
+
+def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
+    if not isinstance(ask, Train) or not isinstance(order, TrainOrder):
+        return Sent(client, type(order))
+    layout, sent = ask.layout(client), order.weights
+    if sent is None:
+        return Sent(client, type(order))
+    values = sent.part(layout) if ask.keep_sent else None
+    return Sent(client, type(order), sent.values.dtype, values, layout, order.reply)
+
+
+def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted | Refused:
+    """Return what an answer brings, or why it brings nothing. Pure: touches no state."""
+    if isinstance(content, Failure):
+        return Refused(content.reason, content.text)
+    try:
+        answer: Any = unpack_answer(sent.kind.answer, content)
+        if isinstance(answer, Failed):
+            return Refused(answer.reason, answer.text)
+        if isinstance(answer, TrainResult):
+            answer.check()
+        ask.check(sent.client, answer)
+        return Accepted(_update(ask, sent, answer) if isinstance(ask, Train) else answer)
+    except WireError as error:
+        return Refused(Reason.CONTENT, str(error))
+
+
+def _update(ask: Train, sent: Sent, result: TrainResult) -> Update:
+    """Return what came back from training; WireError if it cannot be what the order asked for."""
+    if sent.dtype is None or sent.layout is None:
+        return Update(sent.client, result, None, None, None, sent.client.about.train_examples)
+    weights = result.weights if ask.codec is None else _decoded(ask, result, sent)
+    if weights is None:
+        raise WireError("expected weights in the reply, found none")
+    weights.check(sent.layout, sent.dtype)
+    weights.check_norm()
+    result = replace(result, weights=None, encoded=None)
+    return Update(sent.client, result, sent.values, weights.values, sent.layout, sent.client.about.train_examples)
+
+
+def _decoded(ask: Train, result: TrainResult, sent: Sent) -> Weights:
+    """Return what an encoded change stands for: itself, or the weights that it makes of those sent."""
+    assert ask.codec is not None and sent.layout is not None
+    if result.encoded is None:
+        raise WireError(f"expected a change encoded as {ask.codec.name}, found none")
+    delta = ask.codec.decode(result.encoded, sent.layout)
+    if sent.reply == "weights":
+        assert sent.values is not None, "who averages weights keeps what was sent"
+        delta = sent.values + delta
+    return Weights(sent.layout, delta)

@@ -1,0 +1,242 @@
+"""The clients as the server sees them: greeted, admitted or refused, there or gone, busy or idle.
+
+Where nodes have keys, the SuperLink calls a node by the name that its key is registered for, and a client must be of
+that name.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from hyperbloom.common.errors import CohortError, RefusedError, WireError
+from hyperbloom.common.wire import Failed, Greeting, Introduction, Notice, Order
+from hyperbloom.common.wire.pack import unpack_answer
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.post import SLOWEST_POLL_S, Arrival, Failure, Letter, Post
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.strategies.exchange import Client
+
+__all__ = ["Federation"]
+
+VISIT_EVERY_S = 0.5
+GREETING_TTL_S = 120.0
+GOODBYE_S = 30.0  # a client in the middle of its training hears the goodbye after it
+NOTICE_TTL_S = 600.0
+
+
+class Federation:
+    """Nodes come, go and answer; the roster says which client that was.
+
+    Args:
+        grid: Flower's grid.
+        roster: who is known already (empty for a fresh run).
+        on_event: told of everything that happens to a client, in one line.
+        watch: called while waiting for clients; raises if waiting has become pointless.
+
+    Attributes:
+        admission: decides who may join; set before clients are gathered.
+        greeting: what new nodes are asked; set before clients are gathered.
+        round: the one that runs now, by which quarantine ends.
+        late: answers that came after their deadline; they are dropped.
+        refused: nodes that were not admitted.
+    """
+
+    admission: Admission
+    greeting: Greeting
+
+    def __init__(
+        self,
+        grid: Grid,
+        roster: Roster,
+        on_event: Callable[[str], None],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Know no node yet."""
+        self.grid, self.roster, self.post = grid, roster, Post(grid)
+        self.round, self.late, self.refused = 0, 0, 0
+        self._on_event, self._watch = on_event, watch
+        self._met: set[int] = set()
+        self._owners: dict[int, str] = {}  # of the nodes that are here: whose key it is, "" where there are no keys
+        self._visited = -VISIT_EVERY_S
+
+    # ------------------------------------------------------------------ who is there
+
+    @property
+    def trusted(self) -> list[Client]:
+        """Return the clients that are here and not in quarantine, by row."""
+        return self.roster.trusted(self.round)
+
+    @property
+    def idle(self) -> list[Client]:
+        """Return those of the trusted clients that have no order left to answer, by row."""
+        busy = self.post.busy
+        return [client for client in self.trusted if self.roster.node_of(client) not in busy]
+
+    @property
+    def idle_count(self) -> int:
+        """Return how many clients are here and have no order left to answer."""
+        return self.roster.live_count - len(self._busy())
+
+    def is_busy(self, client: Client) -> bool:
+        """Return whether a client still works on an order."""
+        return self.roster.node_of(client) in self.post.busy
+
+    def _busy(self) -> set[int]:
+        return {node for node in self.post.busy if self.roster.on_node(node)}
+
+    def count(self) -> dict[str, int]:
+        """Return how many clients are in each state."""
+        live, idle = self.roster.live_count, self.idle_count
+        return {
+            "live": live,
+            "idle": idle,
+            "busy": live - idle,
+            "away": len(self.roster) - live,
+            "quarantined": self.roster.conduct.count_in_quarantine(self.round),
+        }
+
+    def gather(self, wanted: int, timeout_s: float) -> None:
+        """Wait until `wanted` clients that may join are here, with no order left to answer.
+
+        Raises:
+            CohortError: too few came within `timeout_s` seconds.
+        """
+        if self.idle_count >= wanted:
+            return
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
+        self._on_event(f"waiting for {wanted - self.idle_count} clients until {until}")
+        deadline = time.monotonic() + timeout_s
+        while self.idle_count < wanted:
+            self._watch()
+            self.poll()
+            if self.idle_count < wanted and time.monotonic() > deadline:
+                names = ", ".join(client.client_id for client in self.roster.live) or "none"
+                busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
+                raise CohortError(
+                    f"{self.idle_count} of {wanted} clients joined within {timeout_s:.0f} s ({names}){busy}. "
+                    "Start the others, or set clients to fewer or join_timeout_s to more"
+                )
+            time.sleep(SLOWEST_POLL_S)
+
+    # ------------------------------------------------------------------ orders and answers
+
+    def send(self, orders: Sequence[tuple[Client, Order, Any]]) -> list[Letter]:
+        """Send clients that are here an order each, with what is to be remembered; return those that were taken."""
+        addressed = []
+        for client, order, about in orders:
+            node = self.roster.node_of(client)
+            assert node is not None, "only those who are here get orders"
+            addressed.append((node, order, about))
+        letters = self.post.send(addressed, self.round)
+        if len(letters) < len(orders):  # a node has just gone: see which, or it is drawn again and again at once
+            self._visited = -VISIT_EVERY_S
+            self._visit()
+        return letters
+
+    def poll(self) -> list[Arrival]:
+        """Return the answers to orders that have come in time; greet and welcome who is new, drop what is late."""
+        arrived = []
+        for arrival in self.post.poll():
+            if arrival.letter.kind is Greeting:
+                self._welcome(arrival.letter.node, arrival.content)
+            elif arrival.late:
+                self._drop(arrival)
+            elif arrival.letter.kind is not Notice:
+                arrived.append(arrival)
+        self._visit()
+        return arrived
+
+    def _drop(self, arrival: Arrival) -> None:
+        client, content = self.roster.on_node(arrival.letter.node), arrival.content
+        if client is None:
+            return
+        if not isinstance(content, Failure):
+            self.late += 1
+            self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
+        elif content.reason.is_lie:
+            self.blame(client.client_id, content.text)
+
+    def blame(self, name: str, text: str) -> int | None:
+        """Hold an answer's content against a client; return the last round of the quarantine that it leads to."""
+        until = self.roster.conduct.lied(name, self.round)
+        if until is not None:
+            self._on_event(
+                f"{name} is in quarantine until after round {until}: another reply was refused for its content ({text})"
+            )
+        return until
+
+    # ------------------------------------------------------------------ coming and going
+
+    def _visit(self) -> None:
+        """Greet nodes that are new, and note which are gone; at most every `VISIT_EVERY_S`."""
+        now = time.monotonic()
+        if now - self._visited < VISIT_EVERY_S:
+            return
+        self._visited = now
+        self._owners = {node.node_id: node.name for node in self.grid.get_nodes()}
+        for client in self.roster.live:
+            node = self.roster.node_of(client)
+            if node is not None and node not in self._owners:
+                self.roster.leave(node)
+                self._on_event(f"{client.client_id} left")
+        self.post.keep(lambda letter: letter.node in self._owners and self._is_answered_by_its_client(letter))
+        silent = [letter for letter in self.post.open(Greeting) if now - letter.sent > GREETING_TTL_S]
+        self.post.give_up(silent)
+        self._met -= {letter.node for letter in silent}  # greeted again
+        newcomers = sorted(self._owners.keys() - self._met)
+        self._met = set(self._owners)
+        self.post.send([(node, self.greeting, None) for node in newcomers], ttl=GREETING_TTL_S)
+
+    def _is_answered_by_its_client(self, letter: Letter) -> bool:
+        return letter.kind in (Greeting, Notice) or self.roster.on_node(letter.node) is not None
+
+    def _welcome(self, node: int, content: RecordDict | Failure) -> None:
+        """Admit or refuse who has answered a greeting."""
+        if isinstance(content, Failure) and content.network:
+            self._met.discard(node)  # the network's fault: greet it again if it is still there
+            return
+        try:
+            if isinstance(content, Failure):
+                raise WireError(f"it cannot say who it is: {content.text}")
+            about = unpack_answer(Introduction, content)
+            if isinstance(about, Failed):
+                raise WireError(f"it cannot say who it is: {about.text}")
+            self._admit(node, about)
+        except (RefusedError, WireError) as error:
+            self.refused += 1
+            self._on_event(f"refused node {node}: {error}")
+            self._notify([node], Notice("refused", str(error)))
+
+    def _admit(self, node: int, about: Introduction) -> None:
+        owner = self._owners.get(node, "")
+        if owner and owner != about.client_id:
+            raise RefusedError(f"its key is that of {owner}, but it says that it is {about.client_id}")
+        self.admission.check(about, self.roster)
+        known = self.roster.find(about.client_id)
+        client, moved_from = self.roster.admit(node, about)
+        if moved_from is not None:
+            self._notify([moved_from], Notice("refused", f"{client.client_id} has joined again from another process"))
+        self.admission.join(client, known is None)
+        what = f"{about.train_examples} training examples, size {about.size}"
+        if known and known.about.train_examples != about.train_examples:
+            what += f"; {known.about.train_examples} before"
+        live = self.roster.live_count
+        here = "1 client is here" if live == 1 else f"{live} clients are here"
+        self._on_event(f"{client.client_id} {'is back' if known else 'joined'} ({what}); {here}")
+
+    def say_goodbye(self, reason: str, complete: str | None = None) -> None:
+        """Tell all clients that the run is over (and which is complete), and wait briefly until they have heard it."""
+        nodes = [node for client in self.roster.live if (node := self.roster.node_of(client)) is not None]
+        left = self._notify(nodes, Notice("finished", reason, complete))
+        deadline = time.monotonic() + GOODBYE_S
+        while self.post.waits_for(left) and time.monotonic() < deadline:
+            self.post.poll()
+            if not set(self.grid.get_node_ids()) & set(nodes):
+                return
+            time.sleep(SLOWEST_POLL_S)
+
+    def _notify(self, nodes: Sequence[int], notice: Notice) -> list[Letter]:
+        return self.post.send([(node, notice, None) for node in nodes], ttl=NOTICE_TTL_S)

@@ -1,0 +1,376 @@
+"""The server's half of secure aggregation: five exchanges, after which it knows the mean change and no single one.
+
+Bonawitz et al., CCS 2017, figure 4 (`common/secure_aggregation.py` has the arithmetic, `client/work/masks.py` the other
+half):
+
+    keys       each client of the cohort sends two public keys, signed
+    shares     each gets all keys, and deals sealed shares of its secrets; the server passes them on
+    masked     each trains, and sends its change under masks
+    confirm    each signs whose changes have come, and all that it was told
+    unmask     each gets the signatures, and reveals shares that take the masks off the sum
+
+A client that stays away from one exchange is out of the later ones. With fewer than `threshold_of` the cohort left, the
+round learns nothing. The algorithm then learns as if every client had returned the mean: what one with `sums` makes of
+a weighted sum of replies is the same.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.keys import verify
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secure_aggregation import (
+    DIGEST_BYTES,
+    KEY_BYTES,
+    LARGEST_LOSS_SUMMED,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    Agreement,
+    Scale,
+    Words,
+    add_mask,
+    agree,
+    combine,
+    commit,
+    new_key,
+    pair_mask,
+    public_key,
+    read_key,
+    threshold_of,
+)
+from hyperbloom.common.secure_sum import pack_places, signed_keys, signed_set, told
+from hyperbloom.common.wire import (
+    ConfirmOrder,
+    ConfirmResult,
+    KeysOrder,
+    KeysResult,
+    MaskedOrder,
+    MaskedResult,
+    Masking,
+    Order,
+    SharesOrder,
+    SharesResult,
+    TrainOrder,
+    TrainResult,
+    UnmaskOrder,
+    UnmaskResult,
+    Weights,
+)
+from hyperbloom.server.loop.exchange import Outcome, capped_examples
+from hyperbloom.server.loop.exchange import told as as_told
+from hyperbloom.server.loop.masked_sum import MaskedSum
+from hyperbloom.strategies.algorithm import Turn
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, through
+
+__all__ = ["Masks"]
+
+AnswerT = TypeVar("AnswerT")
+Blame = Callable[[Client, str, Outcome], None]
+
+
+class Masks:
+    """Plays each exchange of a round that trains under masks.
+
+    Args:
+        config: the run.
+        turn: the round.
+        outcome: told of what it brings.
+        blame: holds an answer against a client.
+    """
+
+    def __init__(self, config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame) -> None:
+        """Have played nothing yet."""
+        self.config, self.turn, self.outcome, self._blame = config, turn, outcome, blame
+
+    def round(self, exchanges: Exchanges[None]) -> Exchanges[None]:
+        """Play a round's exchanges, with masks around those that train."""
+        return through(exchanges, self._train)
+
+    def _train(self, wanted: Train) -> Exchanges[Sequence[Update]]:
+        try:
+            return (yield from _MaskedTraining(self, wanted).play())
+        except _Dropped as why:
+            for client in wanted.clients:
+                if client.client_id not in self.outcome.refused:
+                    self.outcome.leave_out(client, Reason.DROPPED, f"dropped: {why}")
+            return []
+
+    def blame(self, client: Client, text: str) -> None:
+        """Hold what a client has sent against it."""
+        self._blame(client, text, self.outcome)
+
+
+class _Dropped(Exception):
+    """The round cannot learn anything; says why."""
+
+
+class _MaskedTraining:
+    """One exchange; clients are known to each other by their places among those that have sent keys.
+
+    All mappings are by row, unless they say that they are by place.
+    """
+
+    def __init__(self, masks: Masks, wanted: Train) -> None:
+        self.masks, self.wanted = masks, wanted
+        self.run_id, self.number = masks.turn.scope.run_id, masks.turn.number
+        self.cohort = wanted.clients
+        self.threshold = threshold_of(len(self.cohort), masks.config.min_replies)
+        self.clients: dict[int, Client] = {client.row: client for client in self.cohort}
+        self._seen: set[bytes] = set()  # keys that have come
+
+    def play(self) -> Exchanges[Sequence[Update]]:
+        """Play the exchanges; return the mean as every client's update. _Dropped as soon as too few are left."""
+        if not self.cohort:
+            return []
+        first = next(iter(self.wanted.orders(self.cohort[:1])))
+        if first.reply == "nothing":  # nothing is to be summed
+            updates: Sequence[Update] = yield self.wanted
+            return updates
+        if len(self.cohort) < FEWEST_CLIENTS:
+            raise _Dropped(f"secure aggregation needs {FEWEST_CLIENTS} clients, and {len(self.cohort)} could be asked")
+        keys_order = KeysOrder(self.run_id, self.number)
+        self.keys: Mapping[int, KeysResult] = yield from self._ask(
+            self.cohort, lambda client: keys_order, self._check_keys
+        )
+        self.rows = tuple(self.keys)  # by place
+        self.place = {row: place for place, row in enumerate(self.rows)}
+        self.agreement = self._agree()
+        self.digest = self.agreement.digest
+        self.dealt: Mapping[int, SharesResult] = yield from self._ask(
+            self._who(self.keys), self._shares_order, self._check_dealt
+        )
+        self._plan()
+        masked: Mapping[int, MaskedResult] = yield from self._ask(
+            self._who(self.dealt), self._masked_order, self._check_masked
+        )
+        self.alive, self.dead = tuple(masked), self.dealt.keys() - masked.keys()
+        confirm = ConfirmOrder(self.run_id, self.number, self._places(self.alive), self._places(self.dead))
+        signed: Mapping[int, ConfirmResult] = yield from self._ask(
+            self._who(masked), lambda client: confirm, self._check_signature
+        )
+        by_place = {self.place[row]: result.signature for row, result in signed.items()}
+        unmask = UnmaskOrder(
+            self.run_id, self.number, tuple(by_place.get(place, b"") for place in self._places(self.alive))
+        )
+        revealed: Mapping[int, UnmaskResult] = yield from self._ask(
+            self._who(signed), lambda client: unmask, self._check_revealed
+        )
+        total = np.zeros(self.sum.total + 1, np.uint32)
+        for result in masked.values():
+            total += np.frombuffer(result.masked, "<u4")
+        self._unmask(total, revealed)
+        return self._updates(total, masked)
+
+    def _ask(
+        self,
+        clients: Sequence[Client],
+        order: Callable[[Client], Order],
+        check: Callable[[Client, AnswerT], None],
+    ) -> Exchanges[Mapping[int, AnswerT]]:
+        """Play one exchange; return what it brought, in order of rows. _Dropped if that is too little."""
+
+        def orders(some: Sequence[Client]) -> list[Order]:
+            return [order(self.clients[client.row]) for client in some]
+
+        answers = yield from ask(Ask(clients, orders, check, self.wanted.size, quorum=False))
+        if len(answers) < self.threshold:
+            raise _Dropped(
+                f"only {len(answers)} of {len(self.cohort)} answered in full; secure aggregation needs {self.threshold}"
+            )
+        return {client.row: answer for client, answer in answers}
+
+    def _who(self, answers: Mapping[int, object]) -> list[Client]:
+        """Return clients as they were when the round began: in the midst of it they may say something else."""
+        return [self.clients[row] for row in answers]
+
+    def _places(self, rows: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(self.place[row] for row in rows))
+
+    # ------------------------------------------------------------------ keys
+
+    def _check_keys(self, client: Client, result: KeysResult) -> None:
+        keys = {result.cipher_key, result.mask_key}
+        if len(keys) < 2 or any(len(key) != KEY_BYTES for key in keys) or keys & self._seen:
+            raise WireError(f"expected two keys of {KEY_BYTES} bytes of its own")
+        for key in keys:
+            agree(new_key(), key, "trial", b"")  # one that nobody can use would put everybody out of the round
+        content = signed_keys(self.run_id, self.number, result.cipher_key, result.mask_key)
+        if result.identity in self._seen or not verify(result.identity, result.signature, content):
+            raise WireError("expected keys that it has signed with a key of its own")
+        self._seen |= keys | {result.identity}
+
+    def _agree(self) -> Agreement:
+        config, members = self.masks.config, self._who(self.keys)
+        examples = max(capped_examples(members, config.examples_cap))
+        return Agreement(
+            self.run_id,
+            self.number,
+            self.threshold,
+            Scale(len(members), config.privacy.largest_change, examples),
+            tuple(keys.cipher_key for keys in self.keys.values()),
+            tuple(keys.mask_key for keys in self.keys.values()),
+            tuple(keys.identity for keys in self.keys.values()),
+        )
+
+    # ------------------------------------------------------------------ shares
+
+    def _shares_order(self, client: Client) -> SharesOrder:
+        agreed = self.agreement
+        return SharesOrder(
+            agreed.run_id,
+            agreed.round,
+            self.place[client.row],
+            agreed.threshold,
+            agreed.scale.bound,
+            agreed.scale.examples,
+            agreed.cipher_keys,
+            agreed.mask_keys,
+            agreed.identities,
+            tuple(keys.signature for keys in self.keys.values()),
+        )
+
+    def _check_dealt(self, client: Client, result: SharesResult) -> None:
+        own, count = self.place[client.row], len(self.rows)
+        lengths = [0 if place == own else SEALED_BYTES for place in range(count)]
+        digests = [result.secret, *result.secret_shares, *result.key_shares]
+        if (
+            [len(sealed) for sealed in result.sealed] != lengths
+            or len(result.secret_shares) != count
+            or [len(digest) for digest in digests] != [DIGEST_BYTES] * (1 + 2 * count)
+        ):
+            raise WireError(f"expected shares for {count - 1} others, and digests of all")
+
+    # ------------------------------------------------------------------ masked changes
+
+    def _plan(self) -> None:
+        """Settle what each client is sent and what is summed, before the first of them is asked to train."""
+        members = self._who(self.dealt)
+        self.orders: dict[int, TrainOrder] = {
+            client.row: order for client, order in zip(members, self.wanted.orders(members), strict=True)
+        }
+        self.sent: dict[int, Weights] = {}
+        for client in members:
+            layout, weights = self.wanted.layout(client), self.orders[client.row].weights
+            assert weights is not None, "who sums changes sends weights"
+            self.sent[client.row] = Weights(layout, weights.part(layout))
+        self.sum = MaskedSum(self.sent, self.digest, self.threshold)
+        count = len(self.rows)
+        self.masking = Masking(
+            there=self._places(self.dealt),
+            parts=tuple(self.sum.slices),
+            lengths=tuple(part.stop - part.start for part in self.sum.slices.values()),
+            owners=tuple(pack_places(self._places(self.sum.owners[part]), count) for part in self.sum.slices),
+        )
+        order = next(iter(self.orders.values()))
+        self.told = told(self.digest, self._masked(order, self.masking))
+
+    def _masked(self, order: TrainOrder, masking: Masking) -> MaskedOrder:
+        return MaskedOrder(**{**vars(order), "reply": "weights"}, masking=masking)
+
+    def _masked_order(self, client: Client) -> MaskedOrder:
+        place, dealers = self.place[client.row], [self.dealt[self.rows[place]] for place in self.masking.there]
+        masking = replace(
+            self.masking,
+            sealed=tuple(dealer.sealed[place] for dealer in dealers),
+            digests=tuple(dealer.secret_shares[place] + dealer.key_shares[place] for dealer in dealers),
+        )
+        return self._masked(self.orders[client.row], masking)
+
+    def _check_masked(self, client: Client, result: MaskedResult) -> None:
+        expected = 4 * (self.sum.total + 1)
+        if len(result.masked) != expected:
+            raise WireError(f"masked: expected {expected} bytes, found {len(result.masked)}")
+
+    # ------------------------------------------------------------------ unmasking
+
+    def _check_signature(self, client: Client, result: ConfirmResult) -> None:
+        """One that does not hold would keep all others from revealing anything."""
+        content = signed_set(self.told, self._places(self.alive), self._places(self.dead))
+        if not verify(self.keys[client.row].identity, result.signature, content):
+            raise WireError("expected a signature of what it was told")
+
+    def _check_revealed(self, holder: Client, result: UnmaskResult) -> None:
+        """A holder has compared what it was dealt with the digests: if they do not fit now, it is not the dealer."""
+        if len(result.shares) != len(self.dealt):
+            raise WireError(f"shares: expected {len(self.dealt)}, found {len(result.shares)}")
+        place = self.place[holder.row]
+        for dealer, share in zip(self.dealt, result.shares, strict=True):
+            purpose, digests = self._digests(dealer)
+            if share and (len(share) != SHARE_BYTES or commit(share, purpose, self.digest) != digests[place]):
+                raise WireError("shares: expected those that it was dealt, found another")
+
+    def _digests(self, dealer: int) -> tuple[str, tuple[bytes, ...]]:
+        dealt = self.dealt[dealer]
+        return ("share of key", dealt.key_shares) if dealer in self.dead else ("share of secret", dealt.secret_shares)
+
+    def _unmask(self, total: Words, revealed: Mapping[int, UnmaskResult]) -> None:
+        """Take off `total` the masks of those who live on, and those that they share with the dead."""
+        for index, dealer in enumerate(self.dealt):
+            shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
+            readable = {place: share for place, share in shares.items() if share}
+            secret = self._recover(dealer, readable, len(revealed))
+            if dealer not in self.dead:
+                add_mask(total, secret, -1)
+                continue
+            private = read_key(secret)
+            for row in self.alive:
+                place, key = self.place[row], self.keys[row].mask_key
+                pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
+
+    def _recover(self, dealer: int, shares: Mapping[int, bytes], asked: int) -> bytes:
+        """Return the secret of a client that lives on, or the private key of one that does not, from shares by place.
+
+        Args:
+            dealer: whose.
+            shares: those that their holders could read.
+            asked: how many holders answered.
+
+        Raises:
+            _Dropped: that cannot be done.
+        """
+        client = self.clients[dealer]
+        name = client.client_id
+        if len(shares) < self.threshold:
+            # Of fewer it may be the holders who say so. Once a round is enough.
+            if 2 * len(shares) < asked and name not in self.masks.outcome.lied:
+                self.masks.blame(client, "most others cannot read the shares that it has dealt")
+            raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
+        secret = combine(dict(list(shares.items())[: self.threshold]))
+        if dealer in self.dead:
+            sound = secret is not None and public_key(read_key(secret)) == self.keys[dealer].mask_key
+        else:
+            sound = secret is not None and commit(secret, "secret", self.digest) == self.dealt[dealer].secret
+        if secret is None or not sound:
+            self.masks.blame(client, "the shares that it has dealt are not those of its secrets")
+            raise _Dropped(f"{name} has dealt shares that do not fit together")
+        return secret
+
+    def _updates(self, total: Words, masked: Mapping[int, MaskedResult]) -> list[Update]:
+        """Return the mean as every client's update."""
+        scale = self.agreement.scale
+        weights = {row: scale.weight(self.clients[row].about.train_examples) for row in masked}
+        try:
+            mean = self.sum.mean(total[:-1], scale, weights)
+            loss = float(scale.decode(total[-1:], sum(weights.values()), LARGEST_LOSS_SUMMED)[0])
+            if loss < 0:
+                raise WireError("the sum of losses is below 0")
+        except WireError as error:
+            raise _Dropped(f"{error}; at least one has not sent what it should") from None
+        members = self._who(masked)
+        counts = capped_examples(members, self.masks.config.examples_cap)
+        updates = []
+        for client, examples in zip(members, counts, strict=True):
+            sent = self.sent[client.row]
+            change = torch.from_numpy(self.sum.gather(mean, client.row))
+            by_weights = self.orders[client.row].reply == "weights"
+            returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
+            result = TrainResult(masked[client.row].seconds, loss=loss)
+            updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
+        self.masks.outcome.results = {update.client.client_id: as_told(update.result) for update in updates}
+        return updates

@@ -1,0 +1,188 @@
+"""The one book of messages: orders that are on their way to nodes, and what comes back.
+
+Works over any Flower grid through its public methods `push_messages` and `pull_messages`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.signals import uninterrupted
+from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
+from hyperbloom.common.wire.pack import LONGEST_REASON, pack, weigh
+
+__all__ = ["FASTEST_POLL_S", "SLOWEST_POLL_S", "UNREADABLE", "Arrival", "Failure", "Letter", "Post", "Traffic"]
+
+FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
+
+NETWORK_ERRORS = (3, 4, 5)
+"""Flower's codes for a message, a reply or a node that is unavailable."""
+
+UNREADABLE = 1001
+"""Error code, beside Flower's own, of a reply that is too large to be looked at, no message, or in another's name."""
+
+
+@dataclass
+class Traffic:
+    """Bytes that training has sent to clients and received from them, as `weigh` counts them."""
+
+    down: int = 0
+    up: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Letter:
+    """An order that was sent.
+
+    Attributes:
+        id: of its message.
+        node: where it went.
+        kind: class of the order.
+        sent: when, by `time.monotonic`.
+        about: whatever its sender wants to know when the answer comes.
+    """
+
+    id: str
+    node: int
+    kind: type[Order]
+    sent: float
+    about: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What came in place of an answer; `network` tells whether the network is at fault."""
+
+    reason: Reason
+    text: str
+    network: bool = False
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What has come for an order; `late` tells that it was not waited for any more."""
+
+    letter: Letter
+    content: RecordDict | Failure
+    late: bool
+
+
+class Post:
+    """Sends orders, and matches what comes back to them.
+
+    Args:
+        grid: Flower's grid.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        """Have nothing on its way."""
+        self.grid = grid
+        self._open: dict[str, Letter] = {}
+        self._overdue: dict[str, Letter] = {}  # not waited for any more; their clients still work on them
+        self._traffic = Traffic()
+        # Orders whose answers were announced and do not arrive; only the grid over the network knows such.
+        self._stalled: Callable[[], Set[str]] = getattr(grid, "stalled", frozenset)
+
+    def send(
+        self, orders: Sequence[tuple[int, Order, Any]], round_number: int = 0, ttl: float | None = None
+    ) -> list[Letter]:
+        """Send orders, each with its node and what the sender wants to remember; return those that were taken."""
+        messages = [
+            Message(pack(order), node, order.message_type, ttl=ttl, group_id=str(round_number))
+            for node, order, _ in orders
+        ]
+        if not messages:
+            return []
+        # A client that is told of a message waits for the rest of it, and for nothing else: not for the goodbye.
+        with uninterrupted():
+            ids, now = list(self.grid.push_messages(messages)), time.monotonic()
+        self._traffic.down += sum(weigh(m.content) for m in messages if _is_of_training(m))
+        letters = [
+            Letter(message_id, node, type(order), now, about)
+            for message_id, (node, order, about) in zip(ids, orders, strict=True)
+            if message_id  # a node that has just gone gets none
+        ]
+        self._open |= {letter.id: letter for letter in letters}
+        return letters
+
+    def poll(self) -> list[Arrival]:
+        """Return what has come of the answers to orders, those that are not waited for any more included."""
+        wanted = {*self._open, *self._overdue}
+        replies = list(self.grid.pull_messages(wanted)) if wanted else []
+        self._traffic.up += sum(weigh(r.content) for r in replies if r.has_content() and _is_of_training(r))
+        arrived = []
+        for reply in replies:
+            reply_to = reply.metadata.reply_to_message_id
+            late = reply_to in self._overdue
+            book = self._overdue if late else self._open
+            letter = book.pop(reply_to, None)
+            if letter is not None:  # a grid may answer twice
+                arrived.append(Arrival(letter, _content(reply, letter), late))
+        return arrived
+
+    def expects(self, letter: Letter) -> bool:
+        """Return whether the answer to an order may still come in time."""
+        return letter.id in self._open
+
+    def waits_for(self, letters: Iterable[Letter]) -> bool:
+        """Return whether the answer to any of some orders is still to come, and on its way as far as one can see."""
+        stalled = self._stalled()
+        return any(letter.id in self._open and letter.id not in stalled for letter in letters)
+
+    def give_up(self, letters: Iterable[Letter], timeout_s: float = 0.0) -> None:
+        """Wait no longer for answers to orders that are older than `timeout_s` seconds, or that have stalled."""
+        now, stalled = time.monotonic(), self._stalled()
+        for letter in letters:
+            overdue = now - letter.sent >= timeout_s or letter.id in stalled
+            if overdue and self._open.pop(letter.id, None):
+                self._overdue[letter.id] = letter
+
+    def keep(self, wanted: Callable[[Letter], bool]) -> None:
+        """Expect no answers but those to `wanted` orders any more: the others' nodes are gone."""
+        self._open = {i: letter for i, letter in self._open.items() if wanted(letter)}
+        self._overdue = {i: letter for i, letter in self._overdue.items() if wanted(letter)}
+
+    @property
+    def busy(self) -> set[int]:
+        """Return the nodes that still work on an order."""
+        letters = (*self._open.values(), *self._overdue.values())
+        return {letter.node for letter in letters if letter.kind not in (Greeting, Notice)}
+
+    def open(self, kind: type[Order]) -> list[Letter]:
+        """Return the orders of a class that wait for an answer."""
+        return [letter for letter in self._open.values() if letter.kind is kind]
+
+    def take_traffic(self) -> Traffic:
+        """Return what has gone to and fro since this was last asked, greetings and evaluations left out."""
+        taken, self._traffic = self._traffic, Traffic()
+        return taken
+
+
+def _content(reply: Message, letter: Letter) -> RecordDict | Failure:
+    """Return what a reply holds, or why it holds nothing.
+
+    Errors of the infrastructure come from the SuperLink's node, so the sender is checked for answers only.
+    """
+    if reply.has_error():
+        code = reply.error.code
+        text = (reply.error.reason or f"error {code}")[:LONGEST_REASON]
+        reason = Reason.CONTENT if code == UNREADABLE else Reason.FAILED
+        return Failure(reason, text, network=code in NETWORK_ERRORS)
+    if reply.metadata.src_node_id != letter.node:
+        # Whoever it was, it was not the one that would be blamed.
+        return Failure(Reason.FAILED, "the reply came from another node than the order went to")
+    return reply.content
+
+
+def _is_of_training(message: Message) -> bool:
+    """Tell whether a message is of training: all but evaluations, greetings and notices."""
+    kind = message.metadata.message_type
+    return kind.partition(".")[0] != EvaluateOrder.message_type and kind not in (
+        Greeting.message_type,
+        Notice.message_type,
+    )

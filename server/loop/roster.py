@@ -1,0 +1,151 @@
+"""Who is in the federation: stable clients on nodes that come and go. Pure bookkeeping; no Flower in here.
+
+A node id changes with every process, so it is no identity. A client is known by its name and by the secret that it
+made for itself; whoever shows both is that client, with its embedding row, wherever it comes from.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.wire import Introduction
+from hyperbloom.server.loop.conduct import Conduct
+from hyperbloom.strategies.exchange import Client
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    """All clients that were ever admitted, in order of their rows.
+
+    Args:
+        seed: of the run; decides every cohort.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Start empty."""
+        self.seed = seed
+        self.conduct = Conduct()
+        self._clients: dict[str, Client] = {}
+        self._secrets: dict[str, str] = {}  # by name, the hash of a client's secret
+        self._nodes: dict[str, int] = {}  # by name, the node on which a client lives now
+        self._names: dict[int, str] = {}  # the other way round
+
+    def __len__(self) -> int:
+        """Return the number of clients ever admitted."""
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        """Iterate over all clients by row."""
+        return iter(self._clients.values())
+
+    @property
+    def live(self) -> list[Client]:
+        """Return the clients that are on a node now, by row."""
+        return [client for client in self if client.client_id in self._nodes]
+
+    @property
+    def live_count(self) -> int:
+        """Return the number of clients that are on a node now."""
+        return len(self._names)
+
+    def is_live(self, client: Client) -> bool:
+        """Return whether a client is on a node now."""
+        return client.client_id in self._nodes
+
+    def trusted(self, number: int) -> list[Client]:
+        """Return the clients that are on a node now and not in quarantine in round `number`, by row."""
+        return [client for client in self.live if not self.conduct.in_quarantine(client.client_id, number)]
+
+    def node_of(self, client: Client) -> int | None:
+        """Return the node on which a client lives now, None while it is away."""
+        return self._nodes.get(client.client_id)
+
+    def on_node(self, node_id: int) -> Client | None:
+        """Return the client that lives on a node."""
+        name = self._names.get(node_id)
+        return None if name is None else self._clients[name]
+
+    def find(self, name: str) -> Client | None:
+        """Return the client of a name, or None if it is unknown."""
+        return self._clients.get(name)
+
+    def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
+        """Put a client on a node.
+
+        Returns:
+            the client, and the node that it lived on before if it has moved.
+
+        Raises:
+            RefusedError: the name belongs to a client with another secret.
+        """
+        name, secret = about.client_id, hashlib.sha256(about.token.encode()).hexdigest()
+        # The server has no use for the secret itself, and what is not kept cannot leak.
+        about = replace(about, token="")
+        known = self._clients.get(name)
+        if known and not hmac.compare_digest(self._secrets[name], secret):
+            where = "is connected" if name in self._nodes else "took part before"
+            raise RefusedError(
+                f"a client named {name!r} with another identity {where}. Choose another --client-id, or, if "
+                "this is that client, give it back the state folder (--state-dir) that it had"
+            )
+        before = self._nodes.pop(name, None)
+        if before is not None:
+            del self._names[before]
+        self.leave(node_id)  # a node is one client, the one that it last said it is
+        client = Client(name, known.row if known else len(self._clients), about)
+        self._clients[name], self._secrets[name] = client, secret
+        self._nodes[name], self._names[node_id] = node_id, name
+        return client, before if before != node_id else None
+
+    def leave(self, node_id: int) -> Client | None:
+        """Note that a node is gone; return the client that lived there."""
+        name = self._names.pop(node_id, None)
+        if name is None:
+            return None
+        del self._nodes[name]
+        return self._clients[name]
+
+    def sort(self, first: int) -> None:
+        """Number the rows from `first` on by name, so that a run does not depend on who joined first.
+
+        Only before those rows are used.
+        """
+        clients = list(self)
+        ordered = clients[:first] + sorted(clients[first:], key=lambda client: client.client_id)
+        self._clients = {client.client_id: replace(client, row=row) for row, client in enumerate(ordered)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the roster as it is stored in a run folder: names, rows, hashes of secrets, and what clients said."""
+        return {
+            "seed": self.seed,
+            "conduct": self.conduct.to_json(),
+            "clients": [
+                {
+                    "client_id": client.client_id,
+                    "row": client.row,
+                    "token_hash": self._secrets[client.client_id],
+                    "about": {
+                        key: value for key, value in vars(client.about).items() if key not in ("token", "client_id")
+                    },
+                }
+                for client in self
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
+        """Read what `to_json` returned; every client is away."""
+        roster = cls(int(stored["seed"]))
+        roster.conduct = Conduct.from_json(stored.get("conduct", {}))
+        for entry in stored["clients"]:
+            about: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in entry["about"].items()
+            }
+            introduction = Introduction(**about, client_id=entry["client_id"], token="")
+            client = Client(entry["client_id"], int(entry["row"]), introduction)
+            roster._clients[client.client_id], roster._secrets[client.client_id] = client, entry["token_hash"]
+        return roster

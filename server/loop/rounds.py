@@ -1,0 +1,156 @@
+"""The round loop: draw, play the exchanges, evaluate, select. Our own: Flower's has no hook around a round."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import CohortError
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import Scope
+from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
+from hyperbloom.server.loop.protection import Protection, Release
+from hyperbloom.strategies.algorithm import Algorithm, Evaluation, Turn
+from hyperbloom.strategies.exchange import Client, Exchanges, draw
+
+__all__ = ["FRUITLESS_ROUNDS", "Run", "Save", "better", "due", "evaluated", "give_up", "run_rounds", "select"]
+
+FRUITLESS_ROUNDS = 10
+
+Save = Callable[[Progress], None]
+"""Writes a checkpoint."""
+
+
+@dataclass
+class Run:
+    """One algorithm with its clients.
+
+    Attributes:
+        scope: what orders say of the run: its id, and to which rounds it may go back. The number is the round's.
+        release: told of clients whose changes with noise are about to be asked for.
+    """
+
+    config: RunConfig
+    algorithm: Algorithm
+    federation: Federation
+    listeners: Sequence[Listener]
+    scope: Scope
+    release: Release = lambda names: None
+
+    def __post_init__(self) -> None:
+        """Put the pieces together."""
+        self.director = Director(self.federation, self.config)
+        self.protection = Protection(self.algorithm, self.release)
+
+    def candidates(self) -> list[Client]:
+        """Return the clients from which a cohort is drawn now."""
+        algorithm = self.algorithm
+        return [c for c in self.federation.idle if algorithm.trains(c) and not algorithm.is_novel(c)]
+
+    def turn(self, number: int, cohort: Sequence[Client] = (), candidates: Sequence[Client] = ()) -> Turn:
+        """Return a round as the algorithm sees it."""
+        return Turn(replace(self.scope, round=number), cohort, candidates)
+
+    def draw(self, number: int) -> Turn:
+        """Draw the cohort of a round."""
+        candidates = self.candidates()
+        return self.turn(number, draw(self.config.seed, number, self.config.cohort, candidates), candidates)
+
+    def train(self, number: int, outcome: Outcome) -> bool:
+        """Play a round of training; return False if clients were asked and none of them answered usefully."""
+        turn = self.draw(number)
+        exchanges: Exchanges[None] = self.protection.round(self.algorithm.round(turn))
+        if self.config.secure_aggregation:
+            from hyperbloom.server.loop.masks import Masks
+
+            exchanges = Masks(self.config, turn, outcome, self.director.blame).round(exchanges)
+        self.director.play(exchanges, outcome, len(turn.cohort))
+        return bool(outcome.results) or not turn.cohort
+
+    def evaluate(self, number: int, outcome: Outcome) -> None:
+        """Evaluate all who are here and idle."""
+        federation = self.federation
+        for client in federation.trusted:
+            if federation.is_busy(client):
+                outcome.leave_out(client, Reason.BUSY, "not evaluated: it still works on an earlier round")
+        exchanges = self.algorithm.evaluate(self.turn(number), federation.idle)
+        outcome.evaluation = evaluated(self.director.play(exchanges, outcome), self)
+
+
+def evaluated(evaluation: Evaluation, run: Run) -> Evaluated | None:
+    """Return what an evaluation brought, with the names of those clients that are novel; None if nobody answered."""
+    if not evaluation.scores:
+        return None
+    novel = {client.client_id for client in run.federation.roster if run.algorithm.is_novel(client)}
+    scores = {name: evaluation.scores[name] for name in sorted(evaluation.scores)}
+    return Evaluated(scores, frozenset(novel & scores.keys()), evaluation.rank)
+
+
+def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda progress: None) -> Selection:
+    """Run all rounds that are not `done`; return the evaluation that validation selects.
+
+    Raises:
+        CohortError: nobody answered for `FRUITLESS_ROUNDS` rounds in a row, or nobody was left.
+    """
+    config, federation = run.config, run.federation
+    best, fruitless, late = done.best, done.fruitless, federation.late
+    begin = time.perf_counter() - done.elapsed
+    # What another run has learned is scored before anything is added to it, as round 0.
+    for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
+        start, outcome = time.perf_counter(), Outcome()
+        federation.post.take_traffic()  # what an evaluation has brought since
+        federation.gather(1, config.join_timeout_s)
+        federation.round = number
+        fruitless = 0 if number == 0 or run.train(number, outcome) else fruitless + 1
+        elapsed = time.perf_counter() - begin
+        traffic = federation.post.take_traffic()
+        if number % config.eval_every == 0 or number == config.rounds:
+            run.evaluate(number, outcome)
+            best = select(run, best, number, outcome)
+        seconds, late, before = time.perf_counter() - start, federation.late, late
+        report = RoundReport(number, config.rounds, outcome, seconds, elapsed, late - before, traffic.down, traffic.up)
+        for listener in run.listeners:
+            listener.round_done(report)
+        if fruitless == FRUITLESS_ROUNDS:
+            give_up(outcome, f"in {fruitless} rounds, giving up after round {number}")
+        if due(config, number):
+            save(Progress(number, best, fruitless, orders=number, elapsed=time.perf_counter() - begin))
+    if best is None:
+        raise CohortError("no client could be evaluated in any round; see the log for each client's reason")
+    return best
+
+
+def select(run: Run, best: Selection | None, number: int, outcome: Outcome) -> Selection | None:
+    """Return the best evaluation so far, and tell the listeners if it is that of this round."""
+    selection = better(best, number, outcome.evaluation)
+    if selection is not None and selection is not best:
+        for listener in run.listeners:
+            listener.selected(selection, run.algorithm.state(), run.federation.roster)
+    return selection
+
+
+def due(config: RunConfig, number: int) -> bool:
+    """Return whether a checkpoint follows round `number`; what follows the last one is not the loop's affair."""
+    return bool(config.checkpoint_every) and 0 < number < config.rounds and number % config.checkpoint_every == 0
+
+
+def better(best: Selection | None, number: int, evaluation: Evaluated | None) -> Selection | None:
+    """Return the evaluation of round `number` if validation prefers it, else the best so far."""
+    if evaluation is None:
+        return best
+    metrics = evaluation.metrics()
+    if "val_mean" not in metrics:  # only novel clients answered
+        return best
+    rank = evaluation.rank or (0, metrics["val_mean"])
+    if best is not None and rank <= best.rank:
+        return best
+    accuracy = {name: 100 * result.test.accuracy for name, result in evaluation.scores.items()}
+    return Selection(number, metrics, accuracy, rank)
+
+
+def give_up(outcome: Outcome, when: str) -> None:
+    """Raise a CohortError that says why nobody's reply could be used."""
+    reasons = "; ".join(f"{name}: {why}" for name, why in outcome.refused.items()) or "nobody is there"
+    raise CohortError(f"no usable reply {when} ({reasons})")
