@@ -38,7 +38,7 @@ PURE_FOLDERS = (
     "common/graphs/",
     "common/models/",
     "common/wire/",
-    "strategies/hypernetworks/",
+    "strategies/",
 )
 PACK = "common/wire/pack.py"  # the one module of them that knows Flower
 MATHEMATICS = ("sgd", "methods", "vectorised", "distillation", "refinement", "scoring", "own_network")
