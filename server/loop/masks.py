@@ -271,7 +271,7 @@ class _MaskedTraining:
         self.told = told(self.digest, self._masked(order, self.masking))
 
     def _masked(self, order: TrainOrder, masking: Masking) -> MaskedOrder:
-        return MaskedOrder(**{**vars(order), "reply": "weights"}, masking=masking)
+        return MaskedOrder(**(vars(order) | {"reply": "weights"}), masking=masking)
 
     def _masked_order(self, client: Client) -> MaskedOrder:
         place, dealers = self.place[client.row], [self.dealt[self.rows[place]] for place in self.masking.there]

@@ -6,7 +6,7 @@ local step with one image: what is left is the round itself, and seconds are tho
 masks, one for each client that is left; there are no bytes of theirs. Bytes are those of messages (`weigh`), to and
 from one client on average.
 
-    python -m benchmarks.secure_aggregation [--quick] [--cohorts 4,16,64]
+    python -m figures.secure_aggregation [--quick] [--cohorts 4,16,64]
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """What a trained run of ODPFL-HN does for novel clients: figures 4, 5 and 7 of the paper.
 
-Nothing is trained here: runs as `benchmarks.odpfl` and `flower-server --engine inline` leave them are read, and the
+Nothing is trained here: runs as `figures.odpfl` and `flower-server --engine inline` leave them are read, and the
 data they name. Each part adds its lines to a file of results in the place of its earlier ones for the same run, and
 draws them.
 
-    python -m benchmarks.on_demand_figures privacy RUN             # noise: accuracy against examples described
-    python -m benchmarks.on_demand_figures shift RUN FEDAVG_RUN    # blurred and rotated images
-    python -m benchmarks.on_demand_figures space RUN               # where the descriptors lie
+    python -m figures.on_demand privacy RUN             # noise: accuracy against examples described
+    python -m figures.on_demand shift RUN FEDAVG_RUN    # blurred and rotated images
+    python -m figures.on_demand space RUN               # where the descriptors lie
 
 `privacy` wants a run with `encoder=private`. A novel client describes |D| images, drawn from those on which nobody
 trained and its accuracy is not measured, in the proportions of its own classes; noise is drawn anew for each model.
@@ -372,7 +372,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder of odpfl")
     parser.add_argument("other", type=Path, nargs="?", help="shift: run folder of fedavg, on the same data")
     parser.add_argument("--draws", type=int, default=20, help="privacy: noises for each client and number of examples")
-    parser.add_argument("--results", type=Path, default=Path("docs/on-demand.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=Path("figures/on-demand.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="by default beside the results")
     args = parser.parse_args()
     if (args.part == "shift") != (args.other is not None):

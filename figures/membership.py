@@ -11,7 +11,7 @@ as members, and its test examples, which nothing was trained on, as others.
 
 A mean over clients and seeds. Eight virtual clients with few of the digits each, all asked in each round.
 
-    python -m benchmarks.membership [--seeds 3] [--rounds 40] [--examples 40]
+    python -m figures.membership [--seeds 3] [--rounds 40] [--examples 40]
 """
 
 import argparse
