@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.run_folder import RunFolder
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 from .conftest import ABOUT
 
@@ -55,7 +55,7 @@ class Recording:
     def strategy(self, name: str) -> PersonalisedStrategy:
         """Return a strategy with this run's clients and state."""
         config = self.config.model_copy(update={"strategy": name, "baselines": ()})
-        strategy = make_strategy(config, "run-1", self.roster)
+        strategy = make_algorithm(config, "run-1", self.roster)
         strategy.state = lambda: dict(self.state)  # type: ignore[method-assign]
         return strategy
 

@@ -32,7 +32,7 @@ from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.server.session import Session
+from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies import STRATEGIES
 
 from .conftest import restored_loggers

@@ -25,10 +25,10 @@ from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.events import Event, Kind
-from hyperbloom.server.listener import RoundReport
-from hyperbloom.strategies import make_strategy
+from hyperbloom.server.loop.listener import RoundReport
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.personalised import Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 from .pages import Page, check_self_contained
 
@@ -505,7 +505,7 @@ def told(tmp_path: Path) -> Events:
                 listener = view.begin(cell)
                 for text in before:
                     listener.event(text)
-                listener.phase(make_strategy(config, "run", Roster(0)), "local")
+                listener.phase(make_algorithm(config, "run", Roster(0)), "local")
                 for text in within:
                     listener.event(text)
                 for number, left_out in enumerate(refused, start=1):
@@ -564,7 +564,7 @@ def test_on_a_terminal_it_stands_beside_the_bar_who_is_waited_for(tmp_path: Path
     with ComparisonView(console, [cell]) as view:
         view.begin(cell).event(WAITING)
         assert view._progress.tasks[0].fields["state"] == f"local-seed0, {WAITING}"
-        view.phase(make_strategy(config, "run", Roster(0)), "local")
+        view.phase(make_algorithm(config, "run", Roster(0)), "local")
         assert view._progress.tasks[0].fields["state"] == "local-seed0"
 
 

@@ -16,13 +16,13 @@ from hyperbloom.client.app import train_all
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.messages import Greeting, Introduction, TrainOrder, TrainResult
 from hyperbloom.server import engine
-from hyperbloom.server.asynchronous import run_asynchronously
+from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.federation import Federation
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.inline import InlineGrid
-from hyperbloom.server.rounds import run_rounds
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.rounds import run_rounds
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.server.loop.roster import Roster
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Run a strategy; returns the server's state at the end, and each client's loss in the last round's training."""
     roster = Roster(config.seed)
-    strategy = make_strategy(config, "run", roster)
+    strategy = make_algorithm(config, "run", roster)
     federation = Federation(inline_grid(config, folder, vectorise), roster, lambda text: None)
     federation.gather(strategy, config.clients, 10.0)
     roster.sort(0)

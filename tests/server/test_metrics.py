@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.messages import EvaluateResult, TrainResult
 from hyperbloom.server.events import Event, Kind
-from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, RoundReport
+from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport
 from hyperbloom.server.metrics import REASONS, RunMetrics, reason_of, served
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.personalised import Evaluation, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 from .conftest import ABOUT
 from .recorded import some_config
@@ -46,7 +46,7 @@ def busy_run() -> RunMetrics:
         roster.conduct.lied("c", 1)
     roster.round = 2
     metrics.gathering(roster)
-    strategy = make_strategy(some_config(baselines=()), "run", roster)
+    strategy = make_algorithm(some_config(baselines=()), "run", roster)
     metrics.phase(strategy, "pfedhn")
     metrics.event(Event("refused node 7: a client named 'a' is connected", Kind.REFUSED))
     metrics.event("refused nobody")

@@ -19,11 +19,11 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.run_folder import RunFolder, new_run_folder, read_run
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 from .conftest import ABOUT
 
@@ -35,7 +35,7 @@ def some_strategy(state: Mapping[str, Tensor] | None = None) -> PersonalisedStra
     roster = Roster(3)
     for node, name in ((5, "a"), (4, "b")):
         roster.admit(node, replace(ABOUT, client_id=name, token=f"secret of {name}"))
-    strategy = make_strategy(CONFIG, "run-1", roster)
+    strategy = make_algorithm(CONFIG, "run-1", roster)
     strategy.state = lambda: dict(state or {})  # type: ignore[method-assign]
     return strategy
 

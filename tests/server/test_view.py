@@ -10,11 +10,11 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.view import MOST_ROWS, TerminalView, results_table
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 
 def console(terminal: bool = False) -> Console:
@@ -30,7 +30,7 @@ def text(shown: Console) -> str:
 
 def strategy(rounds: int = 20) -> PersonalisedStrategy:
     """Return a strategy that does nothing."""
-    return make_strategy(RunConfig(strategy="local", rounds=rounds), "run-1", Roster(0))
+    return make_algorithm(RunConfig(strategy="local", rounds=rounds), "run-1", Roster(0))
 
 
 def selection(number: int, accuracy: Mapping[str, float], **metrics: float) -> Selection:

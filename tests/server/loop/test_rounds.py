@@ -18,7 +18,7 @@ from hyperbloom.server.run_folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.personalised import Leg
-from hyperbloom.strategies.roster import Client
+from hyperbloom.server.loop.roster import Client
 
 from .conftest import Clock, app_error
 from .crew import Crew, LoggingGrid

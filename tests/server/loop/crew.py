@@ -9,12 +9,12 @@ from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, TrainOrder, TrainResult, Weights
-from hyperbloom.server.asynchronous import run_asynchronously
-from hyperbloom.server.federation import Federation
-from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.server.rounds import run_rounds
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.rounds import run_rounds
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.server.loop.roster import Roster
 
 from .conftest import Clock, ScriptedGrid
 
@@ -101,7 +101,7 @@ class Crew:
         self.config = RunConfig(**(values | config))
         self.events: list[str] = []
         self.roster = Roster(self.config.seed)
-        self.strategy: Any = make_strategy(self.config, "run-1", self.roster)
+        self.strategy: Any = make_algorithm(self.config, "run-1", self.roster)
         self.federation = Federation(grid, self.roster, self.events.append)
         self.told = Told()
         self.pace: dict[tuple[str, str], Pace] = {}
