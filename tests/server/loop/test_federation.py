@@ -404,9 +404,7 @@ def test_a_client_that_comes_back_with_a_third_of_its_data_is_known_by_what_is_l
 # ---------------------------------------------------------------------- beginning
 
 
-def test_beginning_makes_rows_for_the_clients_that_the_algorithm_does_not_know(
-    party: Party, grid: ScriptedGrid
-) -> None:
+def test_beginning_makes_rows_for_clients_that_the_algorithm_does_not_know(party: Party, grid: ScriptedGrid) -> None:
     for node, name in ((2, "a"), (3, "b"), (4, "c")):
         grid.join(node, name)
     party.gather(3)
