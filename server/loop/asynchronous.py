@@ -16,7 +16,7 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop.exchange import Outcome, told
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
-from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Letter, Traffic
+from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
 from hyperbloom.server.loop.rounds import FRUITLESS_ROUNDS, Run, Save, better, due, evaluated, give_up
 from hyperbloom.strategies.algorithm import Evaluation
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
@@ -147,6 +147,8 @@ class _Loop:
             written = self._written.pop(arrival.letter.id, None)
             if written is not None:
                 self._apply(written, arrival)
+            elif isinstance(arrival.content, Failure) and arrival.late:
+                self.director.blame(arrival.letter.about.client, arrival.content.text, self.outcome)
             elif self._pending and self._pending.letters.pop(arrival.letter.id, None):
                 pending, client = self._pending, arrival.letter.about.client
                 for answer in self.director.judge(pending.ask, arrival, pending.outcome):
