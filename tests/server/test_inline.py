@@ -16,13 +16,13 @@ from hyperbloom.client.app import train_all
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.messages import Greeting, Introduction, TrainOrder, TrainResult
 from hyperbloom.server import engine
-from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.strategies import make_algorithm
-from hyperbloom.server.loop.roster import Roster
 
 
 @pytest.fixture
