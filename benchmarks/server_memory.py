@@ -20,11 +20,11 @@ from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
+from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common import wire
-from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.wire.pack import pack
 from hyperbloom.server import rounds
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid

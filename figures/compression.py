@@ -27,7 +27,7 @@ from hyperbloom.common.config import load_run_config, parse_assignment
 from hyperbloom.common.wire.orders import TrainOrder
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
-from hyperbloom.server.listener import Listener, RoundReport
+from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.yaml"
