@@ -29,11 +29,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hyperbloom.client.training import FlatPart, evaluate, train
+from benchmarks.measure import sgd_of
+from hyperbloom.client.work.scoring import evaluate
+from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
@@ -49,7 +50,8 @@ class Study:
         spec = ModelSpec.choose(model, "M", clients[0].input_shape, clients[0].num_classes)
         layout = full_layout(spec)
         self.module = build(spec)
-        self.shared, self.personal = FlatPart(self.module, layout), FlatPart(self.module, Layout(()))
+        self.shared = FlatPart(self.module, layout)
+        self.network = Network(self.module, self.shared, FlatPart(self.module, Layout(())))
         torch.manual_seed(derive(seed, "hypernetwork"))
         dim = int(1 + len(clients) / 4)
         self.learner = HypernetworkLearner(MLPHypernetwork({"M": layout}, dim), EmbeddingTable(dim, seed))
@@ -75,18 +77,8 @@ class Study:
     def train(self, row: int, number: int, sent: Tensor) -> Reply:
         """Let a client train from `sent` `(P,)`."""
         self.shared.load(sent)
-        order = TrainOrder(
-            run_id="",
-            round=number,
-            model="",
-            num_classes=0,
-            private="none",
-            reply="delta",
-            seed=derive(self.seed, f"client-{row}", number),
-            weights=None,
-            **LocalConfig().order(1, 1),
-        )
-        train(self.module, self.shared, self.personal, self.clients[row].train, order)
+        seed = derive(self.seed, f"client-{row}", number)
+        train(self.network, self.clients[row].train, sgd_of(LocalConfig()), seed)
         return Reply(row, "M", sent.clone(), self.shared.values - sent)
 
     def asynchronous(self, places: int, corrected: bool) -> Iterator[float]:

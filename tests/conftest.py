@@ -19,8 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture
 def clean_process() -> Iterator[None]:
     """Forget the virtual clients that a test has made in this process."""
-    from hyperbloom.client.worker import worker_for
+    from hyperbloom.client.work.client import client_for
 
     yield
     torch.set_num_threads(1)  # a benchmark may have set another number
-    worker_for.cache_clear()
+    client_for.cache_clear()

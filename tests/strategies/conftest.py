@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hyperbloom.client.app import app as real_app
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, Introduction, TrainOrder, TrainResult
@@ -42,9 +42,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def forgetful_process() -> Iterator[None]:
     """Let no test see what another one's clients had loaded."""
-    worker_for.cache_clear()
+    client_for.cache_clear()
     yield
-    worker_for.cache_clear()
+    client_for.cache_clear()
 
 
 class RecordingGrid(InlineGrid):
