@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.errors import ConfigError, HyperbloomError
 from hyperbloom.common.storage import locked, write_json
 
@@ -38,6 +39,22 @@ class Releases:
         """Read nothing yet; what has no bound is not counted."""
         self.path = folder / "releases.json"
         self._most: dict[Kind, int | None] = {"changes": changes, "scores": scores}
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> "Releases":
+        """Return a client's ledger, with the bounds that its user has set."""
+        insists = settings.min_noise is not None or settings.min_masked is not None
+        changes, scores = settings.max_changes, settings.max_scores
+        return cls(
+            settings.folder,
+            MOST_CHANGES if changes is None and insists else changes,
+            0 if scores is None and insists else scores,
+        )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything has a bound; what is not counted, such as a loss beside no change, then stays here."""
+        return any(most is not None for most in self._most.values())
 
     def spend(self, kind: Kind) -> None:
         """Enter one release that is about to be made.

@@ -58,11 +58,6 @@ class ClientSettings:
         check_name(self.client_id, "--client-id")
 
     @property
-    def insists(self) -> bool:
-        """Whether the user insists that changes leave with noise, or in sums."""
-        return self.min_noise is not None or self.min_masked is not None
-
-    @property
     def folder(self) -> Path:
         """Where this client keeps its state."""
         return self.state_dir or default_state_dir(self.client_id)

@@ -17,7 +17,7 @@ from hyperbloom.client.alignment import answer_representations, keep_reference, 
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine, tensors_of
-from hyperbloom.client.ledger import MOST_CHANGES, Releases
+from hyperbloom.client.ledger import Releases
 from hyperbloom.client.methods import trainer
 from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState, FileState, Moment, Scored
@@ -110,9 +110,7 @@ class Worker:
         """Load the data onto the device; DataError, ConfigError or ModelError if that cannot be done."""
         self.settings = settings
         self.state = ClientState(settings.folder)
-        bounds = (MOST_CHANGES, 0) if settings.insists else (None, None)
-        given = settings.max_changes, settings.max_scores
-        self._releases = Releases(settings.folder, *(b if g is None else g for b, g in zip(bounds, given, strict=True)))
+        self._releases = Releases.of(settings)
         secure_aggregation.identity_of(settings)  # says now what is wrong with the files
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
@@ -264,7 +262,7 @@ class Worker:
         network.holds = None  # where several train at once, the one before has concluded on it
         noisy, masked = order.dp_noise is not None, isinstance(order, MaskedOrder)
         # The loss is of training examples.
-        hidden = noisy or bool(order.quiet) or self.settings.insists
+        hidden = noisy or bool(order.quiet) or self._releases.bounded
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             shown = "" if hidden else f" (loss {loss})"
             raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate")
