@@ -19,12 +19,7 @@ import threading
 from dataclasses import dataclass
 
 import grpc
-from flwr.proto.fleet_pb2 import (
-    PushMessagesRequest,
-    PushMessagesResponse,
-    RegisterNodeFleetRequest,
-    RegisterNodeFleetResponse,
-)
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
@@ -128,16 +123,8 @@ class Fleet(FleetServicer):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._replies: dict[str, _Reply] = {}  # by session
 
-    def RegisterNode(
-        self, request: RegisterNodeFleetRequest, context: grpc.ServicerContext
-    ) -> RegisterNodeFleetResponse:
-        """Register a node whose key is none of megabytes."""
-        _refuse_many_words(request, context)
-        return super().RegisterNode(request, context)
-
     def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
         """Take the announcement of a reply; of too many objects as many as show that there are."""
-        _refuse_many_words(request, context)
         for tree in request.message_object_trees:
             ids = [node.object_id for node in iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
@@ -165,8 +152,3 @@ class Fleet(FleetServicer):
             if reply.missing <= 0:
                 self._replies.pop(request.session_id, None)
         return response
-
-
-def _refuse_many_words(request: RegisterNodeFleetRequest | PushMessagesRequest, context: grpc.ServicerContext) -> None:
-    if request.ByteSize() > MOST_WORDS:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected at most {MOST_WORDS} bytes that are no object")
