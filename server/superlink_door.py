@@ -40,7 +40,7 @@ from flwr.supercore.date import now
 from flwr.supercore.error import rpc_error_translator
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.utils import get_metadata_bytes, get_metadata_str
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.keys import fingerprint
@@ -178,7 +178,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         del content
         self._check(request, key, context)
         with rpc_error_translator(context, details.method):
-            return handler.response_serializer(handler.unary_unary(request, context))
+            answer: bytes = handler.response_serializer(handler.unary_unary(request, context))
+        return answer
 
     def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
         """Return the public key of whoever signed a call."""

@@ -5,11 +5,10 @@ Flower 1.39 lets every call to the Fleet port have 2 GB, and keeps whatever was 
 * gRPC refuses a message of over `largest_message()` bytes when it has read the five bytes that say how long it is;
 * an object of a reply over `reply_limit` is thrown away as it comes: the store notes `TOO_LARGE` in its place, so that
   the server, which collects the reply, can count it against its sender;
-* all objects of a reply together may have twice that, and a reply may be announced as `MOST_OBJECTS` objects and one;
-* whatever else is kept of a call (an announcement, a node's key) has at most `MOST_WORDS` bytes.
+* all objects of a reply together may have twice that, and a reply may be announced as `MOST_OBJECTS` objects and one.
 
 Flower takes one reply to each order, from the node that it went to. So what clients have in the store is bounded by the
-orders that are out, and what they have in calls by `largest_message()` each.
+orders that are out. `superlink_door.py` bounds what they have in calls.
 
 Internals used: `FleetServicer`, `InMemoryObjectStore`.
 """
@@ -44,7 +43,7 @@ MOST_OBJECTS = 64
 """Objects of a reply: ours have three."""
 
 MOST_WORDS = 2**20
-"""Bytes of a call without the values of a message."""
+"""Bytes of a call that uploads no object."""
 
 MOST_REPLIES = 10_000  # that are being uploaded
 

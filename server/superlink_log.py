@@ -33,7 +33,9 @@ _ADDRESS = re.compile(r"ipv4:([\d.]+):\d+|ipv6:\[([^\]]+)\]:\d+")
 
 def say(text: str) -> None:
     """Tell the server's user something, from within the SuperLink's process."""
-    print(f"{SAYS}{text}", file=sys.stderr, flush=True)
+    # At once, or gRPC's own lines come between the text and its end.
+    sys.stderr.write(f"{SAYS}{text}\n")
+    sys.stderr.flush()
 
 
 def relay(lines: Iterable[bytes], log: IO[bytes], tell: Callable[[str], None]) -> None:

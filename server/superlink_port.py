@@ -123,13 +123,15 @@ def _sockets(port: int) -> dict[str, int]:
     found = {}
     for name in os.listdir("/dev/fd"):
         with suppress(OSError), _borrowed(int(name)) as each:
-            if each.family in (socket.AF_INET, socket.AF_INET6) and each.getsockname()[1] == port:
-                found[_peer(each)] = int(name)
+            if (peer := _peer(each)) and each.getsockname()[1] == port:
+                found[peer] = int(name)
     return found
 
 
 def _peer(connection: socket.socket) -> str:
-    """Return a connection's peer as gRPC names it."""
+    """Return a connection's peer as gRPC names it, or nothing for a socket of another kind."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
     host, port = connection.getpeername()[:2]
     host = host.removeprefix("::ffff:")
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

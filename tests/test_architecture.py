@@ -26,7 +26,9 @@ PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulatio
 USE_INTERNALS = {
     "server/superlink.py",
     "server/superlink_child.py",
+    "server/superlink_door.py",
     "server/superlink_limits.py",
+    "server/superlink_port.py",
     "server/inline.py",
     "client/runtime.py",
 }

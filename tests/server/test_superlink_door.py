@@ -1,6 +1,9 @@
-"""The door of the SuperLink: Flower's own state and its own check of signatures, and what we add to them."""
+"""The door of the SuperLink, over Flower's own state: who gets in, and that nobody else is read."""
 
 import datetime as dt
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -8,9 +11,15 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.message_handler import message_handler
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -19,12 +28,14 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.keys import fingerprint, make_key, public_pem
-from hyperbloom.server import superlink_child
+from hyperbloom.server import superlink_door
 from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.superlink_child import Door, Keys
-from hyperbloom.server.superlink_limits import Fleet, Store
+from hyperbloom.server.superlink_door import UPLOAD, Door, Keys
+from hyperbloom.server.superlink_limits import MOST_WORDS
+from hyperbloom.server.superlink_port import PATIENCE, Connections
 
 IN_MEMORY = ":flwr-in-memory:"
+ANY, UNKNOWN = "/flwr.proto.Fleet/Any", "/flwr.proto.Fleet/Unknown"
 DENIED, UNAUTHENTICATED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
 Key = ec.EllipticCurvePrivateKey
 
@@ -36,34 +47,57 @@ class Aborted(Exception):
 class Context:
     """A call as gRPC describes it to a servicer."""
 
+    def __init__(self) -> None:
+        self.cancelled = False
+
     def peer(self) -> str:
         """Return where it came from."""
         return "ipv4:10.0.0.9:5"
+
+    def cancel(self) -> None:
+        """Note that it was."""
+        self.cancelled = True
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """End the call."""
         raise Aborted(code, details)
 
 
-class Unread:
-    """What a stranger sends, which nobody reads."""
+class Messages:
+    """What a caller sends, and whether somebody has read it."""
 
-    def __next__(self) -> NoReturn:
-        raise AssertionError("it was read")
+    def __init__(self, *contents: bytes) -> None:
+        self.left = list(contents)
+        self.were_read = False
+
+    def __next__(self) -> bytes:
+        self.were_read = True
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
 
 
-UNREAD = Unread()
+def metadata(key: Key, time: dt.datetime | None = None) -> list[tuple[str, str | bytes]]:
+    """Return how a client shows its key."""
+    stamp = (time or dt.datetime.now(dt.UTC)).isoformat()
+    signature = sign_message(key, stamp.encode())
+    return [
+        (PUBLIC_KEY_HEADER, public_pem(key).encode()),
+        (TIMESTAMP_HEADER, stamp),
+        (SIGNATURE_HEADER, signature),
+    ]
 
 
 class House:
     """A SuperLink's state, its door, and a registry file in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_open: bool = False) -> None:
         factory = LinkStateFactory(IN_MEMORY, NoOpFederationManager(), ObjectStoreFactory())
         self.registry = ClientRegistry(folder / "clients.json")
         self.state = factory.state()
         self.keys = Keys(self.state, [self.registry])
-        self.door = Door(factory, self.keys)
+        self.connections = Connections()
+        self.door = Door(factory, None if is_open else self.keys, self.connections)
 
     def add(self, name: str) -> Key:
         """Return the key of a client that is added to the file now."""
@@ -74,18 +108,29 @@ class House:
 
     def call(self, request: Any, key: Key, time: dt.datetime | None = None) -> Any:
         """Let the client with this key call; returns the answer."""
-        stamp = (time or dt.datetime.now(dt.UTC)).isoformat()
-        signature = sign_message(key, stamp.encode())
-        headers = [(PUBLIC_KEY_HEADER, public_pem(key).encode()), (TIMESTAMP_HEADER, stamp)]
-        details = SimpleNamespace(
-            method="/flwr.proto.Fleet/Any", invocation_metadata=[*headers, (SIGNATURE_HEADER, signature)]
+        messages = Messages(request.SerializeToString())
+        try:
+            return self.send(messages, metadata(key, time), type(request))
+        except Aborted as aborted:
+            known = self.state.get_node_id_by_public_key(public_pem(key).encode()) is not None
+            in_time = aborted.args[1] != "Invalid timestamp"
+            assert messages.were_read == (known and in_time)
+            raise
+
+    def send(
+        self, messages: Messages, shown: Any, kind: Any = PullMessagesRequest, method: str = ANY, context: Any = None
+    ) -> Any:
+        """Call with any messages and metadata."""
+        served = grpc.unary_unary_rpc_method_handler(
+            self._answer, request_deserializer=kind.FromString, response_serializer=lambda answer: answer
         )
-        handler = self.door.intercept_service(lambda _: grpc.unary_unary_rpc_method_handler(self._answer), details)
-        if handler.stream_unary:
-            return handler.stream_unary(UNREAD, Context())
-        return handler.unary_unary(request, Context())
+        details = SimpleNamespace(method=method, invocation_metadata=shown)
+        handler = self.door.intercept_service(lambda _: None if method == UNKNOWN else served, details)
+        assert handler.request_streaming and not handler.response_streaming  # or gRPC would read by itself
+        return handler.stream_unary(messages, context or Context())
 
     def _answer(self, request: Any, context: Any) -> Any:
+        """Answer as Flower's handlers would."""
         if isinstance(request, ActivateNodeRequest):
             return message_handler.activate_node(request, self.state)
         return "answer"
@@ -134,14 +179,6 @@ def test_a_key_that_is_not_in_the_file_is_refused_and_named_on_both_sides(
         house.activate(stranger)
     assert caught.value.args == (DENIED, f"key {shown} is unknown or revoked")
     assert capsys.readouterr().err == f"door: refused ipv4:10.0.0.9:5: its key {shown} is unknown or revoked\n"
-
-
-def test_a_key_that_is_none_is_refused(house: House) -> None:
-    details = SimpleNamespace(method="/flwr.proto.Fleet/Any", invocation_metadata=[(PUBLIC_KEY_HEADER, b"a\nb\nc")])
-    handler = house.door.intercept_service(lambda _: None, details)  # type: ignore[arg-type, return-value]
-    with pytest.raises(Aborted) as caught:
-        handler.stream_unary(UNREAD, Context())
-    assert caught.value.args == (DENIED, "key is damaged")
 
 
 def test_the_file_is_followed_without_being_asked(house: House) -> None:
@@ -257,28 +294,158 @@ def test_who_comes_back_with_its_key_after_a_crash_comes_in_at_once(house: House
     assert house.state.get_node_info()[0].last_activated_at > before
 
 
-def test_flowers_own_checks_stand(house: House) -> None:
+def _two(shown: list[Any], header: str) -> list[Any]:
+    return [*shown, *(pair for pair in shown if pair[0] == header)]
+
+
+def _other(shown: list[Any], header: str, value: str | bytes) -> list[Any]:
+    return [(name, value if name == header else old) for name, old in shown]
+
+
+def _without(shown: list[Any], header: str) -> list[Any]:
+    return [pair for pair in shown if pair[0] != header]
+
+
+def _moved(key: Key, **ahead: float) -> list[Any]:
+    return metadata(key, dt.datetime.now(dt.UTC) + dt.timedelta(**ahead))
+
+
+STRANGERS: dict[str, tuple[Callable[[Key], list[Any]], grpc.StatusCode, str]] = {
+    "no metadata": (lambda key: [], UNAUTHENTICATED, "Missing authentication metadata"),
+    "no key": (lambda key: _without(metadata(key), PUBLIC_KEY_HEADER), UNAUTHENTICATED, "Missing authentication"),
+    "two keys": (lambda key: _two(metadata(key), PUBLIC_KEY_HEADER), UNAUTHENTICATED, "Missing authentication"),
+    "an unknown key": (lambda key: metadata(make_key()), DENIED, "is unknown or revoked"),
+    "a damaged key": (lambda key: _other(metadata(key), PUBLIC_KEY_HEADER, b"a\nb\nc"), DENIED, "key is damaged"),
+    "a key of no text": (lambda key: _other(metadata(key), PUBLIC_KEY_HEADER, b"\xff"), DENIED, "key is damaged"),
+    "no signature": (lambda key: _without(metadata(key), SIGNATURE_HEADER), UNAUTHENTICATED, "Missing"),
+    "two signatures": (lambda key: _two(metadata(key), SIGNATURE_HEADER), UNAUTHENTICATED, "Missing"),
+    "a wrong signature": (
+        lambda key: _other(metadata(key), SIGNATURE_HEADER, b"0" * 70),
+        UNAUTHENTICATED,
+        "Invalid si",
+    ),
+    "another's signature": (
+        lambda key: [metadata(key)[0], *metadata(make_key())[1:]],
+        UNAUTHENTICATED,
+        "Invalid signature",
+    ),
+    "no time": (lambda key: _without(metadata(key), TIMESTAMP_HEADER), UNAUTHENTICATED, "Missing"),
+    "two times": (lambda key: _two(metadata(key), TIMESTAMP_HEADER), UNAUTHENTICATED, "Missing"),
+    "a time that is none": (lambda key: _other(metadata(key), TIMESTAMP_HEADER, "x"), UNAUTHENTICATED, "Invalid si"),
+    "an old call": (lambda key: _moved(key, seconds=-310), UNAUTHENTICATED, "Invalid timestamp"),
+    "a call of tomorrow": (lambda key: _moved(key, days=1), UNAUTHENTICATED, "Invalid timestamp"),
+}
+
+
+@pytest.mark.parametrize("method", [ANY, UPLOAD, UNKNOWN])
+@pytest.mark.parametrize(("shown", "code", "answer"), STRANGERS.values(), ids=STRANGERS)
+def test_a_call_that_no_known_key_has_signed_is_refused_unread(
+    house: House, shown: Callable[[Key], list[Any]], code: grpc.StatusCode, answer: str, method: str
+) -> None:
+    messages, key = Messages(b""), house.add("ward-7")
+    with pytest.raises(Aborted) as caught:
+        house.send(messages, shown(key), method=method)
+    assert caught.value.args[0] == code and answer in caught.value.args[1]
+    assert not messages.were_read
+
+
+def test_clocks_may_differ_by_a_minute(house: House) -> None:
     key = house.add("ward-7")
-    with pytest.raises(Aborted, match="Invalid timestamp"):
-        house.call(pull(1), key, dt.datetime.now(dt.UTC) - dt.timedelta(hours=1))
+    node = house.activate(key)
+    for seconds in (-250, -55, 55):
+        assert house.call(pull(node), key, dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)) == "answer"
 
 
-def test_the_child_puts_the_door_where_flower_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = SimpleNamespace(NodeAuthServerInterceptor=None, flower_superlink=lambda: None)
-    monkeypatch.setattr(superlink_child.object_store_factory, "InMemoryObjectStore", None)
-    real = superlink_child.importlib.import_module("flwr.superlink.cli.flower_superlink")
-    assert {"FleetServicer", "GRPC_MAX_MESSAGE_LENGTH"} <= vars(real).keys()
-    assert real.NodeAuthServerInterceptor is superlink_child.NodeAuthServerInterceptor
-    monkeypatch.setattr(superlink_child.importlib, "import_module", lambda name: program)
-    monkeypatch.setattr(superlink_child, "start_parent_process_monitor", lambda pid: None)
-    monkeypatch.setattr(superlink_child.sys, "argv", [])
-    superlink_child.main(["1", "", "--insecure"])
-    assert (program.NodeAuthServerInterceptor, superlink_child.sys.argv) == (None, ["flower-superlink", "--insecure"])
-    assert (program.FleetServicer, program.GRPC_MAX_MESSAGE_LENGTH) == (Fleet, 512 * 2**20)
-    assert isinstance(ObjectStoreFactory().store(), Store)
-    registry = ClientRegistry(tmp_path / "clients.json")
-    registry.add("ward-7", public_pem(make_key()))
-    superlink_child.main(["1", f"{registry.path}\n{tmp_path / 'other.json'}", "--enable-supernode-auth"])
-    factory = LinkStateFactory(IN_MEMORY, NoOpFederationManager(), ObjectStoreFactory())
-    assert isinstance(program.NodeAuthServerInterceptor(factory), Door)  # type: ignore[misc]
-    assert [node.name for node in factory.state().get_node_info()] == ["ward-7"]  # before the port opens
+def test_who_is_refused_all_the_time_is_told_a_few_times_only(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(PATIENCE + 20):
+        with pytest.raises(Aborted):
+            house.send(Messages(), metadata(make_key()))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == PATIENCE + 1
+    assert lines[-1].startswith("door: ipv4:10.0.0.9:5 floods the port with calls that no known key has signed")
+
+
+def test_an_unknown_method_is_unread_for_members_too(house: House) -> None:
+    messages = Messages(b"")
+    with pytest.raises(Aborted) as caught:
+        house.send(messages, metadata(house.add("ward-7")), method=UNKNOWN)
+    assert caught.value.args[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert not messages.were_read
+
+
+def test_only_an_object_may_be_large(house: House) -> None:
+    key = house.add("ward-7")
+    node = house.activate(key)
+    large = PushObjectRequest(node=Node(node_id=node), object_content=bytes(MOST_WORDS)).SerializeToString()
+    with pytest.raises(Aborted) as caught:
+        house.send(Messages(large), metadata(key))
+    assert caught.value.args == (grpc.StatusCode.INVALID_ARGUMENT, f"expected a message of at most {MOST_WORDS} bytes")
+    assert house.send(Messages(large), metadata(key), PushObjectRequest, UPLOAD) == "answer"
+
+
+@pytest.mark.parametrize("messages", [Messages(), Messages(b"\xff")], ids=["none", "nonsense"])
+def test_a_call_without_a_message_is_refused(house: House, messages: Messages) -> None:
+    with pytest.raises(Aborted) as caught:
+        house.send(messages, metadata(house.add("ward-7")))
+    assert caught.value.args[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+class Slow(Messages):
+    """A message that comes when it may."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.waits, self.comes = threading.Event(), threading.Event()
+
+    def __next__(self) -> bytes:
+        self.waits.set()
+        assert self.comes.wait(30)
+        return super().__next__()
+
+
+def test_a_member_has_few_messages_under_way_and_they_end_in_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink_door, "MOST_CALLS", 2)
+    key, other = house.add("ward-7"), house.add("ward-8")
+    node, neighbour = house.activate(key), house.activate(other)
+    slow, contexts = [Slow(pull(node).SerializeToString()) for _ in range(2)], [Context(), Context()]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [
+            pool.submit(house.send, messages, metadata(key), context=context)
+            for messages, context in zip(slow, contexts, strict=True)
+        ]
+        assert all(messages.waits.wait(30) for messages in slow)
+        with pytest.raises(Aborted) as caught:
+            house.send(Messages(), metadata(key))
+        assert caught.value.args[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert house.call(pull(neighbour), other) == "answer"
+        house.door.cancel_overdue()
+        assert not any(context.cancelled for context in contexts)
+        monkeypatch.setattr(superlink_door.time, "monotonic", lambda: float("inf"))
+        house.door.cancel_overdue()
+        assert all(context.cancelled for context in contexts)
+        for messages in slow:
+            messages.comes.set()
+        assert [answer.result() for answer in answers] == ["answer"] * 2
+    assert house.call(pull(node), key) == "answer", "its places are free again"
+
+
+def test_without_a_registry_every_key_is_a_client_of_its_own(tmp_path: Path) -> None:
+    house = House(tmp_path, is_open=True)
+    key, other = make_key(), make_key()
+    nodes = [
+        house.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_pem(each).encode(), 0) for each in (key, other)
+    ]
+    assert house.activate(key) == nodes[0]
+    assert house.call(pull(nodes[0]), key) == "answer"
+    with pytest.raises(Aborted) as caught:
+        house.call(pull(nodes[1]), key)
+    assert caught.value.args == (UNAUTHENTICATED, "Invalid node ID")
+    with pytest.raises(Aborted) as caught:
+        house.call(reply(nodes[0], nodes[1]), key)
+    assert caught.value.args == (DENIED, "a reply in another client's name")
+    messages = Messages(b"")
+    with pytest.raises(Aborted):
+        house.send(messages, _other(metadata(key), SIGNATURE_HEADER, b"0" * 70))
+    assert not messages.were_read
