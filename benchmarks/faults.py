@@ -5,7 +5,8 @@ personal heads that are nowhere but on the clients. Until most rounds are done, 
 
 * a client, the server or the SuperLink is killed (SIGKILL); clients start again, the server with --resume;
 * a client or the server is frozen (SIGSTOP) for some seconds;
-* one client's or all clients' connections hang, or are cut and refused, for some seconds.
+* one client's or all clients' connections hang, or are cut and refused, for some seconds;
+* a stranger attacks the port (`benchmarks/stranger.py`) for some seconds.
 
 Then everything is healed, and when the run is over it must be true that: the server ended with code 0; each client is
 on the row that it always had, with the secret that it always had; no personal head was ever lost, or set back but by a
@@ -37,6 +38,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from benchmarks import LEASH
+from benchmarks.stranger import ATTACKS, Stranger
 
 __all__ = ["Proxy", "Siege", "besiege"]
 
@@ -263,6 +265,13 @@ class Siege:
             getattr(proxy, how)()
             self._later(proxy.heal)
 
+    def _stranger(self) -> None:
+        how = self._random.choice(ATTACKS)
+        self._note(f"a stranger attacks: {how}")
+        stranger = Stranger(f"127.0.0.1:{self.port}", None)
+        stranger.attack(how)
+        self._later(stranger.stop)
+
     # ------------------------------------------------------------------ what goes on
 
     def _live(self, seconds: float) -> None:
@@ -382,7 +391,7 @@ class Siege:
 
 
 _FAULTS = (
-    *["kill_client", "freeze_client", "partition"] * 3,
+    *["kill_client", "freeze_client", "partition", "stranger"] * 3,
     *["kill_server", "freeze_server", "kill_superlink"],
 )
 

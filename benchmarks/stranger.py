@@ -1,4 +1,4 @@
-"""Someone without a key who attacks the port of a server with TLS and keys.
+"""Someone without a key who attacks the port of a server.
 
 * `calls`: calls of headers alone, as many at a time as the server lets stand, over connections that are opened anew
   whenever the server closes them;
@@ -6,7 +6,7 @@
 * `gzip`: calls that bring half a megabyte each, which unpacks to 500 MB;
 * `silent`: TCP connections that send nothing.
 
-    python -m benchmarks.stranger HOST:PORT CA.pem --how calls --seconds 16
+    python -m benchmarks.stranger HOST:PORT --ca CA.pem --how calls --seconds 16
 """
 
 import argparse
@@ -35,12 +35,12 @@ class Stranger:
 
     Args:
         address: `HOST:PORT`.
-        ca: the CA's certificate, which is no secret.
+        ca: the CA's certificate, which is no secret, or None for plain text.
         connections: how many at a time.
         calls: how many a connection opens at a time.
     """
 
-    def __init__(self, address: str, ca: Path, connections: int = 2, calls: int = 700) -> None:
+    def __init__(self, address: str, ca: Path | None, connections: int = 2, calls: int = 700) -> None:
         """Do nothing yet."""
         self.address, self._ca, self._connections, self._calls = address, ca, connections, calls
         self.counts: Counter[str] = Counter()
@@ -72,6 +72,13 @@ class Stranger:
         host, _, port = self.address.rpartition(":")
         return socket.create_connection((host, int(port)), timeout=5)
 
+    def _protect(self, plain: socket.socket) -> socket.socket:
+        if not self._ca:
+            return plain
+        context = ssl.create_default_context(cafile=self._ca)
+        context.set_alpn_protocols(["h2"])
+        return context.wrap_socket(plain, server_hostname=self.address.rpartition(":")[0])
+
     def _hold(self) -> None:
         with self._connect() as plain:
             plain.settimeout(0.5)
@@ -81,9 +88,7 @@ class Stranger:
                         return
 
     def _send_headers(self) -> None:
-        context = ssl.create_default_context(cafile=self._ca)
-        context.set_alpn_protocols(["h2"])
-        with context.wrap_socket(self._connect(), server_hostname=self.address.rpartition(":")[0]) as link:
+        with self._connect() as plain, self._protect(plain) as link:
             link.sendall(PREFACE + _frame(SETTINGS, 0, 0))
             link.settimeout(0.2)
             stream, is_open, received = 1, set[int](), b""
@@ -109,17 +114,17 @@ class Stranger:
                         self.counts["refused"] += 1
 
     def _send_body(self, size: int = 400_000_000, squeeze: grpc.Compression = grpc.Compression.NoCompression) -> None:
-        credentials = grpc.ssl_channel_credentials(self._ca.read_bytes())
-        unlimited = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-        with grpc.secure_channel(self.address, credentials, options=unlimited) as channel:
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        if self._ca:
+            channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self._ca.read_bytes()), options)
+        else:
+            channel = grpc.insecure_channel(self.address, options)
+        with channel:
             call = channel.unary_unary("/flwr.proto.Fleet/PullMessages")
-            running = [call.future(bytes(size), timeout=30, compression=squeeze)]
-            while not self._over.is_set() and not all(each.done() for each in running):
-                time.sleep(0.1)
-            for each in running:
-                each.cancel()
-            self.counts["bodies"] += 1
-            time.sleep(0.1)
+            running = call.future(bytes(size), timeout=30, compression=squeeze)
+            while not self._over.wait(0.1) and not running.done():
+                pass
+            running.cancel()
 
     def _send_bomb(self) -> None:
         self._send_body(500_000_000, grpc.Compression.Gzip)
@@ -148,7 +153,7 @@ ATTACKS = ("calls", "bodies", "gzip", "silent")
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address")
-    parser.add_argument("ca", type=Path)
+    parser.add_argument("--ca", type=Path)
     parser.add_argument("--how", choices=ATTACKS, default="calls")
     parser.add_argument("--seconds", type=float, default=16.0)
     parser.add_argument("--connections", type=int, default=2)
