@@ -170,7 +170,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         with self._turn(key, is_upload, context):
             content = next(requests, None)
         if content is None or (len(content) > MOST_WORDS and not is_upload):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected a message of at most {MOST_WORDS} bytes")
+            found, wrong = len(content or b""), grpc.StatusCode.INVALID_ARGUMENT
+            answer = f"expected a message of at most {MOST_WORDS} bytes, found {found}"
+            self._refuse(context, f"its call of {details.method} brings {found} bytes", answer, wrong)
         try:
             request = handler.request_deserializer(content)
         except DecodeError:
@@ -178,8 +180,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         del content
         self._check(request, key, context)
         with rpc_error_translator(context, details.method):
-            answer: bytes = handler.response_serializer(handler.unary_unary(request, context))
-        return answer
+            response: bytes = handler.response_serializer(handler.unary_unary(request, context))
+        return response
 
     def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
         """Return the public key of whoever signed a call."""
@@ -261,7 +263,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         answer: str,
         code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED,
     ) -> NoReturn:
-        """Refuse a call that nobody known has made."""
+        """Refuse a call, and count it against its address."""
         peer = context.peer()
         if self._connections.refused(peer):
             say(f"refused {peer}: {said}")

@@ -56,6 +56,7 @@ class Connections:
         self._opened: dict[str, float] = {}
         self._minute = 0.0
         self._something = threading.Event()
+        self._rest = 0.0
 
     def served(self, peer: str) -> None:
         """Note that a connection brought a call with a valid key."""
@@ -71,16 +72,18 @@ class Connections:
                 self._doomed.add(peer)
                 self._something.set()
         if count == PATIENCE + 1:
-            say(f"{peer} floods the port with calls that no known key has signed; its connections are closed")
+            say(f"{peer} floods the port with calls that are refused; its connections are closed")
         return count <= PATIENCE
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is a connection to close, or so long."""
+        """Wait until there is a connection to close, or so long; longer when there are so many that looking costs."""
+        time.sleep(self._rest)
         self._something.wait(seconds)
 
     def sweep(self) -> None:
         """Close what should be closed now."""
         self._something.clear()
+        began = time.thread_time()
         sockets, now = _sockets(self.port), time.monotonic()
         with self._lock:
             doomed, self._doomed = self._doomed & sockets.keys(), set()
@@ -98,6 +101,7 @@ class Connections:
                 doomed.add(peer)
         for peer in doomed:
             _shut(sockets[peer], peer)
+        self._rest = 10 * (time.thread_time() - began)
 
 
 def _address(peer: str) -> str:
