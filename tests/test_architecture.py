@@ -27,7 +27,9 @@ USE_INTERNALS = {
     "server/live_grid.py",
     "server/superlink.py",
     "server/superlink_child.py",
+    "server/superlink_door.py",
     "server/superlink_limits.py",
+    "server/superlink_port.py",
     "server/inline.py",
     "client/runtime.py",
 }
