@@ -37,6 +37,7 @@ from flwr.supercore.utils import get_metadata_bytes
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.keys import fingerprint
+from hyperbloom.common.signals import run_program
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.superlink_limits import Fleet, Store, largest_message
 from hyperbloom.server.superlink_log import SAYS
@@ -207,4 +208,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(lambda: main(sys.argv[1:]))

@@ -195,8 +195,8 @@ def test_the_wheel_brings_both_commands_and_the_licence(wheel: zipfile.ZipFile) 
     entries.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert {section: dict(entries[section]) for section in entries.sections()} == {
         "console_scripts": {
-            "flower-client": "hyperbloom.client.cli:main",
-            "flower-server": "hyperbloom.server.cli:main",
+            "flower-client": "hyperbloom.client.__main__:program",
+            "flower-server": "hyperbloom.server.__main__:program",
         }
     }
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
