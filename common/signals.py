@@ -20,9 +20,11 @@ GRACE_S = 3.0
 def run_program(main: Callable[[], int | None]) -> NoReturn:
     """Call `main` and end the process with the exit code that it returns, at most `GRACE_S` seconds later.
 
-    Python's own way out waits for threads, and then frees what is left while its daemon threads stand still. A gRPC
-    channel or a thread pool that waits for such a thread waits for ever, and the process never ends. This function
-    runs what has to run at the exit (output, `atexit`) for a limited time and leaves all else to the system.
+    Python's own way out is not certain. It stops daemon threads wherever they are, and then runs the destructors of
+    what is left. The one of a gRPC channel takes a lock that gRPC's polling thread may have held when it was stopped,
+    and then waits for ever: about one exit in 200 of a client on a busy machine. A thread pool or a child process that
+    does not end holds it up as well. This function writes out what is buffered and runs what `atexit` holds, for a
+    limited time, and leaves all else to the operating system.
     """
     code: object = 1
     try:
