@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes.conftest import Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
