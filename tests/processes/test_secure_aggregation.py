@@ -12,7 +12,7 @@ from hyperbloom.server.certificates import init
 from hyperbloom.server.registry import ClientRegistry
 from tests.processes.conftest import Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
