@@ -26,6 +26,7 @@ __all__ = ["LARGEST_SUM", "Parts", "pack_places", "part_digests", "signed_keys",
 LARGEST_SUM = 2**29
 """Numbers in a sum, beyond which a server asks for memory rather than for a change."""
 
+
 def part_digests(weights: Weights, digest: bytes) -> dict[bytes, str]:
     """Return the names of the tensors in `weights`, by what each is known as in the round with this digest."""
     layout, values = weights.layout, weights.values.detach().cpu().contiguous().numpy()

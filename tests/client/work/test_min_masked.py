@@ -20,8 +20,8 @@ from hyperbloom.common.messages import (
 from hyperbloom.common.secure_sum import pack_places
 
 from ..conftest import SHARE
-from .test_masks import Four, in_place
 from ..orders import Worker, evaluate_order, initial, train_order
+from .test_masks import Four, in_place
 
 
 def make(folder: Path, least: int | None) -> Worker:
