@@ -64,8 +64,13 @@ _REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
     "this server from whoever runs it",
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
+    "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
     "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
 }
+
+# What a server says that is away, or too busy; the last is a call that it gave up while this machine stood still.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+_TOO_LARGE = "message larger than max"  # what gRPC says, with the code of a server that is too busy
 
 
 @dataclass(frozen=True)
@@ -317,7 +322,10 @@ class _Retries(RetryInvoker):
 
 
 def _retries(link: Link) -> _Retries:
-    """Retry while the server is away, for ever; give up at once on everything that waiting does not mend.
+    """Retry while the server is away or too busy, for ever; give up at once on everything that waiting does not mend.
+
+    A TLS handshake that fails is tried again unless the reason is one of `_REASONS`: a server under attack breaks off
+    handshakes as well.
 
     When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
     than that already.
@@ -331,12 +339,14 @@ def _retries(link: Link) -> _Retries:
     def hopeless(error: Exception) -> bool:
         if retries.max_tries is not None:
             return True
-        unavailable = cast(grpc.RpcError, error).code() == grpc.StatusCode.UNAVAILABLE
+        away = cast(grpc.RpcError, error).code() in _AWAY
         # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
-        wrong = "handshake" in str(error).lower() or (link.insecure and _speaks_tls(link.address))
-        if wrong or not unavailable:
+        wrong = any(sign in str(error) for sign in (*_REASONS, _TOO_LARGE)) or (
+            link.insecure and _speaks_tls(link.address)
+        )
+        if wrong or not away:
             retries.gave_up_on = error
-        return wrong or not unavailable
+        return wrong or not away
 
     def away(state: RetryState) -> None:
         if state.tries == 1:
