@@ -38,7 +38,7 @@ What leaves this machine: the client's name and secret, the version of this prog
 inputs, number of classes; weights or their change, losses, counts of right answers; and what some strategies ask for
 beside them (descriptors, moments, representations: docs/privacy.md). Examples, labels and a personal classifier never
 do. The personal classifier lies in the state folder and survives a restart. See also --disclose,
---disclose-class-shares, --min-noise, --min-masked.
+--disclose-class-shares, --min-noise, --min-masked, --peers, --max-changes, --max-scores.
 
 exit codes: 0 the run is over or Ctrl-C, 1 a defect or a disk that is full at the start, 2 wrong settings or data,
 3 refused by the server, or this client already runs here, 5 no connection possible
@@ -105,6 +105,26 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="send changes under masks alone, in sums of at least N clients (flower-server --secure-aggregation)",
+    )
+    machine.add_argument(
+        "--peers",
+        type=Path,
+        metavar="FILE",
+        help="with secure aggregation: add changes to those of clients alone whose key's fingerprint is in this text "
+        "(what flower-server clients list prints)",
+    )
+    machine.add_argument(
+        "--max-changes",
+        type=int,
+        metavar="N",
+        help="send at most N changes, over all runs (default: 1000 with --min-noise or --min-masked, else any number)",
+    )
+    machine.add_argument(
+        "--max-scores",
+        type=int,
+        metavar="N",
+        help="tell at most N scores of models that training on this machine has shaped, over all runs (default: none "
+        "with --min-noise or --min-masked, else any number)",
     )
     machine.add_argument("-v", "--verbose", action="store_true", help="say more, Flower's own log included")
     machine.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
@@ -196,6 +216,10 @@ def _run(args: argparse.Namespace) -> None:
         disclose=args.disclose,
         min_noise=args.min_noise,
         min_masked=args.min_masked,
+        key=args.key,
+        peers=args.peers,
+        max_changes=args.max_changes,
+        max_scores=args.max_scores,
     )
     link = make_link(args)
     config = settings.to_node_config()

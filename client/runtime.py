@@ -2,8 +2,8 @@
 
 A stock SuperNode starts a process per message and sleeps seconds between polls. This client keeps its model and data
 loaded, polls fast while a run is active and backs off when it is idle. The only client module that uses Flower's
-internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat), `RetryInvoker`, and the functions
-that turn a message into objects and back.
+internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat) and the `flwr_exit` that it calls,
+`RetryInvoker`, and the functions that turn a message into objects and back.
 """
 
 import logging
@@ -15,11 +15,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.client.grpc_rere_client import connection as flower_connection
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -168,6 +169,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
     certificates = link.root_certificates.read_bytes() if link.root_certificates else None
     keys = (link.key, link.key.public_key()) if link.key else None
     retries = _retries(link)
+    flower_connection.flwr_exit = _session_not_opened  # type: ignore[attr-defined]
     outcome: Exception | None = None
     channels: list[grpc.Channel] = []
 
@@ -203,8 +205,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
                 outcome = error  # Flower's context manager would log and swallow it
             finally:
                 patience.start()
-    except SystemExit:
-        # Flower ends the process when a session cannot be opened for a reason that waiting does not mend.
+    except SystemExit:  # from `_session_not_opened`
         raise _explanation(link, retries.gave_up_on) from None
     except RuntimeError as error:
         # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
@@ -300,6 +301,14 @@ def _quiet_heartbeat(failure: threading.ExceptHookArgs) -> None:
         log.debug("heartbeat ended: %s", failure.exc_value)
     else:
         threading.__excepthook__(failure)
+
+
+def _session_not_opened(code: int, *arguments: object, **options: object) -> NoReturn:
+    """Stand in for Flower's way to end the process when a session cannot be opened.
+
+    Flower's own starts a thread that ends the process 5 s later with exit code 1, whatever we still have to say.
+    """
+    raise SystemExit(code)
 
 
 def _failure(reason: str) -> Error:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from hyperbloom.server.listener import Checkpoint, Listener, Selection
+    from hyperbloom.server.live_grid import LiveGrid
     from hyperbloom.server.run_folder import RunFolder
     from hyperbloom.server.session import Session
-    from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
 __all__ = ["add_machines", "build_parser", "check_port", "fleet_for_newcomers", "log_to", "main"]

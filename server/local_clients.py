@@ -5,8 +5,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Literal
 
 from hyperbloom.common.config import RunConfig
@@ -119,14 +120,17 @@ def _check(children: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> Non
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
     """Wait for clients that have heard the goodbye; end the others."""
+    for child in _after_a_while(children):
+        child.terminate()
+    for child in _after_a_while(children):
+        child.kill()
+        child.wait()
+
+
+def _after_a_while(children: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+    """Return the processes that still run after `LEAVE_TIMEOUT_S`, which all of them share."""
+    deadline = monotonic() + LEAVE_TIMEOUT_S
     for child in children:
-        try:
-            child.wait(timeout=LEAVE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-    for child in children:
-        try:
-            child.wait(timeout=LEAVE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=max(0.0, deadline - monotonic()))
+    return [child for child in children if child.poll() is None]

@@ -18,6 +18,7 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.object_store import object_store_factory
 
+from hyperbloom.common.signals import run_program
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.superlink_door import Door, Keys
 from hyperbloom.server.superlink_limits import Fleet, Store
@@ -69,4 +70,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(lambda: main(sys.argv[1:]))

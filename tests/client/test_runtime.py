@@ -554,6 +554,19 @@ def test_flowers_exit_says_what_may_be_wrong(connect: Callable[..., Any]) -> Non
     )
 
 
+def test_flowers_own_way_to_end_the_process_is_not_taken() -> None:
+    """It would end this process 5 s later with exit code 1, in the middle of whatever is still to be said."""
+    server = grpc.server(ThreadPoolExecutor(1))  # serves no method at all, which waiting does not mend
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(ConnectionFailed, match="is it the server's Fleet port"):
+            run_client(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {})
+    finally:
+        server.stop(None)
+    assert not [thread for thread in threading.enumerate() if "force_exit" in thread.name]
+
+
 def test_a_refusal_comes_out_of_the_connection_that_swallows_errors(connect: Callable[..., Any]) -> None:
     connect(FakeServer(notice("refused", "no")))
     with pytest.raises(RefusedError, match="no"):
