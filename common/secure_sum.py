@@ -13,12 +13,13 @@ https://arxiv.org/abs/2111.07380).
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.methods import Method
 from hyperbloom.common.wire.masks import MaskedOrder
-from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
 
 __all__ = ["LARGEST_SUM", "Parts", "pack_places", "part_digests", "signed_keys", "signed_set", "told"]
@@ -110,10 +111,21 @@ def told(agreement: bytes, order: MaskedOrder) -> bytes:
     """
     masking = replace(order.masking, sealed=(), digests=())
     # The weights are bound by the digests of the parts.
-    bare = replace(order, weights=None, resemble=None, masking=masking)
-    # Through the wire's own types: a whole number where a fraction belongs arrives as a fraction.
-    alike = {key: dict(record) for key, record in pack(unpack(MaskedOrder, pack(bare))).items()}
-    return hashlib.sha256(agreement + json.dumps(alike, sort_keys=True, default=bytes.hex).encode()).digest()
+    alike = _plain(replace(order, weights=None, resemble=None, masking=masking))
+    return hashlib.sha256(agreement + json.dumps(alike, sort_keys=True).encode()).digest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of the wire as JSON knows it; a whole number is the same where a fraction may stand."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Method):
+        return value.to_json()
+    if isinstance(value, bytes):
+        return value.hex()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def signed_keys(run_id: str, number: int, cipher_key: bytes, mask_key: bytes) -> bytes:

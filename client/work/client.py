@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from hyperbloom.client.keep.ledger import Releases
+from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.work.identity import identity_of

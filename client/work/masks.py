@@ -225,7 +225,10 @@ class SecureRound:
                 continue
             name = fingerprint_of_der(identity)
             if name not in self.peers:
-                raise WireError(f"the client adds its change to those of known clients alone (--peers), found {name}")
+                raise WireError(
+                    f"the client adds its change to those of known clients alone (--peers), found {name}",
+                    reason=Reason.FORBIDDEN,
+                )
             content = signed_keys(self.run_id, self.round, order.cipher_keys[place], order.mask_keys[place])
             if not verify(identity, order.signatures[place], content):
                 raise WireError(f"order: keys that {name} has not signed")

@@ -30,14 +30,14 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
         WireError: the order does not bring weights of as many numbers as the network has.
     """
     check_common_model(client, order.target)
-    layout = loaded_network(client, order.target, order.weights).shared.layout
+    network = loaded_network(client, order.target, order.weights)
+    layout = network.shared.layout
     sent = order.weights
     count = 0 if sent is None else sent.layout.numel // layout.numel
     if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
         found = sent and sent.layout.shapes
         raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
-
-    count_score(client, order, loaded_network(client, order.target, order.weights).module)
+    count_score(client, order, network.module)
 
     def models() -> Iterator[nn.Module]:
         for row in sent.values.view(count, layout.numel):

@@ -15,28 +15,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyperbloom.client import secure_aggregation as client
-from hyperbloom.client.secure_aggregation import SecureRound
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import Worker
+from hyperbloom.client.work import masks as module
+from hyperbloom.client.work.masks import SecureRound
 from hyperbloom.common import secure_aggregation as sa
+from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
 from hyperbloom.common.keys import fingerprint_of_der, make_key, public_der, write_private_key
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import (
+from hyperbloom.common.methods import FedProx
+from hyperbloom.common.secure_sum import pack_places, part_digests
+from hyperbloom.common.wire.masks import (
     ConfirmOrder,
     KeysOrder,
     MaskedOrder,
     SharesOrder,
     SharesResult,
-    TrainResult,
     UnmaskOrder,
-    Weights,
 )
-from hyperbloom.common.secure_sum import pack_places, part_digests
+from hyperbloom.common.wire.orders import Noise, TrainResult
+from hyperbloom.common.wire.weights import Weights
 
-from .conftest import SHARE
+from ..conftest import SHARE
+from ..orders import Worker, arrange, change
 
 Words = np.ndarray[Any, Any]
 
@@ -102,7 +104,7 @@ class Four:
             "lengths": weights.layout.sizes,
             "owners": (pack_places(there, self.count),) * len(parts),
         }
-        return MaskedOrder(**(TRAIN | values | changes))
+        return arrange(MaskedOrder, **(TRAIN | values | changes))
 
     def mask(self, place: int, change: float = 0.25) -> Words:
         return self.mask_as(place, self.masked_order(place), torch.full((SIZE,), change))
@@ -110,7 +112,7 @@ class Four:
     def mask_as(self, place: int, order: MaskedOrder, change: Tensor) -> Words:
         self.rounds[place].expect(order)
         assert order.weights is not None
-        result = TrainResult(1.0, 0.5, Weights(LAYOUT, order.weights.values + change))
+        result = TrainResult(0.5, Weights(LAYOUT, order.weights.values + change), 1.0)
         return np.frombuffer(self.rounds[place].mask(order, result, 10).masked, "<u4").copy()
 
     def confirm(self, places: Sequence[int], alive: tuple[int, ...], dead: tuple[int, ...] = ()) -> UnmaskOrder:
@@ -151,7 +153,7 @@ def test_masked_words_are_noise_until_all_masks_are_off(four: Four) -> None:
 
 
 def told_of(four: Four) -> bytes:
-    return client.told(four.digest, four.masked_order(0))
+    return module.told(four.digest, four.masked_order(0))
 
 
 def test_all_must_have_been_told_the_same() -> None:
@@ -160,7 +162,7 @@ def test_all_must_have_been_told_the_same() -> None:
     for place, each in enumerate(four.rounds):
         four.dealt.append(each.share(four.shares_order(place, examples=10**9 if place else 10)))
     for place, readable in ((0, {0}), (1, {1, 2, 3})):
-        four.rounds[place]._read(four.masked_order(place))
+        four.rounds[place]._read(four.masked_order(place).masking)
         assert set(four.rounds[place]._held) == readable
 
 
@@ -207,8 +209,8 @@ def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
         ({"there": (0, 1, 2, 4)}, "places of clients"),
         ({"sealed": (b"",)}, "shares from 4 clients, found 1"),
         ({"reply": "delta"}, "reply 'weights'"),
-        ({"compression": "int8"}, "no compression"),
-        ({"target": Weights(LAYOUT, torch.zeros(SIZE))}, "nothing beside the weights"),
+        ({"codec": Codec.parse("int8")}, "no compression"),
+        ({"resemble": Weights(LAYOUT, torch.zeros(SIZE))}, "nothing beside the weights"),
         ({"parts": (b"p",)}, "tensors of the order, with the same values"),
         ({"parts": (b"p", b"p"), "lengths": (1, 1), "owners": (b"\x0f", b"\x0f")}, "parts, each once"),
         ({"lengths": ()}, "with lengths and owners"),
@@ -240,13 +242,13 @@ def test_a_sum_has_room_for_parts_of_others_and_what_has_no_part_stays_here() ->
     assert four.rounds[0].expect(order) == 3, "of the four that train the head one may vanish"
     placed = four.rounds[0]._placed(np.arange(SIZE), TWO)
     assert placed.tolist() == [0, 0, 0, *range(SIZE - 4, SIZE)]
-    trained = TrainResult(1.0, 0.0, Weights(Layout(TWO.shapes[:1]), torch.zeros(SIZE - 4)))
+    trained = TrainResult(0.0, Weights(Layout(TWO.shapes[:1]), torch.zeros(SIZE - 4)), 1.0)
     with pytest.raises(WireError, match="parts of the sum that are trained"):
         four.rounds[0].mask(order, trained, 10)
-    longer = replace(order, lengths=(3, 5))
+    longer = change(order, lengths=(3, 5))
     four.rounds[0].expect(longer)
     with pytest.raises(WireError, match="and of their lengths"):
-        four.rounds[0].mask(longer, TrainResult(1.0, 0.0, weights), 10)
+        four.rounds[0].mask(longer, TrainResult(0.0, weights, 1.0), 10)
 
 
 @pytest.mark.parametrize(
@@ -279,14 +281,14 @@ def test_one_kind_of_share_is_revealed_for_each_client(four: Four) -> None:
 
 def test_a_share_that_is_not_as_its_dealer_says_is_kept_back(four: Four) -> None:
     order = four.masked_order(0)
-    for place, digests in ((1, order.digests[2]), (2, order.digests[2])):
-        changed = [*order.digests]
+    for place, digests in ((1, order.masking.digests[2]), (2, order.masking.digests[2])):
+        changed = [*order.masking.digests]
         changed[place] = digests
-        four.rounds[0].expect(replace(order, digests=tuple(changed)))
+        four.rounds[0].expect(change(order, digests=tuple(changed)))
         assert (place in four.rounds[0]._held) == (place == 2)
         four.rounds[0]._held.clear()
-    sealed = (*order.sealed[:3], order.sealed[1])
-    four.rounds[0].expect(replace(order, sealed=sealed))
+    sealed = (*order.masking.sealed[:3], order.masking.sealed[1])
+    four.rounds[0].expect(change(order, sealed=sealed))
     for place in (1, 2, 3):  # told the same of what is signed
         four.rounds[place].expect(four.masked_order(place))
     shares = four.rounds[0].unmask(four.confirm((0, 1, 2, 3), (0, 1, 2, 3))).shares
@@ -294,9 +296,9 @@ def test_a_share_that_is_not_as_its_dealer_says_is_kept_back(four: Four) -> None
 
 
 def test_a_change_that_is_not_finite_stays_here(four: Four) -> None:
-    for change in (float("nan"), float("inf")):
+    for size in (float("nan"), float("inf")):
         with pytest.raises(HyperbloomError, match="training diverged"):
-            four.mask(0, change)
+            four.mask(0, size)
 
 
 def test_a_change_beyond_the_bound_is_cut_and_told(four: Four, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,7 +314,7 @@ CHANGES = [torch.randn(SIZE, generator=torch.Generator().manual_seed(place)) / 1
 def stretch(four: Four, place: int) -> dict[str, Any]:
     """Tell each client that its tensor has a place of its own in the sum, and that the others have all the rest."""
     everybody = tuple(range(four.count))
-    own = four.masked_order(place).parts[0]
+    own = four.masked_order(place).masking.parts[0]
     return {
         "parts": tuple(own if row == place else b"made up %d" % row for row in everybody),
         "lengths": (SIZE,) * four.count,
@@ -334,9 +336,9 @@ LIES: dict[str, Callable[[Four, int], dict[str, Any]]] = {
     ),
     "no steps to speak of": lambda four, place: {} if place == 0 else {"learning_rate": 1e-30},
     "other steps": only(0, steps=2),
-    "noise": lambda four, place: {} if place == 0 else {"dp_clip": 1e-9, "dp_noise": 1.0},
+    "noise": lambda four, place: {} if place == 0 else {"noise": Noise(1e-9, 1.0)},
     "another seed": only(0, seed=1),
-    "another method": only(0, method='{"name": "made up"}'),
+    "another method": only(0, method=FedProx(mu=0.5)),
     "a loss that is left out": only(0, quiet=True),
 }
 
@@ -361,7 +363,7 @@ def test_masks_of_clients_that_were_told_unlike_things_do_not_cancel(lie: Any) -
 
 def test_masks_of_nothing_but_keys_would_let_it_read_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lie above is an attack: without what binds the orders it reads each client's change."""
-    monkeypatch.setattr(client, "told", lambda digest, order: digest)
+    monkeypatch.setattr(module, "told", lambda digest, order: digest)
     total = np.sum(lied_to(Four(6, 4).deal(), stretch), axis=0, dtype=np.uint32)
     changes = sa.Scale(6, 8.0, 10).decode(total[:-1], 10).reshape(6, SIZE)
     assert np.abs(changes - torch.stack(CHANGES[:6]).numpy()).max() < 1e-6
@@ -392,7 +394,7 @@ def test_nobody_reveals_a_share_before_enough_have_signed_its_set(
     signed = {place: four.rounds[place].confirm(order).signature for place, order in orders.items()}
     shares: dict[int, Sequence[bytes]] = {}
     if not checked:
-        monkeypatch.setattr(client, "verify", lambda *signature: True)
+        monkeypatch.setattr(module, "verify", lambda *signature: True)
     for place, order in orders.items():
         everything = UnmaskOrder("run", 1, tuple(signed[each] for each in order.alive))
         if checked:
@@ -405,7 +407,7 @@ def test_nobody_reveals_a_share_before_enough_have_signed_its_set(
             shares[place] = four.rounds[place].unmask(everything).shares
     if not checked:
         total = np.sum(words[4:], axis=0, dtype=np.uint32)
-        told = client.told(four.digest, four.masked_order(0))
+        told = module.told(four.digest, four.masked_order(0))
         for dealer in range(9):
             found = {p: s[dealer] for p, s in shares.items() if (dealer in orders[p].dead) == (dealer < 4)}
             secret = sa.combine(dict(list(found.items())[:6]))
@@ -453,7 +455,7 @@ def worker(tmp_path: Path) -> Worker:
 
 def in_place(four: Four, worker: Worker) -> SharesOrder:
     """Put the worker in the first place, and return its order to deal."""
-    keys = worker.make_keys(KeysOrder("run", 1))
+    keys = worker.answer(KeysOrder("run", 1))
     names = {"cipher_keys": "cipher_key", "mask_keys": "mask_key", "identities": "identity", "signatures": "signature"}
     lists = {each: (getattr(keys, one), *getattr(four.order, each)[1:]) for each, one in names.items()}
     four.order = replace(four.order, **lists)
@@ -464,29 +466,29 @@ def test_each_order_has_its_turn_once(worker: Worker) -> None:
     four = Four()
     unmask = UnmaskOrder("run", 1, (b"", b"", b"", b""))
     with pytest.raises(WireError, match="no keys of such a round are here; was this client started again"):
-        worker.deal_shares(four.shares_order(0))
-    for order, call in ((four.shares_order(0), worker.deal_shares), (unmask, worker.unmask)):
-        worker.make_keys(KeysOrder("run", 2))
+        worker.answer(four.shares_order(0))
+    for order, call in ((four.shares_order(0), worker.answer), (unmask, worker.answer)):
+        worker.answer(KeysOrder("run", 2))
         with pytest.raises(WireError, match="for round 1 of run, but the keys here are for round 2 of run"):
             call(order)  # type: ignore[operator]
-    worker.make_keys(KeysOrder("run", 1))
+    worker.answer(KeysOrder("run", 1))
     with pytest.raises(WireError, match=r"expected train\.shares at this point of the round, found train\.unmask"):
-        worker.unmask(unmask)
+        worker.answer(unmask)
 
     order = in_place(four, worker)
-    worker.deal_shares(order)
+    worker.answer(order)
     with pytest.raises(WireError, match=r"expected train\.masked at this point of the round, found train\.shares"):
-        worker.deal_shares(order)
+        worker.answer(order)
     with pytest.raises(WireError, match="no keys of such a round are here"):
-        worker.deal_shares(order)  # what has failed once is over
+        worker.answer(order)  # what has failed once is over
 
 
 def test_what_fails_leaves_no_secrets(worker: Worker) -> None:
     four = Four()
     order = in_place(four, worker)
     with pytest.raises(WireError):
-        worker.deal_shares(replace(order, threshold=1))
-    assert worker.settings not in client._rounds
+        worker.answer(replace(order, threshold=1))
+    assert worker.settings not in module._rounds
     assert "own_secret" not in repr(SecureRound("run", 1)), "nor are they in a log"
 
 
@@ -496,11 +498,11 @@ def test_whoever_wants_noise_masks_no_change_without(tmp_path: Path) -> None:
         "c", DataSpec(partition=0, partitions=4), device="cpu", size="S", state_dir=tmp_path, min_noise=1.0
     )
     worker, four = Worker(settings), Four()
-    worker.deal_shares(in_place(four, worker))
+    worker.answer(in_place(four, worker))
     four.dealt = [SharesResult((b"",) * 4, b"", (b"",) * 4, (b"",) * 4)] * 4
     with pytest.raises(HyperbloomError, match="--min-noise"):
-        worker.train_masked(four.masked_order(0))
-    assert settings not in client._rounds
+        worker.answer(four.masked_order(0))
+    assert settings not in module._rounds
 
 
 def test_a_client_signs_with_its_own_key_if_it_has_one(tmp_path: Path) -> None:
@@ -509,9 +511,9 @@ def test_a_client_signs_with_its_own_key_if_it_has_one(tmp_path: Path) -> None:
     (tmp_path / "peers").write_text(f"ward-7 {fingerprint_of_der(public_der(make_key()))} 2026-01-01\n")
     settings = ClientSettings("c", SHARE, "cpu", "S", tmp_path, key=path, peers=tmp_path / "peers")
     worker, four = Worker(ClientSettings.from_node_config(settings.to_node_config())), Four()
-    assert worker.make_keys(KeysOrder("run", 1)).identity == public_der(key)
+    assert worker.answer(KeysOrder("run", 1)).identity == public_der(key)
     with pytest.raises(WireError, match=r"\(--peers\), found SHA256:"):
-        worker.deal_shares(in_place(four, worker))
+        worker.answer(in_place(four, worker))
     (tmp_path / "peers").write_text("nobody")
     with pytest.raises(ConfigError, match="--peers: expected fingerprints"):
         Worker(replace(settings, client_id="d"))

@@ -1,26 +1,20 @@
 """A client that insists on masks: what is made of its examples leaves in sums alone."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work import training
 from hyperbloom.common.errors import ConfigError, HyperbloomError
-from hyperbloom.common.messages import (
-    BackpropOrder,
-    DescribeOrder,
-    FitOrder,
-    MaskedOrder,
-    MomentsOrder,
-    RepresentOrder,
-    SharesResult,
-)
 from hyperbloom.common.secure_sum import pack_places
+from hyperbloom.common.wire.exchanges import BackpropOrder, DescribeOrder, Fit, FitOrder, MomentsOrder, RepresentOrder
+from hyperbloom.common.wire.masks import MaskedOrder, SharesResult
+from hyperbloom.common.wire.orders import Noise
 
 from ..conftest import SHARE
-from ..orders import Worker, evaluate_order, initial, train_order
+from ..orders import Worker, change, evaluate_order, initial, train_order
 from .test_masks import Four, in_place
 
 
@@ -31,13 +25,13 @@ def make(folder: Path, least: int | None) -> Worker:
 def begun(worker: Worker, threshold: int = 4) -> tuple[Four, list[SharesResult]]:
     """Take the worker, in the first place of four, to the point where it is to train."""
     four = Four(threshold=threshold)
-    first = worker.deal_shares(in_place(four, worker))
+    first = worker.answer(in_place(four, worker))
     return four, [first, *(each.share(four.shares_order(place)) for place, each in enumerate(four.rounds) if place)]
 
 
 def masked_order(four: Four, dealt: list[SharesResult], **changes: Any) -> MaskedOrder:
     """Return what an honest server orders then, for a network that this client has."""
-    order = replace(train_order("none", "weights"), run_id="run", round=1)
+    order = train_order("none", "weights", run_id="run")
     assert order.weights is not None
     four.dealt = dealt
     return four.masked_order(0, **vars(order) | changes)
@@ -45,13 +39,13 @@ def masked_order(four: Four, dealt: list[SharesResult], **changes: Any) -> Maske
 
 def test_a_change_by_itself_and_whatever_else_is_made_of_examples_is_refused(tmp_path: Path) -> None:
     worker = make(tmp_path, 4)
-    order = evaluate_order()
+    order, fit = evaluate_order(), Fit("deepset", "v", initial(), initial(), 1, 0.1)
     for call in (
         lambda: worker.answer(train_order()),
         lambda: worker.answer(train_order(noise=Noise(1.0, 50.0))),
         lambda: worker.answer(DescribeOrder("r", 1, "deepset", 4, "v", False, initial())),
         lambda: worker.answer(BackpropOrder("r", "deepset", 4, "v", initial())),
-        lambda: worker.answer(FitOrder(**vars(train_order()), fit=FIT)),
+        lambda: worker.answer(FitOrder(**vars(train_order()), fit=fit)),
         lambda: worker.answer(MomentsOrder(**vars(order))),
         lambda: worker.answer(RepresentOrder(order.scope, order.target, "d", 1, 0)),
     ):
@@ -76,7 +70,7 @@ def test_in_a_sum_of_so_many_it_is_the_same_change_as_ever(tmp_path: Path, least
     worker = make(tmp_path, least)
     four, dealt = begun(worker)
     order = masked_order(four, dealt)
-    assert len(worker.train_masked(order).masked) == 4 * (sum(order.lengths) + 1)
+    assert len(worker.answer(order).masked) == 4 * (sum(order.masking.lengths) + 1)
 
 
 def test_a_sum_that_may_become_smaller_is_refused_before_shares_are_dealt(tmp_path: Path) -> None:
@@ -91,9 +85,9 @@ def test_a_part_that_fewer_train_is_refused_before_it_trains(tmp_path: Path, mon
     four, dealt = begun(worker)
     order = masked_order(four, dealt)
     three = (pack_places((0, 1, 2), 4),)
-    monkeypatch.setattr(worker, "_load", lambda order: pytest.fail("it trains"))
+    monkeypatch.setattr(training, "load", lambda *_: pytest.fail("it trains"))
     with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found a part that 3 or more train$"):
-        worker.train_masked(replace(order, owners=order.owners[:-1] + three))
+        worker.answer(change(order, owners=order.masking.owners[:-1] + three))
 
 
 def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> None:
@@ -101,7 +95,7 @@ def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> No
     for least in (None, 4):
         worker = make(tmp_path / str(least), least)
         four, dealt = begun(worker)
-        results.append(worker.answer(masked_order(four, dealt)).loss)
+        results.append(training.train(worker, masked_order(four, dealt)).loss)
     assert results[0] == results[1] > 0
 
 

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from hyperbloom.client.ledger import MOST_CHANGES, Releases
+from hyperbloom.client.keep.releases import MOST_CHANGES, Releases
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import Worker
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import ErrorsOrder, EvaluateOrder, TryOrder, Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.wire.exchanges import ErrorsOrder, TryOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, Noise, Refinement
+from hyperbloom.common.wire.weights import Weights
 
-from .conftest import SHARE
-from .test_worker import FULL, evaluate_order, train_order
+from ..conftest import SHARE
+from ..orders import FULL, Worker, evaluate_order, train_order
 
 BIAS = FULL.shapes[-1][0]
 NO_SCORES = r"^the client tells no scores that are made of its training examples \(--max-scores\)$"
@@ -31,11 +32,11 @@ def make(folder: Path, **demands: Any) -> Worker:
     return Worker(ClientSettings("a", SHARE, "cpu", state_dir=folder / "a", **demands))
 
 
-def score(worker: Worker, bias: np.ndarray[Any, Any], **refine: Any) -> float:
+def score(worker: Worker, bias: np.ndarray[Any, Any], refinement: Refinement | None = None) -> float:
     """Return the validation loss of a network that says the same of every input: what its last bias says."""
     weights = Weights(FULL, torch.zeros(FULL.numel))
     FULL.views(weights.values)[BIAS].copy_(torch.from_numpy(bias))
-    return worker.evaluate(evaluate_order(weights=weights, **refine)).val_loss
+    return worker.answer(evaluate_order(weights=weights, refinement=refinement)).val.loss
 
 
 def read_label_shares(worker: Worker) -> np.ndarray[Any, Any]:
@@ -49,8 +50,8 @@ def read_label_shares(worker: Worker) -> np.ndarray[Any, Any]:
     entropies = np.log(np.exp(basis).sum(1))
     v = (entropies - plain) / 2
     said = np.exp(basis) / np.exp(basis).sum(1, keepdims=True)
-    refine = {"refine_epochs": 1, "refine_rate": rate, "refine_batch": 10**6, "refine_part": "all"}
-    moved = (np.array([score(worker, bias, **refine) for bias in basis]) - plain) / rate
+    refine = Refinement(1, rate, 10**6, "all")
+    moved = (np.array([score(worker, bias, refine) for bias in basis]) - plain) / rate
     known = moved + ((said - v) * said).sum(1)
     return np.asarray(np.linalg.lstsq(np.vstack([said - v, np.ones(10)]), np.append(known, 1.0))[0])
 
@@ -70,14 +71,14 @@ def scores() -> dict[str, Callable[[Worker], object]]:
     """Return all ways to ask for a score of what training examples have shaped here."""
     personal, norms = evaluate_order("all"), evaluate_order(model="plain-4", weights=_initial("plain-4"))
     return {
-        "refined": lambda w: w.evaluate(evaluate_order(refine_epochs=1, refine_rate=0.1, refine_batch=8)),
-        "distilled": lambda w: w.evaluate(evaluate_order(distil_temperature=1.0)),
-        "personal": lambda w: w.evaluate(personal),
-        "personal head": lambda w: w.evaluate(evaluate_order("head")),
-        "copy": lambda w: w.evaluate(evaluate_order("copy")),
-        "many": lambda w: w.try_many(TryOrder(**vars(_many(evaluate_order("head"))))),
-        "errors": lambda w: w.errors(ErrorsOrder(**vars(evaluate_order("head")), sign=1)),
-        "norms": lambda w: w.evaluate(norms),
+        "refined": lambda w: w.answer(evaluate_order(refinement=Refinement(1, 0.1, 8))),
+        "distilled": lambda w: w.answer(evaluate_order(refinement=Refinement(1, 0.1, 8, distil_temperature=1.0))),
+        "personal": lambda w: w.answer(personal),
+        "personal head": lambda w: w.answer(evaluate_order("head")),
+        "copy": lambda w: w.answer(evaluate_order("copy")),
+        "many": lambda w: w.answer(TryOrder(**vars(_many(evaluate_order("head"))), together=False)),
+        "errors": lambda w: w.answer(ErrorsOrder(**vars(evaluate_order("head")), sign=1, classifiers=_initial("mlp"))),
+        "norms": lambda w: w.answer(norms),
     }
 
 
@@ -107,40 +108,40 @@ def test_every_score_that_tells_of_training_examples_counts(way: str, tmp_path: 
 def test_scores_of_what_the_server_has_sent_are_told_for_ever(tmp_path: Path) -> None:
     worker = make(tmp_path, min_noise=1.0, min_masked=3)
     for _ in range(3):
-        assert worker.evaluate(evaluate_order()).val_total > 0
+        assert worker.answer(evaluate_order()).val.total > 0
 
 
 def test_changes_are_counted_over_restarts_runs_and_rewinds(tmp_path: Path) -> None:
-    noisy = {"dp_clip": 1.0, "dp_noise": 2.0}
-    make(tmp_path, min_noise=2.0, max_changes=3).train(train_order(**noisy))
+    noisy = {"noise": Noise(1.0, 2.0)}
+    make(tmp_path, min_noise=2.0, max_changes=3).answer(train_order(**noisy))
     worker = make(tmp_path, min_noise=2.0, max_changes=3)
-    worker.train(train_order(run_id="run-2", **noisy))
-    worker.train(train_order(run_id="run-2", round=1, rewound=(0,), **noisy))
+    worker.answer(train_order(run_id="run-2", **noisy))
+    worker.answer(train_order(run_id="run-2", round=1, rewound=(0,), **noisy))
     for order in (train_order(**noisy), train_order(run_id="run-3", rewound=(0,), **noisy)):
         with pytest.raises(HyperbloomError, match=r"has sent 3 changes .*; its user allows 3 \(--max-changes\)$"):
-            worker.train(order)
+            worker.answer(order)
     assert json.loads((tmp_path / "a" / "releases.json").read_text()) == {"changes": 3, "scores": 0}
     assert (tmp_path / "a" / "releases.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_refused_and_what_sends_nothing_is_not_counted(tmp_path: Path) -> None:
     worker = make(tmp_path, min_noise=2.0)
-    for wrong in ({"dp_clip": 1.0, "dp_noise": 1.0}, {"steps": 0}, {"compression": "zip"}):
+    for wrong in ({"noise": Noise(1.0, 1.0)}, {"noise": Noise(0.0, 1.0)}, {"steps": 0}):
         with pytest.raises(HyperbloomError):
-            worker.train(train_order(**wrong))
-    assert worker.train(train_order("all", "nothing")).loss == 0
-    assert make(tmp_path, max_scores=5).train(train_order("all", "nothing")).loss == 0
+            worker.answer(train_order(**wrong))
+    assert worker.answer(train_order("all", "nothing")).loss is None
+    assert make(tmp_path, max_scores=5).answer(train_order("all", "nothing")).loss is None
     assert not (tmp_path / "a" / "releases.json").exists()
 
 
 def test_who_insists_on_nothing_counts_nothing_and_who_does_has_a_bound(tmp_path: Path) -> None:
-    make(tmp_path).train(train_order())
+    make(tmp_path).answer(train_order())
     assert not (tmp_path / "a" / "releases.json").exists()
     (tmp_path / "a").mkdir(exist_ok=True)
     (tmp_path / "a" / "releases.json").write_text(json.dumps({"changes": MOST_CHANGES, "scores": 0}))
     with pytest.raises(HyperbloomError, match=f"its user allows {MOST_CHANGES} "):
-        make(tmp_path, min_noise=2.0).train(train_order(dp_clip=1.0, dp_noise=2.0))
-    make(tmp_path, min_noise=2.0, max_changes=MOST_CHANGES + 1).train(train_order(dp_clip=1.0, dp_noise=2.0))
+        make(tmp_path, min_noise=2.0).answer(train_order(noise=Noise(1.0, 2.0)))
+    make(tmp_path, min_noise=2.0, max_changes=MOST_CHANGES + 1).answer(train_order(noise=Noise(1.0, 2.0)))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"changes": 1}', '{"changes": -1, "scores": 0}', '{"a": 1}', "7"])
