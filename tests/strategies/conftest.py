@@ -27,7 +27,6 @@ from hyperbloom.common.wire import (
     Order,
     Scope,
     SplitScore,
-    TrainOrder,
     TrainResult,
 )
 from hyperbloom.common.wire.pack import unpack, unpack_answer
@@ -141,7 +140,7 @@ def play(exchanges: Exchanges[ReturnT], answer: Answer, refused: dict[str, str] 
 def update_of(
     client: Client,
     returned: TrainResult | Tensor,
-    order: TrainOrder | None = None,
+    order: Any = None,
     layout: Layout | None = None,
     **changes: Any,
 ) -> Update:
@@ -209,7 +208,8 @@ def scripted_grid(abouts: Sequence[Introduction], answers: Mapping[type[Order], 
     def handler(answer: Answer) -> Callable[[Context, Any], Any]:
         return lambda context, order: answer(str(context.node_config["client-id"]), order)
 
-    for kind, answer in {Greeting: lambda name, order: said[name], **answers}.items():
+    greet: dict[type[Order], Answer] = {Greeting: lambda name, order: said[name]}
+    for kind, answer in (greet | dict(answers)).items():
         serve(app, kind, handler(answer))
     return RecordingGrid(app, [{"client-id": name} for name in said])
 

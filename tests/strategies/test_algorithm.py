@@ -15,18 +15,20 @@ import torch
 from torch import Tensor
 
 from hyperbloom.client.work import training
+from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common import privacy
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED
+from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.wire import Introduction, TrainOrder, Weights
 from hyperbloom.server.loop import protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
 
-from .conftest import Inline, digits_config, digits_federation, introduction, joined
+from .conftest import Inline, RecordingGrid, digits_config, digits_grid, digits_settings, introduction, joined
 
 
 class OneModel(Algorithm):
@@ -61,17 +63,25 @@ class SentBack(OneModel):
             self.model = torch.stack(trained).mean(0)
 
 
-def one_round(folder: Path, kind: type = OneModel, **changes: Any) -> Inline:
-    """Return a federation of three real clients after one round."""
+class Trained(Inline):
+    """Three real clients after their rounds: where the model started, and what happened."""
+
+    def __init__(self, config: RunConfig, grid: RecordingGrid) -> None:
+        super().__init__(config, grid)
+        self.join()
+        self.start: Tensor = self.algorithm.model.clone()
+        self.history, self.selection = self.run()
+
+
+def one_round(folder: Path, kind: type = OneModel, **changes: Any) -> Trained:
+    """Return three real clients after one round, or more."""
     name = f"{__name__}:{kind.__name__}"
     values = {"strategy": name, "options": {}, "cohort": 3, "rounds": 1, "eval_every": 1}
-    made = digits_federation(digits_config(**(values | changes)), folder)
-    made.start = made.algorithm.model.clone()  # type: ignore[attr-defined]
-    made.history, made.selection = made.run()  # type: ignore[attr-defined]
-    return made
+    config = digits_config(**(values | changes))
+    return Trained(config, digits_grid(digits_settings(config, folder)))
 
 
-def changes_of(made: Inline) -> list[Tensor]:
+def changes_of(made: Trained) -> list[Tensor]:
     """Return what each client's training changed, by way of a run without protection."""
     return [each.weights.values for each in made.grid.answers(TrainOrder)]
 
@@ -85,12 +95,12 @@ def clipped(change: Tensor, norm: float) -> np.ndarray[Any, Any]:
 
 
 def test_a_strategy_of_twenty_lines_trains_scores_and_is_selected(tmp_path: Path) -> None:
-    made: Any = one_round(tmp_path, rounds=8, eval_every=4)
+    made = one_round(tmp_path, rounds=8, eval_every=4)
     assert all(outcome.refused == {} for outcome in made.history.rounds)
     assert made.history.cohorts == [["client-0", "client-1", "client-2"]] * 8
     assert set(made.selection.test_accuracy) == {"client-0", "client-1", "client-2"}
     first, last = (made.history.rounds[index].results["client-0"].loss for index in (0, -1))
-    assert last < 0.9 * first
+    assert first is not None and last is not None and last < 0.9 * first
     changes = changes_of(made)
     torch.testing.assert_close(made.algorithm.model, made.start + torch.stack(changes).view(8, 3, -1).mean(1).sum(0))
 
@@ -101,7 +111,7 @@ def test_noise_on_the_server_is_the_closed_form(kind: type, tmp_path: Path, monk
     drawn = np.random.default_rng(0).bytes
     monkeypatch.setattr(protection, "noisy_mean", partial(privacy.noisy_mean, random_bytes=drawn))
     changes = changes_of(one_round(tmp_path / "plain"))
-    made: Any = one_round(tmp_path / "noisy", kind, privacy=PrivacyConfig(where="server", clip=0.2, noise=0.01))
+    made = one_round(tmp_path / "noisy", kind, privacy=PrivacyConfig(where="server", clip=0.2, noise=0.01))
     assert min(float(change.norm()) for change in changes) > 0.2
     noise = 0.01 * 0.2 * privacy.noise(len(made.start), np.random.default_rng(0).bytes)
     expected = made.start.double().numpy() + (sum(clipped(change, 0.2) for change in changes) + noise) / 3
@@ -113,7 +123,7 @@ def test_noise_on_the_clients_is_the_closed_form(tmp_path: Path, monkeypatch: py
     """Each client sends `clip(delta_i) + N(0, (z C)^2)` and no loss; the algorithm learns of it as of any change."""
     monkeypatch.setattr(training, "release", partial(privacy.release, random_bytes=np.random.default_rng(0).bytes))
     changes = changes_of(one_round(tmp_path / "plain"))
-    made: Any = one_round(tmp_path / "noisy", privacy=PrivacyConfig(where="client", clip=0.2, noise=0.01))
+    made = one_round(tmp_path / "noisy", privacy=PrivacyConfig(where="client", clip=0.2, noise=0.01))
     source = np.random.default_rng(0).bytes
     sent = [clipped(change, 0.2) + 0.01 * 0.2 * privacy.noise(len(change), source) for change in changes]
     np.testing.assert_allclose(
@@ -128,7 +138,7 @@ def test_with_a_codec_it_learns_what_the_codec_keeps(kind: type, tmp_path: Path)
     codec = Codec.parse("top-k:0.1+int8")
     assert codec is not None
     changes = changes_of(one_round(tmp_path / "plain"))
-    made: Any = one_round(tmp_path / "coded", kind, compression=codec.name)
+    made = one_round(tmp_path / "coded", kind, compression=codec.name)
     layout = made.algorithm.setting.layouts["S"]
     kept = torch.stack([codec.decode(codec.encode(change, layout), layout) for change in changes])
     torch.testing.assert_close(made.algorithm.model, made.start + kept.mean(0), rtol=0, atol=1e-7)
@@ -138,12 +148,13 @@ def test_with_a_codec_it_learns_what_the_codec_keeps(kind: type, tmp_path: Path)
 # ---------------------------------------------------------------------- checks
 
 
+OWN = own_graph(ModelSpec("plain-4", "S", (1, 8, 8), 10))
+
+
 def about_of(name: str, client: str) -> Introduction:
     """Return a client that a strategy takes."""
-    from .test_ghn import PLAIN
-
     own = STRATEGIES[name].own_models == "must"
-    told = {"types": tuple(map(str, PLAIN.types))} if STRATEGIES[name].asks == "types" else {"graph": PLAIN.to_json()}
+    told = {"types": tuple(map(str, OWN.types))} if STRATEGIES[name].asks == "types" else {"graph": OWN.to_json()}
     return introduction(client, input_shape=(1, 8, 8), num_classes=10, **(told if own else {}))
 
 
@@ -166,7 +177,8 @@ def test_checks_change_nothing(name: str, tmp_path: Path) -> None:
     config, one, other = config_of(name, tmp_path), about_of(name, "a"), about_of(name, "b")
     stored = joined(config, one).state()
     for algorithm in (make_algorithm(config), joined(config, one)):
-        before, state = remembered(algorithm), algorithm.state() if algorithm.clients else {}
+        state = {key: value.clone() for key, value in algorithm.state().items()} if algorithm.clients else {}
+        before = remembered(algorithm)
         for _ in range(2):
             algorithm.serves(other, [one])
             assert algorithm.settle(other) == algorithm.settle(one)
