@@ -21,11 +21,11 @@ check: $(VENV)/.installed  ## lint, types and tests: what CI runs
 	scripts/check $(BIN)
 
 siege: $(VENV)/.installed  ## kill, freeze and cut off real processes for MINUTES (30), and a third of that again read nonsense
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --minutes $(MINUTES)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz --minutes $$((($(MINUTES) + 2) / 3))
+	OMP_NUM_THREADS=1 $(BIN)/python -m siege.faults --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m siege.fuzz --minutes $$((($(MINUTES) + 2) / 3))
 
 soak: $(VENV)/.installed  ## play 1,000 rounds over gRPC and see that nothing grows
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory --soak --rounds 1000
+	OMP_NUM_THREADS=1 $(BIN)/python -m siege.soak --rounds 1000
 
 docs: $(VENV)/.installed  ## build the pages into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

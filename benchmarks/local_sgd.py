@@ -19,13 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.federation import LENET_FLOATS
-from benchmarks.measure import Comparison, alternate, main
+from benchmarks.measure import Comparison, alternate, main, sgd_of
 from benchmarks.textbook import TextbookLeNet
-from hyperbloom.client.training import FlatPart, draw_batches, train
+from hyperbloom.client.work.sgd import FlatPart, Network, draw_batches, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder
 from hyperbloom.common.models import ModelSpec, build
 
 SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)
@@ -74,14 +73,14 @@ def ours(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Call
     """Return a function that trains from `initial` and returns the trained parameters as one vector."""
     module = build(SPEC)
     layout = Layout.of(module)
-    shared, personal = FlatPart(module, layout), FlatPart(module, Layout(()))
+    network = Network(module, FlatPart(module, layout), FlatPart(module, Layout(())))
     start = layout.flatten(initial)
-    order = _order(local)
+    sgd = sgd_of(local)
 
     def one_round() -> Tensor:
-        shared.load(start)
-        train(module, shared, personal, data, order)
-        return shared.values
+        network.shared.load(start)
+        train(network, data, sgd, 0)
+        return network.shared.values
 
     return one_round
 
@@ -104,20 +103,6 @@ def bare(data: Examples, initial: dict[str, Tensor], local: LocalConfig, module:
         return nn.utils.parameters_to_vector(parameters).detach()
 
     return one_round
-
-
-def _order(local: LocalConfig) -> TrainOrder:
-    return TrainOrder(
-        run_id="benchmark",
-        round=1,
-        model=SPEC.name,
-        num_classes=SPEC.num_classes,
-        private="none",
-        reply="delta",
-        seed=0,
-        weights=None,
-        **local.order(1, 1),
-    )
 
 
 if __name__ == "__main__":

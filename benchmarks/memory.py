@@ -6,16 +6,9 @@ step with one image, evaluation every 50 rounds, for 200 rounds or as many as as
 process with the hypernetwork (12.1 million weights, and momentum), `superlink` its child. Needs Linux's /proc.
 
     python -m benchmarks.memory [--quick] [--rounds N]
-
-`--soak` prints a table instead: memory, open files and threads of each process after 20 rounds, after 200 and at the
-end, bytes that the SuperLink keeps on the disk, and seconds per round of the first hundred and of the last. Its exit
-code is 1 if anything was not flat.
-
-    python -m benchmarks.memory --soak --rounds 1000
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -36,10 +29,6 @@ WARM = 20
 WINDOW = 10
 ROUNDS = 200
 PATIENCE_S = 120.0
-SETTLED = 200
-GROWTH = 1.1  # of memory between round 200 and the end, at most; and 16 MiB, as an allocator's steps are large
-MORE_FILES = 5
-SLOWER = 1.5  # a round of the last hundred against one of the first; other programs' load is in it
 
 
 class Footprint(NamedTuple):
@@ -68,42 +57,6 @@ def run(quick: bool = False, rounds: int = ROUNDS) -> list[Comparison]:
         Comparison(f"memory that stays, {role}", "MiB", end[role].mib, start[role].mib, conditions)
         for role in sorted(start)
     ]
-
-
-def soak(rounds: int) -> list[str]:
-    """Play the rounds, print a table, and return what was not flat."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        data = write_images(folder / "images.npz", train=80, held_out=40)
-        samples = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
-        seconds = [json.loads(line)["seconds"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        kept = sum(path.stat().st_size for path in (folder / "run" / "flwr").rglob("*") if path.is_file())
-        log = (folder / "run" / "superlink.log").stat().st_size
-    moments = (WARM, SETTLED, rounds - WINDOW)
-    found = [median(samples, moment, moment + WINDOW) for moment in moments]
-    print("| process | MiB | open files | threads |\n|---|---|---|---|")
-    for role in sorted(found[0]):
-        print("|", " | ".join([role, *(" / ".join(f"{each[role][k]:.0f}" for each in found) for k in range(3))]), "|")
-    early, late = statistics.median(seconds[:100]), statistics.median(seconds[-100:])
-    print(f"seconds per round: {early:.3f} in the first hundred, {late:.3f} in the last (medians)")
-    print(f"the SuperLink's folder: {kept:,} bytes; its log: {log:,} bytes")
-    problems = _growth(found[1], found[2])
-    if late > SLOWER * early:
-        problems.append(f"a round takes {late:.3f} s after {early:.3f} s")
-    return problems
-
-
-def _growth(before: dict[str, Footprint], after: dict[str, Footprint]) -> list[str]:
-    """Return a line for everything that a process holds more of."""
-    problems = []
-    for role, old in sorted(before.items()):
-        new = after[role]
-        if new.mib > GROWTH * old.mib + 16:
-            problems.append(f"{role}: {new.mib:.0f} MiB after {old.mib:.0f}")
-        for name in ("files", "threads"):
-            if getattr(new, name) > getattr(old, name) + MORE_FILES:
-                problems.append(f"{role}: {getattr(new, name):.0f} {name} after {getattr(old, name):.0f}")
-    return problems
 
 
 def command(data: Path, run_folder: Path, rounds: int) -> list[str]:
@@ -177,15 +130,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--soak", action="store_true", help="all that could grow, and whether it did")
     args = parser.parse_args()
-    least = SETTLED + 2 * WINDOW if args.soak else WARM + WINDOW
-    if args.rounds < least:
-        parser.error(f"--rounds: expected at least {least}, found {args.rounds}")
+    if args.rounds < WARM + WINDOW:
+        parser.error(f"--rounds: expected at least {WARM + WINDOW}, found {args.rounds}")
     print(machine())
-    if args.soak:
-        unstable = soak(args.rounds)
-        print("; ".join(unstable) or "all flat")
-        sys.exit(bool(unstable))
     for comparison in run(args.quick, args.rounds):
         print(comparison)

@@ -24,9 +24,10 @@ from pathlib import Path
 from benchmarks.federation import LENET_FLOATS, write_images
 from benchmarks.measure import Comparison, main
 from benchmarks.memory import footprints
-from hyperbloom.client.join import join
-from hyperbloom.client.newcomer import Newcomer, Promise, Sources
-from hyperbloom.client.privacy import Ledger
+from hyperbloom.client.newcomer.join import join
+from hyperbloom.client.newcomer.ledger import Ledger
+from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
+from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.client.runtime import Link
 from hyperbloom.common.data import DataSpec
 from hyperbloom.server import cli

@@ -20,11 +20,11 @@ from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
+from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, Greeting, Introduction, TrainOrder, TrainResult
-from hyperbloom.common.messages import Weights as Change
 from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.wire.pack import pack
 from hyperbloom.server import rounds
 from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid
@@ -86,14 +86,12 @@ class _Crowd(InlineGrid):
 
 def _answer(layout: Layout, message: Message, context: Context) -> Message:
     name, kind = f"client-{message.metadata.dst_node_id}", message.metadata.message_type
-    if kind == Greeting.type:
-        content = Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ()).pack()
-    elif kind == TrainOrder.type:
-        content = TrainResult(1.0, 0.1, Change(layout, 1e-3 * torch.randn(layout.numel))).pack()
-    else:
-        assert kind == EvaluateOrder.type
-        content = EvaluateResult(1, 2, 1.0, 1, 2, 1.0).pack()
-    return Message(content, reply_to=message)
+    content: object = wire.EvaluateResult(wire.SplitScore(1, 2, 1.0), wire.SplitScore(1, 2, 1.0))
+    if kind == wire.Greeting.message_type:
+        content = wire.Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ())
+    elif kind == wire.TrainOrder.message_type:
+        content = wire.TrainResult(0.1, wire.Weights(layout, 1e-3 * torch.randn(layout.numel)), 1.0)
+    return Message(pack(content), reply_to=message)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 An order (weights out) and a result (change back) for an MLP, the paper's LeNet and a model of 11 million floats:
 
-* ours: `common.messages`: one record, all tensors as one run of bytes;
+* ours: `common.wire`: one record, all tensors as one run of bytes;
 * other: the same tensors the way Flower's examples send them: `ArrayRecord(state_dict)` beside a `ConfigRecord`.
 
 Counted is the body of every Fleet API call that carries a part of a message: its metadata and tree of objects, and
@@ -12,8 +12,7 @@ call, so they grow with the number of objects), polls and heartbeats. Nothing is
     python -m benchmarks.wire_bytes [--quick]
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -29,11 +28,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from torch import nn
 
-from benchmarks.measure import Comparison, main
+from benchmarks.measure import Comparison, main, sgd_of
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
 from hyperbloom.common.models import MLP, LeNet
+from hyperbloom.common.wire.orders import Scope, Target, TrainOrder, TrainResult
+from hyperbloom.common.wire.pack import pack
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.inline import InlineGrid
 
 NODE = 2**63 + 1  # node ids are random and 64 bits wide
@@ -74,21 +75,20 @@ def our_contents(module: nn.Module) -> tuple[RecordDict, RecordDict]:
     """Return the contents of an order and of the result, as `flower-server` and `flower-client` write them."""
     layout = Layout.of(module)
     weights = Weights(layout, layout.flatten(dict(module.named_parameters())))
-    order = TrainOrder(**_fields(), weights=weights)
-    return order.pack(), TrainResult(loss=2.3, seconds=0.5, weights=weights).pack()
+    return pack(replace(_order(), weights=weights)), pack(TrainResult(0.5, weights, 2.3))
 
 
 def flowers_contents(module: nn.Module) -> tuple[RecordDict, RecordDict]:
     """Return the same as Flower's examples send it, with the same scalars."""
     arrays = ArrayRecord(module.state_dict())
-    scalars, result = ConfigRecord(_fields()), ConfigRecord({"loss": 2.3, "seconds": 0.5})
+    scalars, result = pack(_order())["hyperbloom"], ConfigRecord({"loss": 2.3, "seconds": 0.5})
     return RecordDict({"arrays": arrays, "config": scalars}), RecordDict({"arrays": arrays, "metrics": result})
 
 
 def measure(order: RecordDict, result: RecordDict) -> Exchange:
     """Wrap two contents as Flower does and weigh them."""
     with no_object_id_recompute():
-        sent = Message(order, NODE, TrainOrder.type, group_id="1")
+        sent = Message(order, NODE, TrainOrder.message_type, group_id="1")
         sent.metadata.__dict__["_message_id"] = sent.object_id
         parts = [weigh(sent, to_client=True), weigh(Message(result, reply_to=sent), to_client=False)]
     return Exchange(sum(part.size for part in parts), sum(part.objects for part in parts))
@@ -111,17 +111,10 @@ def weigh(message: Message, to_client: bool) -> Exchange:
     return Exchange(size, len(objects))
 
 
-def _fields() -> dict[str, Any]:
-    return {
-        "run_id": "20260101-120000-pfedhn-0123abcd",
-        "round": 100,
-        "model": "lenet",
-        "num_classes": 10,
-        "private": "none",
-        "reply": "delta",
-        "seed": 0,
-        **LocalConfig().order(1, 1),
-    }
+def _order() -> TrainOrder:
+    """Return an order to train without weights."""
+    scope = Scope("20260101-120000-pfedhn-0123abcd", 100, 0)
+    return TrainOrder(scope, Target("lenet", 10, "none"), sgd_of(LocalConfig()), "delta")
 
 
 if __name__ == "__main__":

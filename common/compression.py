@@ -5,20 +5,20 @@
     top-k:SHARE       only the SHARE of the entries with the largest magnitude, and where they are
     top-k:SHARE+int8  those entries in one byte each (or +fp16, +bf16)
 
-What a codec loses the client adds to its next change: error feedback (`client/feedback.py`), without which top-k stalls
-(Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599).
+What a codec loses the client adds to its next change: error feedback (`client/keep/feedback.py`), without which top-k
+stalls (Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599).
 
 The largest entries are chosen over the whole vector, not per tensor: of all vectors with k entries this one is nearest
 (section 2 there), and what a small tensor does not get into this reply grows in the memory until it does.
 
-Indices are in Elias-Fano code: with `l = floor(log2(P / k))` the `l` low bits of each one stand as they are, and of
-the rest, which ascend, the i-th is the position of the i-th one in a row of bits, less i. That takes `2 + log2(P / k)`
-bits an index at most (8.6 at a share of 0.01, where the entropy is 8.1), and always the same for the same P and k: as
-with the values, the length of a reply is known before it comes, and nothing in it says how large it is to become.
+Which entries these are is said by a bit for each of the P, or by their indices in ascending order if that is shorter:
+two bytes each for up to 65,536 values, four beyond. As with the values, the length of a reply is known before it comes,
+and nothing in it says how large it is to become.
 """
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class Codec:
             return _pack_values(flat, layout.sizes, self.values)
         indices = flat.abs().topk(self.kept(layout.numel), sorted=False).indices.sort().values  # (k,)
         values = _pack_values(flat[indices], _per_tensor(indices, layout), self.values)
-        return _pack_indices(indices.numpy(), layout.numel) + values
+        return self._pack_indices(indices.numpy(), layout.numel) + values
 
     def decode(self, encoded: bytes, layout: Layout) -> Tensor:
         """Return the `(P,)` vector of float32 that was encoded, as exactly as the codec keeps it.
@@ -109,8 +109,11 @@ class Codec:
     def _index_bytes(self, layout: Layout) -> int:
         if self.share is None:
             return 0
-        kept = self.kept(layout.numel)
-        return sum(-(-bits // 8) for bits in _index_bits(kept, layout.numel))
+        return min(-(-layout.numel // 8), self.kept(layout.numel) * _index_dtype(layout.numel).itemsize)
+
+    def _has_bits(self, numel: int) -> bool:
+        """Tell whether a bit for each entry is shorter than indices."""
+        return -(-numel // 8) < self.kept(numel) * _index_dtype(numel).itemsize
 
     def _unpack_values(self, raw: bytes, groups: tuple[int, ...], layout: Layout) -> Tensor:
         """Return `(k,)` values, of which `groups[i]` belong to the layout's tensor i."""
@@ -124,20 +127,23 @@ class Codec:
             raise WireError(f"tensor {name}: expected a finite scale from 0, found {float(scales[first])}")
         return levels * torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
 
+    def _pack_indices(self, indices: np.ndarray, numel: int) -> bytes:
+        if not self._has_bits(numel):
+            return indices.astype(_index_dtype(numel)).tobytes()
+        chosen = np.zeros(numel, dtype=np.uint8)
+        chosen[indices] = 1
+        return np.packbits(chosen).tobytes()
+
     def _unpack_indices(self, raw: bytes, numel: int) -> Tensor:
         """Return `(k,)` indices in ascending order, each once and within `numel`."""
-        kept = self.kept(numel)
-        low_bits, high_bits = _index_bits(kept, numel)
-        packed = np.frombuffer(raw, dtype=np.uint8)
-        start = -(-low_bits // 8)
-        highs = np.flatnonzero(np.unpackbits(packed[start:], count=high_bits))
-        if len(highs) != kept:
-            raise WireError(f"{self.name}: expected {kept} indices, found {len(highs)}")
-        width = low_bits // kept if kept else 0
-        lows = np.unpackbits(packed[:start], count=low_bits).reshape(kept, width)
-        indices = ((highs - np.arange(kept)) << width) + lows @ (1 << np.arange(width))
-        if kept and not (np.all(np.diff(indices) > 0) and indices[-1] < numel):
-            raise WireError(f"{self.name}: expected indices in ascending order below {numel}, found others")
+        if self._has_bits(numel):
+            indices = np.flatnonzero(np.unpackbits(np.frombuffer(raw, dtype=np.uint8), count=numel))
+            if len(indices) != self.kept(numel):
+                raise WireError(f"{self.name}: expected {self.kept(numel)} indices, found {len(indices)}")
+        else:
+            indices = np.frombuffer(raw, dtype=_index_dtype(numel)).astype(np.int64)
+            if len(indices) and not (np.all(np.diff(indices) > 0) and indices[-1] < numel):
+                raise WireError(f"{self.name}: expected indices in ascending order below {numel}, found others")
         return torch.from_numpy(indices)
 
 
@@ -171,23 +177,8 @@ def _pack_values(values: Tensor, groups: tuple[int, ...], kind: str) -> bytes:
     return _bytes(scales) + _bytes(levels.to(dtype))
 
 
-def _pack_indices(indices: np.ndarray, numel: int) -> bytes:
-    """Return ascending `(k,)` indices in Elias-Fano code: the low bits, then the high ones."""
-    kept = len(indices)
-    low_bits, high_bits = _index_bits(kept, numel)
-    width = low_bits // kept if kept else 0
-    lows = (indices[:, None] >> np.arange(width)) & 1  # (k, width)
-    highs = np.zeros(high_bits, dtype=np.uint8)
-    highs[(indices >> width) + np.arange(kept)] = 1
-    return np.packbits(lows.astype(np.uint8)).tobytes() + np.packbits(highs).tobytes()
-
-
-def _index_bits(kept: int, numel: int) -> tuple[int, int]:
-    """Return how many bits the low and the high parts of `kept` indices below `numel` take."""
-    if not kept:
-        return 0, 0
-    width = (numel // kept).bit_length() - 1
-    return kept * width, kept + ((numel - 1) >> width)
+def _index_dtype(numel: int) -> "np.dtype[np.unsignedinteger[Any]]":
+    return np.dtype("<u2" if numel <= 2**16 else "<u4")
 
 
 def _bytes(values: Tensor) -> bytes:

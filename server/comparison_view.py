@@ -1,6 +1,5 @@
 """What a person sees of a comparison: one bar over all its rounds, or a plain line per cell."""
 
-import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,9 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.server.board import plain_text
 from hyperbloom.server.comparison import Cell
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.view import print_line
 
 if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonView"]
 
 MOST_TROUBLES = 5
-"""Different ones of a cell that are told; its run folder holds all."""
+"""Different troubles of a cell that are told; its run folder holds all."""
 
 
 class ComparisonView(Listener):
@@ -47,12 +47,12 @@ class ComparisonView(Listener):
         self._task = self._progress.add_task(f"0/{self._cells} runs", total=self._left, state="")
         self._count = 0
         self._rounds = 0  # of the cells that were run here and are over
-        self._of_cell = 0
         self._start = time.perf_counter()
-        self._accuracy: str | None = None
         self._name = ""  # of the cell that runs
-        self._gathering = False  # whether it has not begun yet
-        self._waiting = ""  # who is waited for meanwhile
+        self._round = 0  # its last one
+        self._accuracy = ""
+        self._gathering = False  # whether its first round is still to come
+        self._waiting = ""  # for whom it waits meanwhile
         self._troubles: set[str] = set()  # what has been told of it
 
     def __enter__(self) -> "ComparisonView":
@@ -64,52 +64,23 @@ class ComparisonView(Listener):
         """Give it back."""
         self._progress.stop()
 
+    # ------------------------------------------------------------------ cells
+
     def kept(self, cell: Cell) -> None:
         """A cell was finished before."""
         self._over(cell, "finished before, kept")
 
     def begin(self, cell: Cell) -> Listener:
         """A cell starts."""
-        self._accuracy, self._of_cell = None, 0
-        self._name, self._gathering, self._waiting, self._troubles = cell.folder.name, True, "", set()
+        self._name, self._round, self._accuracy = cell.folder.name, 0, ""
+        self._gathering, self._waiting, self._troubles = True, "", set()
         self._progress.update(self._task, state=self._name)
         return self
 
-    def phase(self, strategy: "Algorithm", name: str) -> None:
-        """All are there that were waited for."""
-        self._gathering, self._waiting = False, ""
-        self._progress.update(self._task, state=self._name)
-
-    def event(self, text: str) -> None:
-        """Tell what goes wrong with clients, a reason once; that some join, and are waited for, is nothing of that."""
-        if re.match(r"\S+ (joined|is back) \(", text):
-            return
-        if self._gathering and text.startswith("waiting for "):
-            self._waiting = text
-            self._progress.update(self._task, state=f"{self._name}, {text}")
-            return
-        self._trouble(text, re.sub(r"^refused node \d+: | until [\d:]+$", "", text))
-        if self._waiting:
-            self._trouble(self._waiting, self._waiting)
-
-    def round_done(self, report: RoundReport) -> None:
-        """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
-        self._of_cell = max(self._of_cell, report.number)
-        for name, why in report.outcome.refused.items():
-            self._trouble(f"round {report.number}: {name} left out: {why}", str(why))
-        self._progress.update(self._task, completed=self._rounds + self._of_cell)
-
-    def selected(self, selection: Selection, state: object, roster: object) -> None:
-        """Remember the accuracy of the best round."""
-        self._accuracy = f"{selection.metrics['test_mean']:.1f} % (round {selection.round})"
-
     def done(self, cell: Cell, seconds: float, after: int) -> None:
-        """A cell is finished."""
+        """A cell is finished; where it went on, a later round need not have been selected."""
         self._rounds += cell.config.rounds
-        went_on = f" from round {after} on" if after else ""
-        # It has none where no later round was selected than that from which it went on.
-        accuracy = f"{self._accuracy}, " if self._accuracy else ""
-        self._over(cell, f"{accuracy}{seconds:.0f} s{went_on}")
+        self._over(cell, f"{self._accuracy}{seconds:.0f} s{f' from round {after} on' if after else ''}")
 
     def failed(self, cell: Cell, error: HyperbloomError) -> None:
         """A cell came to nothing."""
@@ -122,19 +93,43 @@ class ComparisonView(Listener):
         if not self.console.is_terminal and self._rounds and self._left > self._rounds:
             passed = time.perf_counter() - self._start
             line += f", about {passed * (self._left / self._rounds - 1):.0f} s left"
-        self._line(line, style)
+        print_line(self.console, line, style)
         done = f"{self._count}/{self._cells} runs"
         self._progress.update(self._task, completed=self._rounds, description=done)
+
+    # ------------------------------------------------------------------ within a cell
+
+    def phase(self, strategy: "Algorithm", name: str) -> None:
+        """All are there that were waited for."""
+        self._gathering, self._waiting = False, ""
+        self._progress.update(self._task, state=self._name)
+
+    def event(self, text: str) -> None:
+        """Tell what goes wrong with clients, each reason once, and who is waited for if that goes on."""
+        kind, reason = (text.kind, text.reason) if isinstance(text, Event) else (None, text)
+        if kind is Kind.WAITING and self._gathering:
+            self._waiting = text
+            self._progress.update(self._task, state=f"{self._name}, {text}")
+        elif kind is not Kind.JOINED:
+            self._trouble(text, reason)
+            if self._waiting:
+                self._trouble(self._waiting, self._waiting)
+
+    def round_done(self, report: RoundReport) -> None:
+        """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
+        self._round = max(self._round, report.number)
+        for name, why in report.outcome.refused.items():
+            self._trouble(f"round {report.number}: {name} left out: {why}", why.text)
+        self._progress.update(self._task, completed=self._rounds + self._round)
+
+    def selected(self, selection: Selection, state: object, roster: object) -> None:
+        """Remember the accuracy of the best round."""
+        self._accuracy = f"{selection.metrics['test_mean']:.1f} % (round {selection.round}), "
 
     def _trouble(self, text: str, reason: str) -> None:
         """Tell something of the cell that runs, unless the reason, or enough, has been told."""
         told = len(self._troubles)
         if reason not in self._troubles and told <= MOST_TROUBLES:
             self._troubles.add(reason)
-            self._line(
-                f"{self._name}: {text if told < MOST_TROUBLES else 'more of that is in its run folder'}", "yellow"
-            )
-
-    def _line(self, text: str, style: str) -> None:
-        """Print text that may come from a client."""
-        self.console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            text = text if told < MOST_TROUBLES else "more of that is in its run folder"
+            print_line(self.console, f"{self._name}: {text}", "yellow")

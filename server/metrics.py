@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.reasons import Reason
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
 
 __all__ = ["RunMetrics", "served"]
-
-"""Class of a reason for which a client was left out, by how the reason begins; beside them `content`, where the reply
-was refused for what it held, `failed`, where the client could not, and `join`, where it was not admitted."""
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 """Seconds of a round: from virtual clients to cohorts that wait for a deadline."""
@@ -40,31 +38,22 @@ class RunMetrics(Listener):
         self.registry = CollectorRegistry()
         self._strategy = ""
         self.rounds = self._counter("rounds", "rounds that are over", "strategy")
-        self.round = Gauge("hyperbloom_round", "the last round that is over", ["strategy"], registry=self.registry)
-        self.planned = Gauge(
-            "hyperbloom_rounds_planned", "rounds of the strategy in all", ["strategy"], registry=self.registry
-        )
+        self.round = self._gauge("round", "the last round that is over", "strategy")
+        self.planned = self._gauge("rounds_planned", "rounds of the strategy in all", "strategy")
         self.seconds = Histogram(
-            "hyperbloom_round_seconds",
-            "seconds that a round took, evaluation included",
-            ["strategy"],
+            *("hyperbloom_round_seconds", "seconds that a round took, evaluation included", ["strategy"]),
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.clients = Gauge("hyperbloom_clients", "clients by state", ["state"], registry=self.registry)
+        self.clients = self._gauge("clients", "clients by state", "state")
         self.sent = self._counter("bytes", "bytes of training messages", "direction")
         self.left_out = self._counter("refusals", "times that a client was left out or not admitted", "reason")
         self.late = self._counter("late_replies", "replies that came after their deadline")
-        self.accuracy = Gauge(
-            "hyperbloom_accuracy_percent",
-            "accuracy of the last evaluation, over clients",
-            ["strategy", "split", "over"],
-            registry=self.registry,
+        self.accuracy = self._gauge(
+            "accuracy_percent", "accuracy of the last evaluation, over clients", "strategy", "split", "over"
         )
-        self.saved = Gauge(
-            "hyperbloom_checkpoint_timestamp_seconds",
-            "when the last checkpoint was written, 0 before the first one",
-            registry=self.registry,
+        self.saved = self._gauge(
+            "checkpoint_timestamp_seconds", "when the last checkpoint was written, 0 before the first one"
         )
         for direction in ("down", "up"):
             self.sent.labels(direction)
@@ -73,6 +62,9 @@ class RunMetrics(Listener):
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"hyperbloom_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"hyperbloom_{name}", what, labels, registry=self.registry)
 
     def gathering(self, federation: "Federation") -> None:
         """Show who is where, from now on."""
@@ -86,7 +78,7 @@ class RunMetrics(Listener):
 
     def event(self, text: str) -> None:
         """Count who is not admitted."""
-        if text.startswith("refused node"):
+        if isinstance(text, Event) and text.kind is Kind.REFUSED:
             self.left_out.labels("join").inc()
 
     def round_done(self, report: RoundReport) -> None:

@@ -2,35 +2,31 @@
 
     accuracy[i, j] of client i's test examples, with the head of client i on what h writes for client j
 
-Possible where the data are those of the run's `data` section: virtual clients are made of them as for the inline
-engine, and must say of their data what the clients of the run have said. Heads are h's own in pFedHN; in pFedHN-PC, the
-paper's case, they are the clients', and must lie in the run folder, where clients of the server's machine keep them.
+It takes the test examples of all clients, so the clients' data must be those of the run's `data` section. The server
+writes the heads in pFedHN. In pFedHN-PC, the paper's case, the clients keep them, and they must lie in the run folder,
+where clients on the server's machine keep their state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shutil import copytree
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import Examples, data_source
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.models import HEAD
+from hyperbloom.common.models import HEAD, build, head_layout
 from hyperbloom.common.names import check_name
-from hyperbloom.common.wire import Scope, Weights
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.engine import client_settings
 from hyperbloom.server.loop.admission import Admission
-from hyperbloom.server.loop.exchange import Outcome
-from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.loop.rounds import Run
-from hyperbloom.server.loop.session import greeting_of
 from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.watching import read_environment
 from hyperbloom.strategies import make_algorithm
@@ -42,7 +38,10 @@ __all__ = ["MOST", "Mixed", "mix_and_match"]
 MOST = 30
 """Clients beyond which only the first ones are mixed: the work grows with the square."""
 
-_SAME = ("size", "input_shape", "num_classes", "train_examples", "val_examples", "test_examples")
+AT_ONCE = 256
+"""Examples that go through a network at a time."""
+
+Parameters = Mapping[str, Tensor]
 
 
 class Mixed(NamedTuple):
@@ -54,6 +53,17 @@ class Mixed(NamedTuple):
     names: list[str]
     values: npt.NDArray[np.float64]
     of_last_round: bool
+
+    @property
+    def own(self) -> float:
+        """Mean accuracy of a head on its own client's feature extractor, percent."""
+        return float(np.diag(self.values).mean())
+
+    @property
+    def others(self) -> float:
+        """Mean accuracy on another client's feature extractor, percent; as `own` where there is one client."""
+        count = len(self.names)
+        return float(self.values[~np.eye(count, dtype=bool)].mean()) if count > 1 else self.own
 
 
 def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
@@ -68,71 +78,72 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
         ConfigError: says why there can be no such matrix.
         DataError: the data set is not there.
     """
-    tensors, stored = read_run(folder)
-    run_id = f"{read_environment(folder).get('run_id')}-{config.strategy}"
+    tensors, roster = read_run(folder)
     if len(config.sizes) > 1:
         raise ConfigError("its clients have networks of several sizes, whose parts do not fit each other")
-    data = config.data if root is None else config.data.model_copy(update={"root": str(root)})
-    # What a run had before it began plays no part in what it has learned.
-    config = config.model_copy(update={"data": data, "init_from": None, "baselines": (), "clients": len(stored)})
-    roster = Roster(config.seed)
+    config = config.model_copy(update={"init_from": None})
     strategy = make_algorithm(config)
     if not isinstance(strategy, PFedHN) or strategy.private not in ("none", "head"):
         raise ConfigError(f"{config.strategy} writes no feature extractor for each client")
-    with TemporaryDirectory() as scratch:
-        if strategy.private == "head":
-            tensors = _take_heads(folder, Path(scratch), run_id, stored)
-        federation = Federation(inline_grid(config, Path(scratch)), roster, lambda text: None)
-        federation.admission, federation.greeting = Admission(config, strategy, tensors), greeting_of(strategy)
-        federation.gather(config.clients, config.join_timeout_s)
-        roster.sort(0)
-        _check_same(stored, roster)
-        run = Run(config, strategy, federation, (), Scope(run_id, 0, config.seed))
-        clients = list(roster)[:MOST]
-        own = strategy.weights(clients)
-        mixed = [_scores(run, clients, [_mix(strategy, body, head) for head in own]) for body in own]
-    return Mixed([client.client_id for client in clients], np.array(mixed).T, strategy.private == "head")
+    clients, kept = list(roster)[:MOST], strategy.private == "head"
+    heads: list[Tensor] = []
+    if kept:
+        run_id = f"{read_environment(folder).get('run_id')}-{config.strategy}"
+        heads = [_kept_head(folder, client, run_id) for client in clients]
+        tensors = _last_state(folder)
+    strategy.check_start(tensors)
+    Admission(config, strategy, tensors).begin(roster, len(roster))
+    written = [weights.layout.views(weights.values) for weights in strategy.weights(clients)]
+    spec = strategy.setting.spec
+    own = [head_layout(spec).views(head) for head in heads] if kept else written
+    module, rows = build(spec).eval(), []
+    for head, test in zip(own, _test_examples(config, root, roster, clients), strict=True):
+        only = {name: value for name, value in head.items() if name.startswith(HEAD)}
+        rows.append([_accuracy(module, {**body, **only}, test) for body in written])
+    return Mixed([client.client_id for client in clients], np.array(rows), kept)
 
 
-def _take_heads(folder: Path, scratch: Path, run_id: str, stored: Roster) -> dict[str, Tensor]:
-    """Copy what the clients have kept, and return the server's state of then, that of the last round."""
-    for client in stored:
-        state = Path("clients") / check_name(client.client_id, "a client's name")
-        if not (folder / state / "personal" / f"{run_id}.safetensors").is_file():
-            raise ConfigError(f"{client.client_id} keeps its head, or has none: there is none in {folder / state}")
-        copytree(folder / state, scratch / state)
+def _kept_head(folder: Path, client: Client, run_id: str) -> Tensor:
+    """Return the head `(P,)` that a client on this machine has kept."""
+    state = folder / "clients" / check_name(client.client_id, "a client's name")
+    try:
+        return load_file(state / "personal" / f"{run_id}.safetensors")["values"]
+    except (OSError, SafetensorError, KeyError):
+        raise ConfigError(f"{client.client_id} keeps its head, or has none: there is none in {state}") from None
+
+
+def _last_state(folder: Path) -> dict[str, Tensor]:
+    """Return the server's state after the last round: that of the heads that clients have kept."""
     try:
         return load_file(folder / "hypernetwork-last.safetensors")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"heads are those of the last round, of which the server has no state ({error})") from None
 
 
-def _check_same(stored: Roster, roster: Roster) -> None:
-    for then, now in zip(stored, roster, strict=True):
-        if then.client_id != now.client_id or any(getattr(then.about, n) != getattr(now.about, n) for n in _SAME):
+def _test_examples(config: RunConfig, root: Path | None, roster: Roster, clients: Sequence[Client]) -> list[Examples]:
+    """Return the test examples of some clients, if their data are those of the run's data section."""
+    data = config.data if root is None else config.data.model_copy(update={"root": str(root)})
+    config = config.model_copy(update={"data": data, "clients": len(roster)})
+    virtual = [client_settings(config, index, Path()) for index in range(len(roster))]
+    settings = {each.client_id: each for each in virtual}
+    found = []
+    for client in clients:
+        about, here = client.about, settings.get(client.client_id)
+        theirs = (about.train_examples, about.val_examples, about.test_examples, about.input_shape, about.num_classes)
+        own = None if here is None else data_source(here.data).client(here.data.partition)
+        if own is None or theirs != (len(own.train), len(own.val), len(own.test), own.input_shape, own.num_classes):
             raise ConfigError(
-                f"its clients' data are not those of its data section ({then.client_id} had "
-                f"{then.about.train_examples} examples to train on)"
+                f"its clients' data are not those of its data section ({client.client_id} had "
+                f"{about.train_examples} examples to train on)"
             )
+        found.append(own.test)
+    return found
 
 
-def _mix(strategy: PFedHN, body: Weights, head: Weights) -> Weights:
-    if strategy.private == "head":  # it is on the client
-        return body
-    layout = body.layout
-    of_body, of_head = layout.views(body.values), layout.views(head.values)
-    mixed = {name: (of_head if name.startswith(HEAD) else of_body)[name] for name in of_body}
-    return Weights(layout, layout.flatten(mixed))
-
-
-def _scores(run: Run, clients: Sequence[Client], weights: Sequence[Weights]) -> list[float]:
-    """Return the test accuracy of each client with weights of its own, percent."""
-    by_row = {client.row: values for client, values in zip(clients, weights, strict=True)}
-    outcome = Outcome()
-    scores = run.director.play(
-        run.algorithm.score(run.turn(0), clients, lambda some: [by_row[client.row] for client in some]), outcome
-    )
-    missing = [client.client_id for client in clients if client.client_id not in scores]
-    if missing:
-        raise ConfigError(f"{missing[0]} could not be evaluated: {outcome.refused.get(missing[0])}")
-    return [100 * scores[client.client_id].test.accuracy for client in clients]
+@torch.no_grad()
+def _accuracy(module: nn.Module, weights: Parameters, test: Examples) -> float:
+    """Return the accuracy of a network with these weights, percent."""
+    right = 0
+    for inputs, labels in zip(test.inputs.split(AT_ONCE), test.labels.split(AT_ONCE), strict=True):
+        right += int((functional_call(module, dict(weights), (inputs,)).argmax(1) == labels).sum())
+    return 100 * right / len(test)

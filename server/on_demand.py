@@ -17,13 +17,16 @@ from torch import Tensor
 from hyperbloom import __version__
 from hyperbloom.common.encoders import descriptor_layout
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.messages import LARGEST_NORM, Delivery, Description, Notice, Offer, Weights
 from hyperbloom.common.signals import uninterrupted
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import Failed, Notice
+from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.odpfl import ODPFL
 
-__all__ = ["Counter", "Generator", "check_on_demand"]
+__all__ = ["ModelMaker", "OnDemandService", "check_on_demand"]
 
 VISIT_EVERY_S = 0.1
 TTL_S = 600.0
@@ -53,7 +56,7 @@ def check_on_demand(strategy: Algorithm) -> None:
         )
 
 
-class Generator:
+class ModelMaker:
     """Encoder and hypernetwork of a trained run.
 
     Args:
@@ -95,9 +98,7 @@ class Generator:
         if description.encoder_version != self.offer.encoder_version:
             raise WireError(f"expected a descriptor of encoder {self.offer.encoder_version}; join again")
         description.weights.check(descriptor_layout(self.offer.dim), self.offer.weights.values.dtype)
-        norm = float(description.weights.values.double().norm())
-        if norm > LARGEST_NORM:
-            raise WireError(f"expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
+        description.weights.check_norm()
 
     def unlike(self, descriptors: Sequence[Tensor]) -> list[bool]:
         """Tell of which descriptors `(k,)` nobody who trained has the like, so that the weights are a guess.
@@ -147,17 +148,17 @@ class _Familiar:
 
 
 @dataclass
-class Counter:
+class OnDemandService:
     """Where newcomers are served, and how many were.
 
     Args:
         grid: Flower's grid.
-        generator: makes the models.
+        maker: makes the models.
         on_event: told in a line of who could not be served.
     """
 
     grid: Grid
-    generator: Generator
+    maker: ModelMaker
     on_event: Callable[[str], None] = lambda text: None
     served: int = 0
     _met: set[int] = field(default_factory=set)
@@ -181,11 +182,11 @@ class Counter:
         described: list[tuple[int, Description]] = []
         for reply in replies:
             node, asked, _ = self._open.pop(reply.metadata.reply_to_message_id)
-            if asked == Offer.type and (description := self._accept(node, reply)):
+            if asked == Offer.message_type and (description := self._accept(node, reply)):
                 described.append((node, description))
-            elif asked == Delivery.type and not reply.has_error():
+            elif asked == Delivery.message_type and not reply.has_error():
                 self.served += 1
-                self._send([(node, Notice("finished", "the model is delivered"))], Notice.type)
+                self._send([(node, Notice("finished", "the model is delivered"))], Notice.message_type)
         self._deliver(described)
         return len(replies)
 
@@ -200,38 +201,40 @@ class Counter:
         self._met = present
         self._open = {i: sent for i, sent in self._open.items() if sent[0] in present and now - sent[2] < TTL_S}
         if newcomers:
-            content = self.generator.offer.pack()  # once: the encoder may be large
-            self._push([Message(content, node, Offer.type, ttl=TTL_S) for node in newcomers], Offer.type)
+            content = pack(self.maker.offer)  # once: the encoder may be large
+            self._push(
+                [Message(content, node, Offer.message_type, ttl=TTL_S) for node in newcomers], Offer.message_type
+            )
 
     def _accept(self, node: int, reply: Message) -> Description | None:
         try:
             if reply.has_error():
                 raise WireError(f"it took no offer ({reply.error.reason}); is it `flower-client join`?")
-            if _declined(reply):
-                raise WireError("it declined the offer, and told its user why")
-            description = Description.unpack(reply.content)
-            self.generator.check(description)
+            description = unpack_answer(Description, reply.content)
+            if isinstance(description, Failed):
+                raise WireError(description.text)
+            self.maker.check(description)
             return description
         except WireError as error:
             self.on_event(f"refused node {node}: {error}")
-            self._send([(node, Notice("refused", str(error)))], Notice.type)
+            self._send([(node, Notice("refused", str(error)))], Notice.message_type)
             return None
 
     def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:
         """Generate the weights of all who wait, as many at once as the memory bears."""
         for size, group in groupby(sorted(described, key=_size), key=_size):
-            waiting, layout = list(group), self.generator.layouts[size]
+            waiting, layout = list(group), self.maker.layouts[size]
             at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
             for start in range(0, len(waiting), at_once):
                 some = waiting[start : start + at_once]
                 descriptors = [description.weights.values for _, description in some]
-                rows, unlike = self.generator.write(descriptors, size), self.generator.unlike(descriptors)
+                rows, unlike = self.maker.write(descriptors, size), self.maker.unlike(descriptors)
                 nodes = [node for node, _ in some]
                 deliveries = [Delivery(Weights(layout, row), far) for row, far in zip(rows, unlike, strict=True)]
-                self._send(list(zip(nodes, deliveries, strict=True)), Delivery.type)
+                self._send(list(zip(nodes, deliveries, strict=True)), Delivery.message_type)
 
     def _send(self, contents: Sequence[tuple[int, Delivery | Notice]], kind: str) -> None:
-        self._push([Message(content.pack(), node, kind, ttl=TTL_S) for node, content in contents], kind)
+        self._push([Message(pack(content), node, kind, ttl=TTL_S) for node, content in contents], kind)
 
     def _push(self, messages: list[Message], kind: str) -> None:
         with uninterrupted():
@@ -239,13 +242,6 @@ class Counter:
         nodes = [message.metadata.dst_node_id for message in messages]
         # A node that has gone in this moment gets no id.
         self._open |= {i: (node, kind, now) for i, node in zip(ids, nodes, strict=True) if i}
-
-
-def _declined(reply: Message) -> bool:
-    try:
-        return bool(Notice.unpack(reply.content))
-    except WireError:
-        return False
 
 
 def _size(waiting: tuple[int, Description]) -> str:

@@ -17,8 +17,6 @@ A table is a YAML file in `server/papers/` (`benchmarks/papers` links there):
         after_first                 starts from what the column's first run has learned (`init_from`)
         columns                     run of single columns, wins over the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
-
-A method whose strategy, model or key of the run is not there is shown as not available.
 """
 
 from collections.abc import Mapping
@@ -32,8 +30,7 @@ from pydantic import Field
 
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.models import model_names
-from hyperbloom.strategies import find_strategy, strategy_names
+from hyperbloom.strategies import find_strategy
 
 __all__ = ["Column", "Figure", "Method", "PaperTable", "load_table", "table_names"]
 
@@ -75,6 +72,11 @@ class Method(Section):
     note: str = ""
     numbers: dict[str, Written] = Field({})
 
+    @property
+    def there(self) -> bool:
+        """Whether this version has it; else `why_not` says what is missing."""
+        return self.strategy is not None
+
     def figures(self, column: str) -> dict[str, Figure]:
         """Return the paper's numbers in a column, by part."""
         written = self.numbers.get(column, {})
@@ -95,21 +97,6 @@ class PaperTable(Section):
     differs: tuple[str, ...] = ()
     columns: dict[str, Column]
     methods: dict[str, Method]
-
-    def missing(self, method: str, column: str) -> str:
-        """Return why a method cannot be run here, empty if it can."""
-        own = self.methods[method]
-        if own.strategy is None:
-            return own.why_not
-        if own.strategy not in strategy_names():
-            return f"there is no strategy {own.strategy} in this version"
-        values = self._values(method, column)
-        for key in values:
-            if key not in RunConfig.model_fields:
-                return f"there is no key {key} in this version"
-        models = [values.get("model", "auto"), *values.get("models", ())]
-        lacking = [name for name in models if name not in ("auto", *model_names())]
-        return f"there is no model {lacking[0]} in this version" if lacking else ""
 
     def config(
         self,
@@ -143,7 +130,7 @@ class PaperTable(Section):
         return make_run_config(values, own, f"{self.table}, {column}, {method}")
 
     def takes(self, method: str, key: str) -> bool:
-        """Return whether a dotted key is one of the run's, or an option of a method that is not `missing`."""
+        """Return whether a dotted key is one of the run's, or an option of a method that can be run."""
         first, _, rest = key.partition(".")
         strategy = self.methods[method].strategy
         if strategy is None or key == "options" or (first in RunConfig.model_fields and first != "options"):
@@ -185,16 +172,4 @@ def load_table(name: str) -> PaperTable:
     if name not in names:
         raise ConfigError(f"expected one of {', '.join(names)}; found {name!r}")
     path = Path(str(_folder() / f"{name}.yaml"))
-    table = check(PaperTable, read_yaml(path), str(path))
-    for method, row in table.methods.items():
-        if row.strategy is None and not row.why_not:
-            raise ConfigError(f"{path}: methods.{method}: expected a strategy, or why_not")
-        for column in row.numbers:
-            if column not in table.columns:
-                raise ConfigError(f"{path}: methods.{method}.numbers: there is no column {column!r}")
-            strange = set(row.figures(column)) - {WHOLE, *table.columns[column].parts}
-            if row.after_first and not table.columns[column].first:
-                raise ConfigError(f"{path}: columns.{column}.first: expected a run, for {method} starts from it")
-            if strange:
-                raise ConfigError(f"{path}: methods.{method}.numbers.{column}: there is no part {sorted(strange)[0]!r}")
-    return table
+    return check(PaperTable, read_yaml(path), str(path))

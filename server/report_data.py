@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, Line, phase_folder, read_lines
+from hyperbloom.server.course import Course, read_course
+from hyperbloom.server.run_lines import CLIENTS, EVENTS, Line, phase_folder, read_lines
 from hyperbloom.server.watching import is_running, read_config
 
-__all__ = ["Course", "LeftOut", "Member", "RunData", "Spread", "read_run_data"]
+__all__ = ["LeftOut", "Member", "RunData", "Spread", "read_run_data"]
 
 COMPARISON, CELL = "comparison.yaml", "cell.json"  # as `flower-server compare` leaves them
 
@@ -25,12 +25,13 @@ class Spread:
     """Test accuracy over the clients that were scored after a round, percent; novel ones are left out."""
 
     round: int
-    mean: float
-    quartiles: tuple[float, float]
-    extremes: tuple[float, float]
+    worst: float
+    lower: float  # quartile
+    upper: float
+    best: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class LeftOut:
     """How often a client was left out of a round, and in which last, and why."""
 
@@ -51,33 +52,12 @@ class Member:
 
 
 @dataclass
-class Course:
-    """How one strategy fared.
+class ByClient:
+    """What clients.jsonl says of the run's strategy: the accuracy over clients, and who was left out."""
 
-    Attributes:
-        name: of the strategy.
-        rounds: the line of each round in metrics.jsonl; in asynchronous mode without those of evaluations.
-        spreads: of the rounds that were evaluated, the selected one among them.
-        selected: round that validation selected; None before the first evaluation.
-        metrics: of that round.
-        accuracy: test accuracy of each client then, percent; novel ones are left out.
-        left_out: by client.
-        left_out_in: clients left out, by round.
-    """
-
-    name: str
-    rounds: list[Line] = field(default_factory=list)
     spreads: list[Spread] = field(default_factory=list)
-    selected: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    accuracy: Mapping[str, float] = field(default_factory=dict)
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     left_out_in: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all rounds, evaluations included."""
-        return float(sum(line["seconds"] for line in self.rounds))
 
 
 @dataclass(frozen=True)
@@ -89,6 +69,7 @@ class RunData:
         config: as resolved.
         environment: versions, platform, command.
         courses: the run's strategy, then those to compare it with.
+        by_client: of the run's strategy.
         compared: in a sentence, where the others come from.
         members: by row.
         events: lines of events.jsonl.
@@ -99,6 +80,7 @@ class RunData:
     config: RunConfig
     environment: Mapping[str, Any]
     courses: Sequence[Course]
+    by_client: ByClient
     compared: str
     members: Sequence[Member]
     events: Sequence[Line]
@@ -112,7 +94,7 @@ class RunData:
     @property
     def complete(self) -> bool:
         """Whether all rounds of the run's strategy are over."""
-        return bool(self.main.rounds) and self.main.rounds[-1]["round"] >= self.config.rounds
+        return bool(self.main.rounds[-1]["round"] >= self.config.rounds)
 
 
 def read_run_data(folder: Path) -> RunData:
@@ -127,13 +109,13 @@ def read_run_data(folder: Path) -> RunData:
     try:
         summary = _json(folder / "summary.json", {})
         environment = _json(folder / "environment.json", {})
-        roster = _json(folder / "roster.json", {"clients": []})
-        members = [_member(entry) for entry in roster["clients"]]
+        members = [_member(entry) for entry in _json(folder / "roster.json", {"clients": []})["clients"]]
         novel = {member.name for member in members if _is_novel(member, config)}
         courses = [
-            _read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
+            read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
             for name in (config.strategy, *config.baselines)
         ]
+        by_client = _read_clients(folder, novel)
         others, compared = _beside(folder, config, novel)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: a file of the run is damaged ({error!r})") from None
@@ -141,7 +123,7 @@ def read_run_data(folder: Path) -> RunData:
         raise ConfigError(f"{folder}: no round is over yet; there is nothing to report")
     known = [course for course in (*courses, *others) if course.rounds]
     events = list(read_lines(folder / EVENTS))
-    return RunData(folder, config, environment, known, compared, members, events, is_running(folder))
+    return RunData(folder, config, environment, known, by_client, compared, members, events, is_running(folder))
 
 
 def _json(path: Path, otherwise: Any) -> Any:
@@ -155,7 +137,7 @@ def _member(entry: Mapping[str, Any]) -> Member:
 
 
 def _is_novel(member: Member, config: RunConfig) -> bool:
-    """Return whether a client never trains and is scored apart; as `PersonalisedStrategy.is_novel` has it."""
+    """Return whether a client never trains and is scored apart; as `Algorithm.is_novel` has it."""
     return bool(config.novel) and member.row >= config.clients - math.ceil(config.clients * config.novel / 100)
 
 
@@ -180,43 +162,22 @@ def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Cour
         other = read_config(cell)
         if other.seed == config.seed and other.strategy != config.strategy:
             summary = _json(cell / "summary.json", {}).get(other.strategy)
-            others.append(_read_course(other.strategy, cell, summary, novel))
+            others.append(read_course(other.strategy, cell, summary, novel))
     return others, f"The other strategies are runs of the same comparison with seed {config.seed}."
 
 
-def _read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel: Set[str]) -> Course:
-    course = Course(name)
-    lines = list(read_lines(place / METRICS))
-    rounds = {line["round"]: line for line in reversed(lines)}  # the first of a round is that of its training
-    course.rounds = [rounds[number] for number in sorted(rounds)]
-    evaluated = {line["round"]: line for line in lines if "test_mean" in line}
-    scores: dict[int, dict[str, float]] = {}
-    for line in read_lines(place / CLIENTS):
+def _read_clients(folder: Path, novel: Set[str]) -> ByClient:
+    found = ByClient()
+    scores: dict[int, list[float]] = {}
+    for line in read_lines(folder / CLIENTS):
         number, client = line["round"], line["client"]
         if "refused" in line:
-            _leave_out(course, client, number, line["refused"])
+            before = found.left_out.get(client, LeftOut(0, 0, ""))
+            found.left_out[client] = LeftOut(before.times + 1, number, line["refused"])
+            found.left_out_in[number] = found.left_out_in.get(number, 0) + 1
         elif line.get("test_total") and client not in novel:
-            scores.setdefault(number, {})[client] = 100 * line["test_correct"] / line["test_total"]
-    course.spreads = [
-        _spread(number, evaluated[number]["test_mean"], np.fromiter(scores[number].values(), float))
-        for number in sorted(evaluated)
-        if number in scores
-    ]
-    if summary:
-        course.selected, course.metrics, course.accuracy = (
-            summary["round"],
-            summary["metrics"],
-            {client: value for client, value in summary["test_accuracy"].items() if client not in novel},
-        )
-    return course
-
-
-def _spread(number: int, mean: float, values: npt.NDArray[np.float64]) -> Spread:
-    low, lower, upper, high = np.quantile(values, (0, 0.25, 0.75, 1)).tolist()
-    return Spread(number, mean, (lower, upper), (low, high))
-
-
-def _leave_out(course: Course, client: str, number: int, why: str) -> None:
-    times = course.left_out[client].times if client in course.left_out else 0
-    course.left_out[client] = LeftOut(times + 1, number, why)
-    course.left_out_in[number] = course.left_out_in.get(number, 0) + 1
+            scores.setdefault(number, []).append(100 * line["test_correct"] / line["test_total"])
+    for number in sorted(scores):
+        worst, lower, upper, best = np.quantile(scores[number], (0, 0.25, 0.75, 1)).tolist()
+        found.spreads.append(Spread(number, worst, lower, upper, best))
+    return found

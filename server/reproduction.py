@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +15,9 @@ from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.storage import write_bytes
 from hyperbloom.server.comparison import Cell, check_cells, open_comparison, run_cells
-from hyperbloom.server.comparison_table import Result, markdown, plus_minus, read_results
+from hyperbloom.server.comparison_table import markdown, mean_and_deviation, plus_minus, read_results
 from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.course import Course
 from hyperbloom.server.engine import client_settings
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.paper_tables import WHOLE, PaperTable
@@ -51,9 +52,10 @@ class Reproduction:
         for method in self.methods or ():
             if method not in self.table.methods:
                 raise ConfigError(f"--methods: expected some of {', '.join(self.table.methods)}; found {method!r}")
+        there = [method for method in self.rows if self.table.methods[method].there]
         for key in self.overrides:
-            if self._there and not self._takers(key):
-                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(self._there)}")
+            if there and not any(self.table.takes(method, key) for method in there):
+                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(there)}")
 
     @property
     def rows(self) -> list[str]:
@@ -61,33 +63,23 @@ class Reproduction:
         asked = self.table.methods if self.methods is None else self.methods
         return [method for method in asked if self.column in self.table.methods[method].numbers]
 
-    @property
-    def _there(self) -> list[str]:
-        """Those of them that this version has."""
-        return [method for method in self.rows if not self.table.missing(method, self.column)]
-
-    def _takers(self, key: str) -> list[str]:
-        return [method for method in self._there if self.table.takes(method, key)]
-
-    def whose(self, key: str) -> str:
-        """Return whose option a key that was set is, in brackets; empty if it holds for all."""
-        takers = self._takers(key)
-        return "" if takers == self._there else f" ({', '.join(takers)})"
-
     @cached_property
     def why_not(self) -> dict[str, str]:
-        """Why some of them cannot be run: this version lacks something, or they need data that are not here.
+        """Why some of them cannot be run: this version lacks them, or they need data that are not here.
 
         Raises:
             HyperbloomError: the settings of a method are wrong.
         """
-        why = {method: self.table.missing(method, self.column) for method in self.rows}
-        for method in (method for method in self.rows if not why[method]):
+        why = {}
+        for method in self.rows:
             try:
-                check_run(self.config(method), uses_data_section=True)
+                if self.table.methods[method].there:
+                    check_run(self.config(method), uses_data_section=True)
+                else:
+                    why[method] = self.table.methods[method].why_not
             except DataError as error:
                 why[method] = str(error)
-        return {method: reason for method, reason in why.items() if reason}
+        return why
 
     def config(self, method: str) -> RunConfig:
         """Return a method's run."""
@@ -132,7 +124,7 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
         lines += ["", f"{name}: {table.title} ({table.table} of {table.paper})"]
         for key, column in table.columns.items():
             rows = [method for method in table.methods if key in table.methods[method].numbers]
-            there = [method for method in rows if not table.missing(method, key)]
+            there = [method for method in rows if table.methods[method].there]
             state = f"{len(there)} of {len(rows)} methods"
             if column.cannot:
                 state = f"cannot be run: {_one_line(column.cannot)}"
@@ -194,7 +186,7 @@ def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
 # ---------------------------------------------------------------------- the report
 
 
-def _report(wanted: Reproduction, results: Mapping[str, Sequence[Result]], out: Path) -> str:
+def _report(wanted: Reproduction, results: Mapping[str, Sequence[Course]], out: Path) -> str:
     table, column = wanted.table, wanted.table.columns[wanted.column]
     rows = [row for method in wanted.rows for row in _rows(wanted, method, results.get(method, ()))]
     head = f"{table.title}: {column.title}\n{table.paper}, {table.table}, {table.url}\n"
@@ -203,7 +195,7 @@ def _report(wanted: Reproduction, results: Mapping[str, Sequence[Result]], out: 
     return f"{head}\n{body}\n\nWhere our settings differ from the paper's:\n\n{notes}\nRun folders: {out}\n"
 
 
-def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[tuple[str, ...]]:
+def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[tuple[str, ...]]:
     column = wanted.table.columns[wanted.column]
     rows: list[tuple[str, ...]] = []
     for part, figure in wanted.table.methods[method].figures(wanted.column).items():
@@ -213,7 +205,7 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[
             ours = "not measured"
         elif results:
             means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
-            ours = plus_minus(fmean(means), stdev(means) if len(means) > 1 else None)
+            ours = plus_minus(*mean_and_deviation(means))
             # Of a stand-in it would mean nothing.
             difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
         name = method if part == WHOLE else f"{method}, {part}"
@@ -221,13 +213,13 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Result]) -> list[
     return rows
 
 
-def _mean(result: Result, first: int, step: int) -> float:
+def _mean(result: Course, first: int, step: int) -> float:
     """Return the mean accuracy of every `step`-th client from `first` on, of those that were evaluated."""
     numbered = {int(name.removeprefix("client-")): accuracy for name, accuracy in result.accuracy.items()}
     return fmean(accuracy for index, accuracy in numbered.items() if index % step == first)
 
 
-def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) -> list[str]:
+def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) -> list[str]:
     table, column = wanted.table, wanted.table.columns[wanted.column]
     notes = [f"STAND-IN for the paper's data: {column.stand_in}"] if column.stand_in else []
     notes += [*table.differs, *column.differs]
@@ -244,8 +236,11 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Result]]) 
             notes.append(f"{method}: {len(results[method])} of {wanted.seeds} seeds are finished")
     if table.seeds and wanted.seeds != table.seeds:
         notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
-    changed = {key: value for key, value in wanted.overrides.items() if key not in ("data.root", "rounds")}
-    notes += [f"set here: {key} = {value}{wanted.whose(key)}" for key, value in changed.items()]
+    there = [method for method in wanted.rows if table.methods[method].there]
+    for key, value in wanted.overrides.items():
+        takers = [method for method in there if table.takes(method, key)]
+        if key not in ("data.root", "rounds"):
+            notes.append(f"set here: {key} = {value}" + ("" if takers == there else f" ({', '.join(takers)})"))
     novel = "novel " if table.metric.startswith("novel") else ""
     notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
     return [_one_line(note) for note in notes]

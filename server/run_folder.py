@@ -222,9 +222,8 @@ class RunFolder(Listener):
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
         self._round = report.number
-        hidden = self.config.privacy.where == "client"
-        self._append(METRICS, [metrics_line(report, hidden)])
-        self._append(CLIENTS, client_lines(report, hidden or self.config.secure_aggregation))
+        self._append(METRICS, [metrics_line(report)])
+        self._append(CLIENTS, client_lines(report, self.config.secure_aggregation))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Keep the server's state and the figures of the best round so far."""

@@ -27,47 +27,42 @@ def phase_folder(run: Path, config: RunConfig, name: str) -> Path:
     return run if name == config.strategy else run / "baselines" / name
 
 
-def metrics_line(report: "RoundReport", hidden: bool = False) -> Line:
+def metrics_line(report: "RoundReport") -> Line:
     """Return a round's line: loss, clients, seconds, bytes of training; accuracy in percent where it was evaluated.
 
-    With `hidden` there are no training losses, which are not covered by the noise of differential privacy.
+    Where no client told its loss there is none.
     """
     outcome = report.outcome
-    losses = [result.loss for result in outcome.results.values() if result.loss is not None]
     line: Line = {"round": report.number, "seconds": round(report.seconds, 4), "clients": len(outcome.results)}
     line["elapsed"] = round(report.elapsed, 4)
     line |= {"bytes_down": report.bytes_down, "bytes_up": report.bytes_up}
-    if losses and not hidden:
+    losses = [result.loss for result in outcome.results.values() if result.loss is not None]
+    if losses:
         line["loss"] = sum(losses) / len(losses)
-    if report.late:
-        line["late"] = report.late
-    if outcome.lied:
-        line["lied"] = len(outcome.lied)
-    if outcome.quarantined:
-        line["quarantined"] = outcome.quarantined
+    counted = {"late": report.late, "lied": len(outcome.lied), "quarantined": outcome.quarantined}
+    line |= {key: value for key, value in counted.items() if value}
     if outcome.staleness:
         line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}
-    if outcome.evaluation:
-        line |= outcome.evaluation.metrics()
-    return line
+    return line | (outcome.evaluation.metrics() if outcome.evaluation else {})
 
 
-def client_lines(report: "RoundReport", hidden: bool = False) -> list[Line]:
-    """Return a line for each client that trained, was scored or was left out in a round; `hidden` as above."""
-    outcome, common = report.outcome, {"round": report.number}
-    lines: list[Line] = [
-        {**common, "client": name, **({} if hidden or result.loss is None else {"loss": result.loss}), "seconds": round(result.seconds, 4)}
-        for name, result in outcome.results.items()
-    ]
-    if outcome.evaluation:
-        for name, score in outcome.evaluation.scores.items():
-            flat = {f"{split}_{key}": value for split in ("val", "test") for key, value in vars(getattr(score, split)).items()}
-            lines.append({**common, "client": name, **flat})
+def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
+    """Return a line for each client that trained, was scored or was left out in a round.
+
+    With `summed` only the mean of the losses is known, which is no client's.
+    """
+    outcome, lines = report.outcome, []
+    for name, result in outcome.results.items():
+        told: Line = {} if summed or result.loss is None else {"loss": result.loss}
+        lines.append({"round": report.number, "client": name, **told, "seconds": round(result.seconds, 4)})
+    for name, score in outcome.evaluation.scores.items() if outcome.evaluation else ():
+        flat = {f"{split}_{key}": value for split, part in vars(score).items() for key, value in vars(part).items()}
+        lines.append({"round": report.number, "client": name, **flat})
     for name, why in outcome.refused.items():
         blame: Line = {"lied": True} if name in outcome.lied else {}
         if name in outcome.quarantined:
             blame["quarantined_until"] = outcome.quarantined[name]
-        lines.append({**common, "client": name, "refused": why.text, "reason": why.reason, **blame})
+        lines.append({"round": report.number, "client": name, "refused": why.text, "reason": why.reason, **blame})
     return lines
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.run_lines import metrics_line
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -24,6 +25,16 @@ def check_tensorboard() -> None:
             "--tensorboard: expected the package tensorboard, which is not installed; install the extra: "
             "pip install 'hyperbloom[tensorboard]', or '.[tensorboard]' from the sources"
         )
+
+
+CURVES = {
+    "loss": "training/loss",
+    "seconds": "round/seconds",
+    "bytes_down": "round/bytes down",
+    "bytes_up": "round/bytes up",
+    "left_out": "round/left out",
+}
+"""What stands in a round's line, and its curve's name."""
 
 
 class TensorBoard(Listener):
@@ -53,17 +64,14 @@ class TensorBoard(Listener):
         return SummaryWriter(str(place), purge_step=again)
 
     def round_done(self, report: RoundReport) -> None:
-        """Write what a round brought."""
-        writer, number, outcome = self._writer or self._open(report.number), report.number, report.outcome
-        self._writer = writer
+        """Write what a round brought; a loss that no client told is no point of its curve."""
+        self._writer = writer = self._writer or self._open(report.number)
+        number, outcome = report.number, report.outcome
         if outcome.results or not outcome.evaluation:
-            writer.add_scalar("round/seconds", report.seconds, number)
-            writer.add_scalar("round/bytes down", report.bytes_down, number)
-            writer.add_scalar("round/bytes up", report.bytes_up, number)
-            writer.add_scalar("round/left out", len(outcome.refused), number)
-        if outcome.results:
-            losses = [result.loss for result in outcome.results.values()]
-            writer.add_scalar("training/loss", sum(losses) / len(losses), number)
+            line = metrics_line(report) | {"left_out": len(outcome.refused)}
+            for key, name in CURVES.items():
+                if key in line:
+                    writer.add_scalar(name, line[key], number)
         if outcome.evaluation:
             for name, value in outcome.evaluation.metrics().items():
                 writer.add_scalar(f"accuracy/{name}", value, number)

@@ -1,7 +1,7 @@
 """What a person sees: a live block while a strategy runs, lines where there is no terminal, a table at the end."""
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,19 +12,26 @@ from rich.text import Text
 
 from hyperbloom.server.board import Board, plain_text
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
-from hyperbloom.server.run_lines import client_lines, metrics_line
+from hyperbloom.server.run_lines import Line, client_lines, metrics_line
 
 if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["BoardView", "TerminalView", "results_table"]
+__all__ = ["TerminalView", "print_line", "results_table"]
 
 MOST_ROWS = 200
 """Clients beyond which the table shows the first ones only; the run folder holds all."""
 
 
-class BoardView:
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print text that may come from a client: no markup, no control characters."""
+    console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+class TerminalView(Listener):
     """A strategy's board on a console: a live block on a terminal, a line per evaluation elsewhere.
+
+    It hears of rounds as a listener; `flower-server watch` hands it the lines of a run folder.
 
     Args:
         console: where to show it.
@@ -33,21 +40,39 @@ class BoardView:
     def __init__(self, console: Console) -> None:
         """Show nothing yet."""
         self.console = console
+        self.board = Board("", 0)
         self._live: Live | None = None
-        self._board: Board | None = None
+        self._summed = False  # whether there are only means of losses
 
-    def open(self, board: Board) -> None:
+    # ------------------------------------------------------------------ as a listener
+
+    def phase(self, strategy: "Algorithm", name: str) -> None:
+        """Begin a new block for a strategy."""
+        self._summed = strategy.config.secure_aggregation
+        self.open(name, strategy.config.rounds)
+
+    def phase_done(self, strategy: "Algorithm") -> None:
+        """Leave the block as it is."""
+        self.close()
+
+    def event(self, text: str) -> None:
+        """Show what happened to a client."""
+        self.show(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def round_done(self, report: RoundReport) -> None:
+        """Advance."""
+        self.add_round(metrics_line(report))
+        self.add_clients(client_lines(report, self._summed), f"{time.strftime('%H:%M:%S')} ")
+
+    # ------------------------------------------------------------------ from lines
+
+    def open(self, name: str, rounds: int) -> None:
         """Begin a new block; the one before stays as it is."""
         self.close()
-        self._board = board
+        self.board = Board(name, rounds)
         if self.console.is_terminal:
-            self._live = Live(board.render(), console=self.console, refresh_per_second=4)
+            self._live = Live(self.board.render(), console=self.console, refresh_per_second=4)
             self._live.start()
-
-    def refresh(self) -> None:
-        """Show what the board knows now."""
-        if self._live and self._board:
-            self._live.update(self._board.render())
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -56,69 +81,32 @@ class BoardView:
             self._live.stop()
             self._live = None
 
-    def event(self, text: str, style: str = "") -> None:
+    def refresh(self) -> None:
+        """Show what the board knows now."""
+        if self._live:
+            self._live.update(self.board.render())
+
+    def show(self, text: str, style: str = "") -> None:
         """Show that something happened: in the block if there is one, else as a line."""
-        if self._live and self._board:
-            self._board.add_event(plain_text(text))
+        if self._live:
+            self.board.add_event(plain_text(text))
             self.refresh()
         else:
-            self.line(text, style)
+            print_line(self.console, text, style)
 
-    def line(self, text: str, style: str = "") -> None:
-        """Print text that may come from a client: no markup, no control characters."""
-        self.console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    def add_round(self, line: Line) -> None:
+        """Take in a line of metrics.jsonl."""
+        self.board.add_round(line)
+        if "test_mean" in line and not self._live:
+            print_line(self.console, self.board.sentence())
 
-    def evaluated(self, board: Board) -> None:
-        """Print the last evaluation as a line where there is no live block."""
-        if not self._live:
-            self.line(board.sentence())
-
-
-class TerminalView(Listener):
-    """Follows a run on a console.
-
-    Args:
-        console: where to show it; a live block on a terminal, plain lines elsewhere.
-    """
-
-    def __init__(self, console: Console) -> None:
-        """Show nothing yet."""
-        self.console = console
-        self._view = BoardView(console)
-        self._board = Board("", 0)
-        self._hidden = False  # whether clients keep their losses to themselves
-        self._summed = False  # whether there are only means of losses
-
-    def phase(self, strategy: "Algorithm", name: str) -> None:
-        """Begin a new block for a strategy."""
-        self._board = Board(name, strategy.config.rounds)
-        self._hidden = strategy.config.privacy.where == "client"
-        self._summed = strategy.config.secure_aggregation
-        self._view.open(self._board)
-
-    def phase_done(self, strategy: "Algorithm") -> None:
-        """Leave the block as it is."""
-        self.close()
-
-    def close(self) -> None:
-        """Give the terminal back."""
-        self._view.close()
-
-    def event(self, text: str) -> None:
-        """Show what happened to a client."""
-        self._view.event(f"{time.strftime('%H:%M:%S')} {text}")
-
-    def round_done(self, report: RoundReport) -> None:
-        """Advance."""
-        board = self._board
-        board.add_round(metrics_line(report, self._hidden))
-        for line in client_lines(report, self._hidden or self._summed):
-            board.add_client(line)
-        for name, why in report.outcome.refused.items():
-            self._view.event(f"{time.strftime('%H:%M:%S')} round {report.number}: {name} left out: {why}", "yellow")
-        self._view.refresh()
-        if report.outcome.evaluation and report.outcome.evaluation.scores:
-            self._view.evaluated(board)
+    def add_clients(self, lines: Iterable[Line], moment: str = "") -> None:
+        """Take in lines of clients.jsonl; `moment` stands before who was left out."""
+        for line in lines:
+            self.board.add_client(line)
+            if "refused" in line:
+                self.show(f"{moment}round {line['round']}: {line['client']} left out: {line['refused']}", "yellow")
+        self.refresh()
 
 
 def results_table(
@@ -138,26 +126,19 @@ def results_table(
         table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right")
     for client, examples in islice(train_examples.items(), MOST_ROWS):
         values = [selection.test_accuracy.get(client) for selection in results.values()]
-        best = max((value for value in values if value is not None), default=None)
-        name = f"{client} (novel)" if client in novel else client
-        table.add_row(Text(name), str(examples), *(_cell(value, best) for value in values))
+        table.add_row(Text(f"{client} (novel)" if client in novel else client), str(examples), *_cells(values))
     if len(train_examples) > MOST_ROWS:
         table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")
     table.add_section()
-    means = [selection.metrics["test_mean"] for selection in results.values()]
-    table.add_row("mean over clients", "", *(_cell(value, max(means)) for value in means))
-    worst = [selection.metrics["test_worst"] for selection in results.values()]
-    table.add_row("worst client", "", *(_cell(value, max(worst)) for value in worst))
-    pooled = [selection.metrics["test_pooled"] for selection in results.values()]
-    table.add_row("pooled over examples", "", *(_cell(value, max(pooled)) for value in pooled))
-    if novel:
-        unseen = [selection.metrics.get("novel_test_mean") for selection in results.values()]
-        best = max((value for value in unseen if value is not None), default=None)
-        table.add_row("mean over novel clients", "", *(_cell(value, best) for value in unseen))
+    below = {"mean over clients": "test_mean", "worst client": "test_worst", "pooled over examples": "test_pooled"}
+    for title, key in (below | ({"mean over novel clients": "novel_test_mean"} if novel else {})).items():
+        table.add_row(title, "", *_cells([selection.metrics.get(key) for selection in results.values()]))
     return table
 
 
-def _cell(value: float | None, best: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"[bold green]{value:.1f}[/]" if value == best else f"{value:.1f}"
+def _cells(values: list[float | None]) -> list[str]:
+    """Return a row's numbers, the largest one marked."""
+    best = max((value for value in values if value is not None), default=None)
+    return [
+        "-" if value is None else f"[bold green]{value:.1f}[/]" if value == best else f"{value:.1f}" for value in values
+    ]

@@ -12,10 +12,9 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.board import Board
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.run_lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
-from hyperbloom.server.view import BoardView, results_table
+from hyperbloom.server.view import TerminalView, print_line, results_table
 
 __all__ = ["is_running", "read_config", "read_environment", "watch"]
 
@@ -34,7 +33,7 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
         ConfigError: it is no run folder.
     """
     config = read_config(folder)
-    view = BoardView(console)
+    view = TerminalView(console)
     watcher = _Watcher(folder, config, view)
     try:
         while True:
@@ -79,7 +78,7 @@ def is_running(folder: Path) -> bool:
 
 
 class _Watcher:
-    def __init__(self, folder: Path, config: RunConfig, view: BoardView) -> None:
+    def __init__(self, folder: Path, config: RunConfig, view: TerminalView) -> None:
         self.folder, self.config, self.view = folder, config, view
         self._names = [config.strategy, *config.baselines]
         self._events = Tail(folder / EVENTS)
@@ -90,8 +89,7 @@ class _Watcher:
         self.phase, name = phase, self._names[phase]
         place = phase_folder(self.folder, self.config, name)
         self._metrics, self._clients = Tail(place / METRICS), Tail(place / CLIENTS)
-        self.board = Board(name, self.config.rounds)
-        self.view.open(self.board)
+        self.view.open(name, self.config.rounds)
 
     def look(self) -> None:
         """Read what is new, of one strategy after the other."""
@@ -112,44 +110,38 @@ class _Watcher:
         clients = self._clients.read()
         lines = self._metrics.read()
         if self._metrics.cut or self._clients.cut:
-            self.view.event("the run went back to a checkpoint")
+            self.view.show("the run went back to a checkpoint")
             self._enter(0 if not self._begun(self.phase) else self.phase)
             return self._read()
         for line in lines:
             self._say_events_until(line["round"])
-            self.board.add_round(line)
-            if "test_mean" in line:
-                self.view.evaluated(self.board)
-        for line in clients:
-            self.board.add_client(line)
-            if "refused" in line:
-                self.view.event(f"round {line['round']}: {line['client']} left out: {line['refused']}", "yellow")
+            self.view.add_round(line)
+        self.view.add_clients(clients)
         self._say_events_until(None)
-        self.view.refresh()
         return None
 
     def _say_events_until(self, number: int | None) -> None:
         """Show the events of this strategy before a round, or all that there are."""
         later = []
         for line in self._waiting:
-            mine = line.get("strategy") == self.board.name
+            mine = line.get("strategy") == self.view.board.name
             if mine and (number is None or line.get("round", 0) < number):
-                self.view.event(f"{_clock(line.get('time', ''))} {line.get('text', '')}")
+                self.view.show(f"{_clock(line.get('time', ''))} {line.get('text', '')}")
             else:
                 later.append(line)
         self._waiting = later
 
     def say_how_it_ended(self) -> None:
         """Print the table of a run that is complete, or where it stopped."""
-        done = self.board.done
-        if self.phase + 1 < len(self._names) or done < self.config.rounds:
-            where = f"round {done} of {self.board.rounds} of {self.board.name}"
-            self.view.line(f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
+        board, console = self.view.board, self.view.console
+        if self.phase + 1 < len(self._names) or board.done < self.config.rounds:
+            where = f"round {board.done} of {board.rounds} of {board.name}"
+            print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
             return
         results, examples = _results(self.folder)
         if results:
-            self.view.line("test accuracy in percent, at the round that validation selected")
-            self.view.console.print(results_table(results, examples))
+            print_line(console, "test accuracy in percent, at the round that validation selected")
+            console.print(results_table(results, examples))
 
 
 def _clock(moment: str) -> str:

@@ -1,10 +1,12 @@
 import os
 import signal
+from collections.abc import Iterator
 
 # Before Flower is imported anywhere: it reads both when it is.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
 
+import pytest
 import torch
 
 # Small products are many times slower on several threads of a busy machine, and equal to the bit on one.
@@ -12,3 +14,13 @@ torch.set_num_threads(1)
 
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and stop by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def clean_process() -> Iterator[None]:
+    """Forget the virtual clients that a test has made in this process."""
+    from hyperbloom.client.work.client import client_for
+
+    yield
+    torch.set_num_threads(1)  # a benchmark may have set another number
+    client_for.cache_clear()

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import benchmarks
+import figures
+import siege
 from hyperbloom.client.cli import build_parser as client_parser
 from hyperbloom.client.cli import main as client_main
 from hyperbloom.common.commands import add_commands
@@ -118,14 +121,15 @@ def test_every_command_that_is_written_down_has_flags_that_exist(page: Path) -> 
             assert stop.code == 0, f"{page.name}: {program} {shlex.join(words)}"
 
 
-def test_every_benchmark_that_is_written_down_exists_and_all_can_be_imported() -> None:
-    there = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)}
-    pages = [*WRITTEN, ROOT / "benchmarks/README.md", ROOT / "Makefile"]
-    named = {name for page in pages for name in re.findall(r"python -m benchmarks\.(\w+)", page.read_text())}
-    assert len(named) > 15
+@pytest.mark.parametrize("package", [benchmarks, figures, siege], ids=lambda package: package.__name__)
+def test_every_program_that_is_written_down_exists_and_all_can_be_imported(package: ModuleType) -> None:
+    there, name = {module.name for module in pkgutil.iter_modules(package.__path__)}, package.__name__
+    pages = [*WRITTEN, ROOT / "benchmarks/README.md", ROOT / "figures/README.md", ROOT / "Makefile"]
+    named = {found for page in pages for found in re.findall(rf"python -m {name}\.(\w+)", page.read_text())}
+    assert len(named) > 3
     assert named <= there, named - there
-    for name in sorted(there - {"fuzz_guided"}):  # that needs atheris
-        importlib.import_module(f"benchmarks.{name}")
+    for module in sorted(there - {"fuzz_guided"}):  # that needs atheris
+        importlib.import_module(f"{name}.{module}")
 
 
 def test_every_name_that_a_page_imports_exists() -> None:
@@ -141,7 +145,9 @@ def test_every_name_that_a_page_imports_exists() -> None:
 def test_every_file_that_is_linked_exists(page: Path) -> None:
     text = page.read_text()
     linked = [page.parent / name for name in re.findall(r"\]\((?!https?:)([^)#]+)", text)]
-    linked += [ROOT / name for name in re.findall(r"`((?:docs|examples|benchmarks)/[\w/.-]+\.\w+)`", text)]
+    linked += [
+        ROOT / name for name in re.findall(r"`((?:docs|examples|benchmarks|figures|siege)/[\w/.-]+\.\w+)`", text)
+    ]
     assert [str(path) for path in linked if not path.exists()] == []
 
 

@@ -19,6 +19,8 @@ from hyperbloom.common.wire.exchanges import (
     TryOrder,
 )
 from hyperbloom.common.wire.masks import (
+    ConfirmOrder,
+    ConfirmResult,
     KeysOrder,
     KeysResult,
     MaskedOrder,
@@ -62,6 +64,8 @@ __all__ = [
     "SGD",
     "BackpropOrder",
     "BackpropResult",
+    "ConfirmOrder",
+    "ConfirmResult",
     "Delivery",
     "DescribeOrder",
     "DescribeResult",

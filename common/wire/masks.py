@@ -6,7 +6,9 @@
 | <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
 | -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
 | <------------------ MaskedResult ------- |   the change, masked
-| -- UnmaskOrder (train.unmask) ------->  |   who has sent one, and who has vanished
+| -- ConfirmOrder (train.confirm) ----->  |   who has sent one, and who has vanished
+| <----------------- ConfirmResult ------- |   a signature: this is what I was told
+| -- UnmaskOrder (train.unmask) ------->  |   everybody's signatures
 | <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
 """
 
@@ -16,6 +18,8 @@ from typing import ClassVar
 from hyperbloom.common.wire.orders import Order, TrainOrder
 
 __all__ = [
+    "ConfirmOrder",
+    "ConfirmResult",
     "KeysOrder",
     "KeysResult",
     "MaskedOrder",
@@ -30,10 +34,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KeysResult:
-    """Public keys: for what other clients seal for this one, and for the masks that it shares with them."""
+    """Public keys of one round, signed by the client.
+
+    Attributes:
+        cipher_key: for what other clients seal for this one.
+        mask_key: for the masks that it shares with them.
+        identity: the public key of the signature, DER.
+    """
 
     cipher_key: bytes
     mask_key: bytes
+    identity: bytes
+    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,7 @@ class SharesOrder(Order):
         threshold: clients whose shares put a secret together.
         bound: largest change of a coordinate.
         examples: beyond which a client counts for no more.
+        signatures: of the keys, as each client has sent them.
     """
 
     message_type: ClassVar[str] = "train.shares"
@@ -83,6 +96,8 @@ class SharesOrder(Order):
     examples: int
     cipher_keys: tuple[bytes, ...]
     mask_keys: tuple[bytes, ...]
+    identities: tuple[bytes, ...]
+    signatures: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -97,20 +112,24 @@ class MaskedResult:
 class Masking:
     """What a client needs to mask its change.
 
+    The sum has one part for each tensor, one after the other. `parts`, `lengths` and `owners` describe it, the same to
+    all clients. What a client trains and finds no part for stays there.
+
     Attributes:
         there: places of the clients that have dealt shares.
-        sealed: the shares that each of these has sealed for this client.
+        parts: digest of each tensor's name, shape and values.
+        lengths: numbers in each.
+        owners: for each the places of the clients that train it, a bit for a place.
+        sealed: the shares that each of those in `there` has sealed for this client.
         digests: for each the digests of its two shares, one behind the other.
-        pieces: three numbers for each stretch of the flat change that is summed: where it starts there, where in the
-            sum, and its length. The rest of the change stays on the client.
-        total: numbers in the sum, but for the loss.
     """
 
     there: tuple[int, ...]
-    sealed: tuple[bytes, ...]
-    digests: tuple[bytes, ...]
-    pieces: tuple[int, ...]
-    total: int
+    parts: tuple[bytes, ...]
+    lengths: tuple[int, ...]
+    owners: tuple[bytes, ...]
+    sealed: tuple[bytes, ...] = ()
+    digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +142,25 @@ class MaskedOrder(TrainOrder):
 
 
 @dataclass(frozen=True)
+class ConfirmResult:
+    """A signature of whose changes are in the sum, and of all else that the client was told in this round."""
+
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class ConfirmOrder(Order):
+    """Sign whose masked changes are in the sum: those of `alive`. They and `dead` are those that dealt shares."""
+
+    message_type: ClassVar[str] = "train.confirm"
+    answer: ClassVar[type] = ConfirmResult
+    run_id: str
+    round: int
+    alive: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class UnmaskResult:
     """The shares, in order of places; empty where the one that was dealt cannot be read."""
 
@@ -131,11 +169,14 @@ class UnmaskResult:
 
 @dataclass(frozen=True)
 class UnmaskOrder(Order):
-    """Reveal shares of the secrets of `alive` and of the keys of `dead`; places, together those that dealt shares."""
+    """Reveal shares of the secrets of those who are alive, and of the keys of the dead.
+
+    Attributes:
+        signatures: of those who are alive, in order of places; empty for who has not signed.
+    """
 
     message_type: ClassVar[str] = "train.unmask"
     answer: ClassVar[type] = UnmaskResult
     run_id: str
     round: int
-    alive: tuple[int, ...]
-    dead: tuple[int, ...]
+    signatures: tuple[bytes, ...]

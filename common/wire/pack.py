@@ -9,9 +9,10 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Hashable
 from functools import cache
 from types import UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
@@ -133,10 +134,10 @@ def _read(kind: type[MessageT], left: dict[str, Any]) -> MessageT:
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: Hashable) -> dict[str, tuple[Any, bool]]:
     """Return type, and whether it may be None, of each field of a dataclass."""
     found: dict[str, tuple[Any, bool]] = {}
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in get_type_hints(cast(type, kind)).items():
         if get_origin(hint) is ClassVar:
             continue
         optional = get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint)
@@ -148,7 +149,7 @@ def _take_fields(left: dict[str, Any], kind: type[MessageT], prefix: str, owner:
     return kind(
         **{
             name: _take(left, prefix + name, hint, optional, f"{owner}.{name}")
-            for name, (hint, optional) in _fields(kind).items()
+            for name, (hint, optional) in _fields(cast(Hashable, kind)).items()
         }
     )
 
@@ -157,7 +158,7 @@ def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str
     """Remove a field from `left` and return it as `kind`."""
     if dataclasses.is_dataclass(kind) and kind is not Codec:
         inside = _inside(name) if kind is Weights else f"{name}."
-        if optional and not any(key in left for key in _keys(kind, inside)):
+        if optional and not any(key in left for key in _keys(cast(Hashable, kind), inside)):
             return None
         assert isinstance(kind, type)
         return _unpack_weights(left, inside, where) if kind is Weights else _take_fields(left, kind, inside, where)
@@ -176,7 +177,7 @@ def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str
 
 
 @cache
-def _keys(kind: Any, inside: str) -> tuple[str, ...]:
+def _keys(kind: Hashable, inside: str) -> tuple[str, ...]:
     """Return the keys of which one at least is there where a part is there."""
     if kind is Weights:
         return tuple(inside + key for key in _WEIGHTS)

@@ -1,4 +1,4 @@
-"""Compare strategies on the same clients, data, seeds and budget: one table, one picture, resumable.
+"""Compare strategies on the same clients, data, seeds and budget: one table, one page, resumable.
 
 Every (strategy, seed) is an ordinary run folder under --out. Called again with the same --out, what is finished is kept
 and the rest is run; more strategies and more seeds may be added, any other change is refused. All clients run on this
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set a key of the run (rounds=20, data.split=iid), or one strategy's option (pfedhn.learning_rate=0.05)",
     )
     add_common_arguments(parser)
-    parser.add_argument("--no-picture", action="store_true", help="write no picture, which takes matplotlib")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +55,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from hyperbloom.server.comparison import check_cells, open_comparison, plan, run_cells, shared_by
-    from hyperbloom.server.comparison_table import check_matplotlib, write_table
+    from hyperbloom.server.comparison_table import write_table
     from hyperbloom.server.comparison_view import ComparisonView
 
-    if not args.no_picture:
-        check_matplotlib()
     out = args.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     strategies = [name.strip() for name in args.strategies.split(",") if name.strip()]
     cells = plan(out, strategies, args.seeds, values, overrides, str(args.config or "the command line"))
@@ -70,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"comparison: {out} ({len(cells)} runs; the same command with --out {out} goes on where this one stops)")
         with ComparisonView(console, cells) as view:
             failures = run_cells(cells, args.engine, view)
-        print(f"\n{write_table(out, cells, not args.no_picture)}")
+        print(f"\n{write_table(out, cells)}")
     print(f"everything is in {out}")
     return failures[0].exit_code if failures else 0

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
 
     from hyperbloom.server.board import plain_text
     from hyperbloom.server.cli import fleet_for_newcomers
-    from hyperbloom.server.on_demand import Counter, Generator, check_on_demand
+    from hyperbloom.server.on_demand import ModelMaker, OnDemandService, check_on_demand
     from hyperbloom.server.trained import read_trained
 
     console = Console()
@@ -35,6 +35,6 @@ def run(args: argparse.Namespace) -> None:
     def tell(text: str) -> None:
         console.print(plain_text(text), markup=False, highlight=False, soft_wrap=True)
 
-    generator = Generator(read_trained(args.run, check_on_demand))
+    maker = ModelMaker(read_trained(args.run, check_on_demand))
     with fleet_for_newcomers(args, args.run / "serve", console, tell) as grid:
-        Counter(grid, generator, tell).serve()
+        OnDemandService(grid, maker, tell).serve()

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.wire import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import unpack_answer
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.post import SLOWEST_POLL_S, Arrival, Failure, Letter, Post
 from hyperbloom.server.loop.roster import Roster
@@ -41,7 +42,6 @@ class Federation:
         greeting: what new nodes are asked; set before clients are gathered.
         round: the one that runs now, by which quarantine ends.
         late: answers that came after their deadline; they are dropped.
-        refused: nodes that were not admitted.
     """
 
     admission: Admission
@@ -56,7 +56,7 @@ class Federation:
     ) -> None:
         """Know no node yet."""
         self.grid, self.roster, self.post = grid, roster, Post(grid)
-        self.round, self.late, self.refused = 0, 0, 0
+        self.round, self.late = 0, 0
         self._on_event, self._watch = on_event, watch
         self._met: set[int] = set()
         self._owners: dict[int, str] = {}  # of the nodes that are here: whose key it is, "" where there are no keys
@@ -107,7 +107,8 @@ class Federation:
         if self.idle_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        self._on_event(f"waiting for {wanted - self.idle_count} clients until {until}")
+        waiting = f"waiting for {wanted - self.idle_count} clients"
+        self._on_event(Event(f"{waiting} until {until}", Kind.WAITING, waiting))
         deadline = time.monotonic() + timeout_s
         while self.idle_count < wanted:
             self._watch()
@@ -206,8 +207,7 @@ class Federation:
                 raise WireError(f"it cannot say who it is: {about.text}")
             self._admit(node, about)
         except (RefusedError, WireError) as error:
-            self.refused += 1
-            self._on_event(f"refused node {node}: {error}")
+            self._on_event(Event(f"refused node {node}: {error}", Kind.REFUSED, str(error)))
             self._notify([node], Notice("refused", str(error)))
 
     def _admit(self, node: int, about: Introduction) -> None:
@@ -225,7 +225,8 @@ class Federation:
             what += f"; {known.about.train_examples} before"
         live = self.roster.live_count
         here = "1 client is here" if live == 1 else f"{live} clients are here"
-        self._on_event(f"{client.client_id} {'is back' if known else 'joined'} ({what}); {here}")
+        came = "is back" if known else "joined"
+        self._on_event(Event(f"{client.client_id} {came} ({what}); {here}", Kind.JOINED))
 
     def say_goodbye(self, reason: str, complete: str | None = None) -> None:
         """Tell all clients that the run is over (and which is complete), and wait briefly until they have heard it."""

@@ -120,8 +120,8 @@ class Post:
             reply_to = reply.metadata.reply_to_message_id
             late = reply_to in self._overdue
             book = self._overdue if late else self._open
-            letter = book.pop(reply_to, None)
-            if letter is not None:  # a grid may answer twice
+            if reply_to in book:  # a grid may answer twice
+                letter = book.pop(reply_to)
                 arrived.append(Arrival(letter, _content(reply, letter), late))
         return arrived
 
@@ -139,7 +139,8 @@ class Post:
         now, stalled = time.monotonic(), self._stalled()
         for letter in letters:
             overdue = now - letter.sent >= timeout_s or letter.id in stalled
-            if overdue and self._open.pop(letter.id, None):
+            if overdue and letter.id in self._open:
+                del self._open[letter.id]
                 self._overdue[letter.id] = letter
 
     def keep(self, wanted: Callable[[Letter], bool]) -> None:

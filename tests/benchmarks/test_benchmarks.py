@@ -1,26 +1,20 @@
 """The benchmarks run, and compare two sides that do the same. Nothing here depends on how long anything takes."""
 
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import (
-    compression,
     end_to_end,
     federation,
-    fuzz_guided,
     local_sgd,
     memory,
-    odpfl,
     round_overhead,
     run_all,
     scale,
-    secure_aggregation,
     server_step,
     supernodes,
     vectorised,
@@ -28,7 +22,6 @@ from benchmarks import (
 )
 from benchmarks.measure import Comparison, alternate
 from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
-from hyperbloom.client.worker import worker_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MLP, build
@@ -38,13 +31,7 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 TINY = LocalConfig(steps=2, batch_size=4)
 
 
-@pytest.fixture(autouse=True)
-def clean_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    worker_for.cache_clear()
+pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 def test_turns_alternate_and_medians_make_the_ratio() -> None:
@@ -135,24 +122,6 @@ def test_scale_with_a_handful_of_clients() -> None:
     assert [row.name for row in linear] == ["a client's share of a round, cohort of 2"]
 
 
-def test_secure_aggregation_plays_all_three_ways() -> None:
-    rows = [row.strip("| ").split(" | ") for row in secure_aggregation.run(4, 1, model="mlp")]
-    assert [row[:2] for row in rows] == [["4", "plain"], ["4", "secure"], ["4", "vanish"]]
-    (plain_down, plain_up), (down, up), _ = ([int(number.replace(",", "")) for number in row[4:]] for row in rows)
-    assert plain_down < down < plain_down + 2000 and plain_up < up < plain_up + 2000, "masks cost no bytes, shares do"
-
-
-def test_compression_weighs_replies_and_scores_runs() -> None:
-    brief = {"rounds": 2, "eval_every": 1, "local.steps": 2, "data.max_train": 20}
-    plain, small = (compression.play({"compression": name, **brief}) for name in ("none", "top-k:0.01+int8"))
-    forgetful = compression.play({"compression": "top-k:0.01+int8", **brief}, forgetful=True)
-    assert 4 * 7510 < plain.reply < 1.04 * 4 * 7510
-    assert small.reply == forgetful.reply < plain.reply - 29_000
-    assert 0 < plain.last < 100 and 0 < plain.selected < 100
-    line = compression.row("int8", [compression.Outcome(50, 1.0, 2.0), compression.Outcome(50, 3.0, 4.0)], 200)
-    assert line == "| int8 | 50 | 4.0 | 2.0 (1.0 to 3.0) | 3.0 (2.0 to 4.0) |"
-
-
 def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None:
     data = federation.write_images(tmp_path / "images.npz", train=80, held_out=40)
     config = federation.run_config(data, 4, 4, TINY)
@@ -167,48 +136,3 @@ def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None
         assert 1 < held.mib < 1000 and 3 <= held.files < 20 and held.threads == 1
     finally:
         child.communicate(b"\n")
-
-
-def test_what_grows_in_a_soak_is_named() -> None:
-    def samples(late: memory.Footprint) -> list[memory.Sample]:
-        early = memory.Footprint(100, 10, 5)
-        return [(done, dict.fromkeys("abcdef", early if done < 300 else late)) for done in range(400)]
-
-    def problems(late: memory.Footprint) -> list[str]:
-        found = samples(late)
-        return memory._growth(memory.median(found, 200, 210), memory.median(found, 390, 400))
-
-    assert problems(memory.Footprint(120, 14, 9)) == []
-    assert problems(memory.Footprint(127, 10, 5))[0] == "a: 127 MiB after 100"
-    assert problems(memory.Footprint(100, 16, 5))[0] == "a: 16 files after 10"
-    assert len(problems(memory.Footprint(50, 10, 11))) == 6
-
-
-def test_the_comparison_for_novel_clients_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "results.jsonl"
-    words = f"--data digits --clients 10 --rounds 2 --every 1 --splits pathological --results {results}"
-    words += f" --work {tmp_path / 'work'} --set local.steps=2 --set novel=20 --methods "
-
-    def run(*more: str) -> list[dict[str, object]]:
-        monkeypatch.setattr(sys, "argv", ["odpfl", *words.split(), *more])
-        odpfl.main()
-        return [json.loads(line) for line in results.read_text().splitlines()]
-
-    run("pfl-nearest")
-    found = run("odpfl,pfl-nearest")
-    assert [line["method"] for line in found] == ["pfedhn", "pfl-nearest", "odpfl"]  # each once
-    assert all(0 <= line["novel_test_mean"] <= 100 for line in found)
-    pfedhn, nearest, _ = found
-    assert nearest["test_mean"] == pytest.approx(pfedhn["test_mean"], abs=0.01)  # of the same trained run
-    capfd.readouterr()
-    run("odpfl", "--table")
-    shown = capfd.readouterr().out.splitlines()
-    assert shown[2].startswith("| `odpfl` | ") and shown[2].endswith(" (59.5) |  |  |  |")
-
-
-def test_without_atheris_the_guided_fuzzer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "atheris", None)
-    with pytest.raises(SystemExit, match="pip install atheris"):
-        fuzz_guided.guided("graph", [])

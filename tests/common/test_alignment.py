@@ -24,7 +24,7 @@ from hyperbloom.common.cka import Kernel, centred, cka, gram
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import DataError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Weights
+from hyperbloom.common.wire.weights import Weights
 
 N = 30
 

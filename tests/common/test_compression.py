@@ -163,27 +163,21 @@ def test_every_length_is_what_the_layout_says_and_twice_is_as_good_as_once(
     torch.testing.assert_close(there_and_back(name, once, layout), once, rtol=1e-6, atol=0)
 
 
-def elias_fano(indices: list[int], numel: int) -> bytes:
-    """Return the code by its definition, with words of ones and noughts."""
-    width = math.floor(math.log2(numel / len(indices)))
-    lows = "".join(f"{index % 2**width:0{width}b}"[::-1] if width else "" for index in indices)
-    highs, at = "", 0
-    for index in indices:
-        highs += "0" * (index // 2**width - at) + "1"
-        at = index // 2**width
-    highs += "0" * ((numel - 1) // 2**width - at)
-    padded = (word + "0" * (-len(word) % 8) for word in (lows, highs))
-    return b"".join(bytes(int(word[i : i + 8], 2) for i in range(0, len(word), 8)) for word in padded)
-
-
-@pytest.mark.parametrize(("numel", "share"), [(1, 0.5), (8, 0.5), (100, 0.01), (1000, 0.013), (5000, 0.1), (999, 0.9)])
-def test_indices_are_in_elias_fano_code(numel: int, share: float) -> None:
+@pytest.mark.parametrize(
+    ("numel", "share", "kind"),
+    [(37, 0.05, "H"), (2**16, 0.06, "H"), (2**16 + 1, 0.03, "I"), (1, 0.5, ""), (37, 0.1, ""), (2**16 + 1, 0.04, "")],
+)
+def test_places_are_bits_or_indices_whichever_is_shorter(numel: int, share: float, kind: str) -> None:
     layout, name = Layout((("a", (numel,)),)), f"top-k:{share}"
     flat = change(layout)
-    indices = [index for index, value in enumerate(there_and_back(name, flat, layout).tolist()) if value]
-    code = elias_fano(indices, numel)
-    assert codec(name).encode(flat, layout) == code + struct.pack(f"<{len(indices)}f", *flat[indices].tolist())
-    assert 8 * len(code) <= len(indices) * (2 + math.log2(numel / len(indices))) + 14  # two times padding
+    chosen = there_and_back(name, flat, layout) != 0
+    indices = [index for index, one in enumerate(chosen.tolist()) if one]
+    bits = "".join(str(int(one)) for one in chosen.tolist()) + "0" * (-numel % 8)
+    as_bits = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
+    as_indices = struct.pack(f"<{len(indices)}{kind}", *indices) if kind else b""
+    assert bool(kind) == (len(indices) * (2 if numel <= 2**16 else 4) <= len(as_bits))
+    values = struct.pack(f"<{len(indices)}f", *flat[indices])
+    assert codec(name).encode(flat, layout) == (as_indices or as_bits) + values
 
 
 # ---------------------------------------------------------------------- what others send
@@ -208,23 +202,21 @@ def test_a_scale_that_is_none_is_refused_with_its_tensor(scale: float) -> None:
     assert str(caught.value) == f"tensor fc.bias: expected a finite scale from 0, found {scale}"
 
 
-def test_indices_that_are_too_few_too_many_repeated_or_outside_are_refused() -> None:
-    layout, name = Layout((("a", (37,)),)), "top-k:0.08"  # 3 indices: 3 low bits each, and 3 + 4 high ones
+@pytest.mark.parametrize("indices", [(0, 0, 0), (2, 1, 3), (0, 8, 60)])
+def test_indices_that_are_repeated_out_of_order_or_outside_are_refused(indices: tuple[int, ...]) -> None:
+    layout, name = Layout((("a", (60,)),)), "top-k:0.05"
+    assert codec(name).encode(torch.arange(60.0), layout)[:6] == struct.pack("<3H", 57, 58, 59)
+    with pytest.raises(WireError) as caught:
+        codec(name).decode(struct.pack("<3H", *indices) + bytes(12), layout)
+    assert str(caught.value) == f"{name}: expected indices in ascending order below 60, found others"
 
-    def refusal(lows: str, highs: str) -> str:
-        encoded = bytes(int(bits, 2) for bits in (lows[:8], lows[8:].ljust(8, "0"), highs.ljust(8, "0")))
-        with pytest.raises(WireError) as caught:
-            codec(name).decode(encoded + bytes(12), layout)
-        return str(caught.value)
 
-    valid = codec(name).encode(torch.arange(37.0), layout)
-    assert valid[:3] == elias_fano([34, 35, 36], 37)
-    assert refusal("0" * 9, "1100000") == f"{name}: expected 3 indices, found 2"
-    assert refusal("0" * 9, "1111000") == f"{name}: expected 3 indices, found 4"
-    others = f"{name}: expected indices in ascending order below 37, found others"
-    assert refusal("000" * 3, "1110000") == others  # 0, 0, 0
-    assert refusal("010" + "100" + "110", "1110000") == others  # 2, 1, 3
-    assert refusal("000" + "000" + "101", "1010001") == others  # 0, 8, 37
+@pytest.mark.parametrize(("bits", "found"), [(b"\0\0\0\0\7", 0), (b"\x80\0\0\0\x80", 2), (b"\xff\0\0\0\0", 8)])
+def test_bits_that_are_too_few_or_too_many_are_refused(bits: bytes, found: int) -> None:
+    layout, name = Layout((("a", (37,)),)), "top-k:0.1"
+    with pytest.raises(WireError) as caught:
+        codec(name).decode(bits + bytes(16), layout)
+    assert str(caught.value) == f"{name}: expected 4 indices, found {found}"
 
 
 @settings(max_examples=300, deadline=None)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hyperbloom.client.training import FlatPart
+from hyperbloom.client.work.sgd import FlatPart
 from hyperbloom.common import export
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, ModelError

@@ -3,8 +3,8 @@
 import pytest
 
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.messages import PRIVATE
 from hyperbloom.common.methods import METHODS, Aligned, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.wire.orders import PRIVATE
 
 EXAMPLES: list[Method] = [
     FedProx(mu=0.1),
@@ -24,7 +24,7 @@ def test_a_method_survives_the_wire(method: Method) -> None:
 
 
 def test_every_kind_has_an_example_and_a_function() -> None:
-    from hyperbloom.client.methods import LOCAL_METHODS
+    from hyperbloom.client.work.methods import LOCAL_METHODS
 
     assert {method.kind for method in EXAMPLES} == METHODS.keys() == LOCAL_METHODS.keys()
     assert all(set(kind.private) <= set(PRIVATE) for kind in METHODS.values())

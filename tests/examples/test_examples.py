@@ -109,7 +109,7 @@ def test_a_run_with_it_learns_and_keeps_its_velocity(tmp_path: Path, capsys: pyt
 
 def test_it_is_compared_and_is_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = "--set clients=2 --set cohort=2 --set rounds=1 --set eval_every=1 --set local.steps=1"
-    flags = f"--strategies momentum:FedAvgM,fedavg --seeds 1 {few} --set momentum:FedAvgM.beta=0 --no-picture"
+    flags = f"--strategies momentum:FedAvgM,fedavg --seeds 1 {few} --set momentum:FedAvgM.beta=0"
     assert main(["compare", *flags.split(), "--out", str(tmp_path / "out")]) == 0
     rows = (tmp_path / "out/comparison.csv").read_text().splitlines()
     own, fedavg = (next(row.split(",") for row in rows if row.startswith(name)) for name in ("momentum", "fedavg"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.faults import Proxy
 from hyperbloom.server.cli import main
+from siege.faults import Proxy
 from tests.processes.conftest import Process, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

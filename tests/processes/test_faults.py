@@ -1,11 +1,11 @@
-"""A short siege; `python -m benchmarks.faults --minutes N` is the long one."""
+"""A short siege; `python -m siege.faults --minutes N` is the long one."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import besiege
+from siege.faults import besiege
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

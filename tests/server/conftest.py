@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.messages import Greeting, Introduction, Notice
 from hyperbloom.server import asynchronous, federation, rounds
 
@@ -53,7 +53,7 @@ def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "300")
     with restored_loggers():
         yield
-    worker_for.cache_clear()
+    client_for.cache_clear()
 
 
 @contextmanager

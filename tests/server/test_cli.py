@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from hyperbloom import __version__
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
 from hyperbloom.common.keys import make_key, public_pem, read_private_key
@@ -70,7 +70,7 @@ def execute(folder: Path, *flags: str) -> Done:
     shown = io.StringIO()
     with redirect_stdout(shown), restored_loggers():
         code = main([*flags, "--run-dir", str(folder)])
-    worker_for.cache_clear()
+    client_for.cache_clear()
     return Done(folder, code, shown.getvalue())
 
 

@@ -18,16 +18,19 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.models import ModelSpec, full_layout
-from hyperbloom.server import comparison, comparison_table
+from hyperbloom.server import comparison
 from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
 from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
 from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.listener import RoundReport
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Round
 from hyperbloom.strategies.roster import Roster
+
+from .pages import Page, check_self_contained
 
 CONFIG = """
 strategy: pfedhn
@@ -80,11 +83,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_there_is_a_run_folder_per_strategy_and_seed_and_a_table_and_a_picture(out: Path) -> None:
+def test_there_is_a_run_folder_per_strategy_and_seed_and_a_table_and_a_page(out: Path) -> None:
     folders = {f"{name}-seed{seed}" for name in STRATEGIES for seed in (0, 1)}
-    files = {"comparison.yaml", "comparison.md", "comparison.csv", "comparison.png", "curves.csv", ".lock"}
+    files = {"comparison.yaml", "comparison.md", "comparison.csv", "comparison.html", "curves.csv", ".lock"}
     assert {path.name for path in out.iterdir()} == folders | files
-    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     for name in STRATEGIES:
         for seed in (0, 1):
             config = load_run_config(out / f"{name}-seed{seed}" / "config.yaml", {})
@@ -154,6 +156,25 @@ def test_the_curves_are_all_evaluations(out: Path) -> None:
             expected = [[name, str(seed), str(line["round"]), str(line["test_mean"])] for line in told]
             assert [row for row in rows if row[:2] == [name, str(seed)]] == expected
             assert [line["round"] for line in told] == [2, 4]
+
+
+def test_the_page_needs_nothing_else_and_says_what_the_table_says(out: Path) -> None:
+    check_self_contained(out / "comparison.html")
+    page = Page(out / "comparison.html")
+    rows = list(csv.DictReader(io.StringIO((out / "comparison.csv").read_text())))
+    (table,) = page.tables.values()
+    assert [cells[:2] for cells in table[1:]] == [["pfedhn", "2"], ["local", "2"]]
+    for row, cells in zip(rows, table[1:], strict=True):
+        accuracy = f"{float(row['mean']):.2f} ± {float(row['deviation']):.2f}"
+        assert [cell.strip() for cell in cells[2:5]] == [
+            accuracy,
+            f"{float(row['client_worst']):.2f}",
+            f"{float(row['client_std']):.2f}",
+        ]
+    assert len(page.styled("band")) == len(rows), "the range over seeds"
+    curves = list(csv.DictReader(io.StringIO((out / "curves.csv").read_text())))
+    first = np.mean([float(row["test_mean"]) for row in curves if (row["strategy"], row["round"]) == ("pfedhn", "2")])
+    assert f"pfedhn goes from {first:.3g} to " in page.text
 
 
 # ---------------------------------------------------------------------- going on
@@ -396,18 +417,6 @@ def test_wrong_settings_are_one_line_and_nothing_is_begun(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_matplotlib_it_is_said_at_the_start(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(comparison_table, "find_spec", lambda name: None)
-    assert compare(file, tmp_path / "out") == 2
-    assert "install the extra `plots`: pip install 'hyperbloom[plots]'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert compare(file, tmp_path / "out", "--no-picture", strategies="local", seeds=1) == 0
-    assert not (tmp_path / "out/comparison.png").exists()
-    assert (tmp_path / "out/comparison.csv").exists()
-
-
 # ---------------------------------------------------------------------- table and view
 
 
@@ -423,12 +432,16 @@ def test_a_table_reads_well_as_it_is() -> None:
 def test_clients_that_were_not_evaluated_are_told(copy: Path) -> None:
     cell = Cell("local", load_run_config(copy / "local-seed0/config.yaml", {}), copy / "local-seed0")
     more = replace(cell, config=cell.config.model_copy(update={"clients": 4}))
-    assert "evaluated" not in write_table(copy, [cell], False)
-    assert "local-seed0: 3 of 4 clients were evaluated\n" in write_table(copy, [more], False)
+    assert "evaluated" not in write_table(copy, [cell])
+    assert "local-seed0: 3 of 4 clients were evaluated\n" in write_table(copy, [more])
 
 
 def test_a_damaged_cell_is_named(copy: Path) -> None:
     cell = Cell("local", load_run_config(copy / "local-seed0/config.yaml", {}), copy / "local-seed0")
+    lines = (cell.folder / "metrics.jsonl").read_text().splitlines()
+    (cell.folder / "metrics.jsonl").write_text("\n".join([lines[0], "{", *lines[2:], ""]))
+    with pytest.raises(ConfigError, match=r"local-seed0: damaged .*3 of 4 rounds.*; remove it"):
+        read_results([cell])
     (cell.folder / "summary.json").write_text("{")
     with pytest.raises(ConfigError, match=r"local-seed0: damaged .*; remove it"):
         read_results([cell])
@@ -507,23 +520,27 @@ def told(tmp_path: Path) -> Events:
     return show
 
 
-WAITING = "waiting for 3 clients until 12:00:00"
-JOINED = "c1 joined (60 training examples, size M); 1 client is here"
+WAITING = Event("waiting for 3 clients until 12:00:00", Kind.WAITING, "waiting for 3 clients")
+JOINED = Event("c1 joined (60 training examples, size M); 1 client is here", Kind.JOINED)
+
+
+def refused(node: int, reason: str) -> Event:
+    return Event(f"refused node {node}: {reason}", Kind.REFUSED, reason)
 
 
 def test_nothing_is_told_of_clients_that_come(told: Events) -> None:
-    assert told([WAITING, JOINED, JOINED.replace("joined", "is back")]) == []
+    assert told([WAITING, JOINED, JOINED]) == []
 
 
 def test_clients_that_are_refused_for_one_reason_are_a_line(told: Events) -> None:
-    assert told([WAITING, *(f"refused node {n}: too small" for n in range(100))]) == [
+    assert told([WAITING, *(refused(n, "too small") for n in range(100))]) == [
         "refused node 0: too small",
         WAITING,
     ]
 
 
 def test_of_many_reasons_some_are_told(told: Events) -> None:
-    assert told([f"refused node {n}: reason {n}" for n in range(100)]) == [
+    assert told([refused(n, f"reason {n}") for n in range(100)]) == [
         *(f"refused node {n}: reason {n}" for n in range(5)),
         "more of that is in its run folder",
     ]
@@ -531,10 +548,10 @@ def test_of_many_reasons_some_are_told(told: Events) -> None:
 
 def test_what_happens_between_rounds_is_told_once(told: Events) -> None:
     lost = {"c1": "out of memory", "c2": "out of memory"}
-    waits = [f"waiting for 1 clients until 12:00:0{n}" for n in range(4)]
+    waits = [Event(f"waiting until 12:00:0{n}", Kind.WAITING, "waiting") for n in range(4)]
     assert told([WAITING, JOINED], ["c2 left", *waits], [{}, lost, lost, {"c\x1b": "no"}]) == [
         "c2 left",
-        "waiting for 1 clients until 12:00:00",
+        "waiting until 12:00:00",
         "round 2: c1 left out: out of memory",
         "round 4: c? left out: no",
     ]
@@ -555,7 +572,7 @@ def test_a_strategy_that_no_client_fits_says_why_at_once(tmp_path: Path, capsys:
     np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 9, 9), np.float32))
     file = tmp_path / "run.yaml"
     file.write_text(CONFIG)
-    flags = ["--set", f"fedhenn.rad={tmp_path}/public.npz", "--set", "join_timeout_s=1", "--no-picture"]
+    flags = ["--set", f"fedhenn.rad={tmp_path}/public.npz", "--set", "join_timeout_s=1"]
     assert compare(file, tmp_path / "out", *flags, strategies="fedhenn", seeds=1) == 4
     first, second, third, *_ = capsys.readouterr().out.splitlines()[1:]
     assert first.startswith("fedhenn-seed0: refused node 2: expected inputs of shape (1, 9, 9)")

@@ -12,6 +12,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
 from hyperbloom.common.messages import Greeting, Notice, ReferenceOrder, RepresentOrder, weigh
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation, Traffic
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import PersonalisedStrategy
@@ -90,6 +91,8 @@ def test_newcomers_are_greeted_once_and_admitted(party: Party, grid: ScriptedGri
         "a joined (1 training examples, size M); 2 clients are here",
     ]
     assert re.fullmatch(r"waiting for 2 clients until \d\d:\d\d:\d\d", party.events[0])
+    about = [(event.kind, event.reason) for event in party.events[:2] if isinstance(event, Event)]
+    assert about == [(Kind.WAITING, "waiting for 2 clients"), (Kind.JOINED, party.events[1])]
 
 
 def test_a_client_is_who_its_key_says(party: Party, grid: ScriptedGrid) -> None:
@@ -101,7 +104,8 @@ def test_a_client_is_who_its_key_says(party: Party, grid: ScriptedGrid) -> None:
         party.gather(2, timeout_s=3)
     assert party.where() == {"a": 7}
     reason = "its key is that of c, but it says that it is b"
-    assert f"refused node 8: {reason}" in party.events
+    (refused,) = [event for event in party.events if isinstance(event, Event) and event.kind is Kind.REFUSED]
+    assert (refused, refused.reason) == (f"refused node 8: {reason}", reason)
     assert [(node, notice.reason) for node, notice in grid.notices()] == [(8, reason)]
 
 

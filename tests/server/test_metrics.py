@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, RoundReport
 from hyperbloom.server.metrics import REASONS, RunMetrics, reason_of, served
 from hyperbloom.strategies import make_strategy
@@ -47,8 +48,8 @@ def busy_run() -> RunMetrics:
     metrics.gathering(roster)
     strategy = make_strategy(some_config(baselines=()), "run", roster)
     metrics.phase(strategy, "pfedhn")
-    metrics.event("refused node 7: a client named 'a' with another identity is connected")
-    metrics.event("d left")
+    metrics.event(Event("refused node 7: a client named 'a' is connected", Kind.REFUSED))
+    metrics.event("refused nobody")
     refused = {"c": "tensor fc1: 3 values are not finite", "d": "no reply", "b": "MemoryError: 3 GB"}
     result = TrainResult(1.0, 0.1, None)
     metrics.round_done(RoundReport(1, 6, Round({"a": result}, None, refused, lied=["c"]), 0.3, 0.3, 2, 800, 300))

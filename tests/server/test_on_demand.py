@@ -13,10 +13,14 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Delivery, Description, Notice, Offer, Weights
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import Failed, Notice
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server import on_demand
 from hyperbloom.server.cli import main
-from hyperbloom.server.on_demand import Counter, Generator, check_on_demand
+from hyperbloom.server.on_demand import ModelMaker, OnDemandService, check_on_demand
 from hyperbloom.server.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
@@ -55,8 +59,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def counter(trained: Trained, clock: Clock) -> Counter:
-    return Counter(ScriptedGrid(clock), Generator(trained))
+def counter(trained: Trained, clock: Clock) -> OnDemandService:
+    return OnDemandService(ScriptedGrid(clock), ModelMaker(trained))
 
 
 class Visitor:
@@ -70,18 +74,18 @@ class Visitor:
 
     def __call__(self, message: Message) -> RecordDict | Error | None:
         kind = message.metadata.message_type
-        if kind == Offer.type:
+        if kind == Offer.message_type:
             weights = Weights(descriptor_layout(3), self.descriptor)
-            return Description(self.size, Offer.unpack(message.content).encoder_version, weights).pack()
-        if kind == Delivery.type:
-            delivery = Delivery.unpack(message.content)
+            return pack(Description(self.size, unpack(Offer, message.content).encoder_version, weights))
+        if kind == Delivery.message_type:
+            delivery = unpack(Delivery, message.content)
             self.got, self.unlike = delivery.weights.values, delivery.unlike
-            return Notice("received", "").pack()
-        self.last = Notice.unpack(message.content)
+            return pack(Notice("received", ""))
+        self.last = unpack(Notice, message.content)
         return message.content
 
 
-def polls(counter: Counter, clock: Clock, times: int = 6) -> None:
+def polls(counter: OnDemandService, clock: Clock, times: int = 6) -> None:
     for _ in range(times):
         clock.sleep(0.2)
         counter.poll()
@@ -99,7 +103,7 @@ def hypernetwork(run: Path, descriptor: torch.Tensor, size: str) -> torch.Tensor
 
 
 def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
-    offer = Generator(trained).offer
+    offer = ModelMaker(trained).offer
     tensors = load_file(run / "hypernetwork.safetensors")
     views = offer.weights.layout.views(offer.weights.values)
     assert {f"encoder.{name}" for name in views} == {name for name in tensors if name.startswith("encoder.")}
@@ -110,14 +114,14 @@ def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
 
 
 def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
-    run: Path, counter: Counter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    run: Path, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     visitors = {node: Visitor(torch.randn(3), "SM"[node % 2]) for node in range(2, 9)}
     counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
     passes = []
-    write = counter.generator.write
-    monkeypatch.setattr(counter.generator, "write", lambda rows, size: passes.append(size) or write(rows, size))
+    write = counter.maker.write
+    monkeypatch.setattr(counter.maker, "write", lambda rows, size: passes.append(size) or write(rows, size))
     polls(counter, clock)
     assert passes == ["M", "S"]
     assert counter.served == 7
@@ -128,7 +132,7 @@ def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
     assert counter.served == 7 and len(counter.grid.sent) == 21  # type: ignore[attr-defined]
 
 
-def test_a_newcomer_is_told_that_nobody_like_it_has_trained(run: Path, counter: Counter, clock: Clock) -> None:
+def test_a_newcomer_is_told_that_nobody_like_it_has_trained(run: Path, counter: OnDemandService, clock: Clock) -> None:
     known = load_file(run / "hypernetwork.safetensors")["embeddings"]
     count, dim = known.shape
     variance = np.square(known.numpy() - known.numpy().mean(0)).mean()
@@ -144,8 +148,8 @@ def test_a_newcomer_is_told_that_nobody_like_it_has_trained(run: Path, counter: 
     cloud = known.mean(0) + 20 * (torch.randn(40, 4, generator=generator) @ (known - known.mean(0)))
     far = [nearest(one, known) > usual for one in cloud]
     assert 5 < sum(far) < 35
-    assert counter.generator.unlike(list(cloud)) == far
-    assert counter.generator.unlike(list(known)) == [False] * 4
+    assert counter.maker.unlike(list(cloud)) == far
+    assert counter.maker.unlike(list(known)) == [False] * 4
     visitors = {2: Visitor(known[1]), 3: Visitor(known[1] + 100), 4: Visitor(known[2])}
     counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
     polls(counter, clock)
@@ -186,18 +190,18 @@ def test_clients_that_never_train_are_no_measure(tmp_path: Path) -> None:
     assert len(table) == 4
     assert isinstance(trained.strategy, ODPFL)
     torch.testing.assert_close(trained.strategy.descriptors_of_trained(), table[:2])
-    assert Generator(trained).offer.clients == 2
+    assert ModelMaker(trained).offer.clients == 2
 
 
 def test_little_memory_takes_more_passes_with_the_same_result(
-    run: Path, counter: Counter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    run: Path, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_demand, "BYTES_AT_ONCE", 1)
     visitors = {node: Visitor(torch.full((3,), float(node))) for node in range(2, 5)}
     counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
     passes: list[int] = []
-    write = counter.generator.write
-    monkeypatch.setattr(counter.generator, "write", lambda rows, size: passes.append(len(rows)) or write(rows, size))
+    write = counter.maker.write
+    monkeypatch.setattr(counter.maker, "write", lambda rows, size: passes.append(len(rows)) or write(rows, size))
     polls(counter, clock)
     assert passes == [1, 1, 1]
     for visitor in visitors.values():
@@ -205,17 +209,17 @@ def test_little_memory_takes_more_passes_with_the_same_result(
 
 
 def with_weights(said: Description, layout: Layout, values: torch.Tensor) -> RecordDict:
-    return replace(said, weights=Weights(layout, values)).pack()
+    return pack(replace(said, weights=Weights(layout, values)))
 
 
 def answers(change: Callable[[Description], RecordDict | Error]) -> Callable[[Message], RecordDict | Error | None]:
     inner = Visitor(torch.zeros(3))
 
     def answer(message: Message) -> RecordDict | Error | None:
-        if message.metadata.message_type == Offer.type:
+        if message.metadata.message_type == Offer.message_type:
             found = inner(message)
             assert isinstance(found, RecordDict)
-            return change(Description.unpack(found))
+            return change(unpack(Description, found))
         return inner(message)
 
     return answer
@@ -224,20 +228,20 @@ def answers(change: Callable[[Description], RecordDict | Error]) -> Callable[[Me
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda said: replace(said, size="L").pack(), "expected --size to be one of S, M, found 'L'"),
-        (lambda said: replace(said, encoder_version="old").pack(), "expected a descriptor of encoder"),
-        (lambda said: replace(said, weights=Weights(Layout((("descriptor", (4,)),)), torch.zeros(4))).pack(), "shape"),
+        (lambda said: pack(replace(said, size="L")), "expected --size to be one of S, M, found 'L'"),
+        (lambda said: pack(replace(said, encoder_version="old")), "expected a descriptor of encoder"),
+        (lambda said: pack(replace(said, weights=Weights(Layout((("descriptor", (4,)),)), torch.zeros(4)))), "shape"),
         (
-            lambda said: replace(said, weights=Weights(descriptor_layout(3), torch.full((3,), torch.nan))).pack(),
+            lambda said: pack(replace(said, weights=Weights(descriptor_layout(3), torch.full((3,), torch.nan)))),
             "finite",
         ),
-        (lambda said: replace(said, weights=Weights(descriptor_layout(3), torch.full((3,), 1e30))).pack(), "norm"),
-        (lambda said: Notice("declined", "").pack(), "it declined the offer"),
+        (lambda said: pack(replace(said, weights=Weights(descriptor_layout(3), torch.full((3,), 1e30)))), "norm"),
+        (lambda said: pack(Failed(Reason.FAILED, "it declined the offer")), "it declined the offer"),
         (lambda said: app_error("no such thing"), "is it `flower-client join`?"),
     ],
 )
 def test_what_no_model_can_be_made_from_is_refused_and_the_others_are_served(
-    counter: Counter, clock: Clock, change: Callable[[Description], RecordDict | Error], reason: str
+    counter: OnDemandService, clock: Clock, change: Callable[[Description], RecordDict | Error], reason: str
 ) -> None:
     events: list[str] = []
     counter.on_event = events.append
@@ -252,7 +256,7 @@ def test_what_no_model_can_be_made_from_is_refused_and_the_others_are_served(
     assert len(events) == 1 and "refused node 2" in events[0]
 
 
-def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: Counter, clock: Clock) -> None:
+def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: OnDemandService, clock: Clock) -> None:
     grid = counter.grid
     assert isinstance(grid, ScriptedGrid)
     grid.nodes.update({2: lambda message: None, 3: lambda message: None})
@@ -269,7 +273,7 @@ def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: Count
     assert visitor.got is not None
 
 
-def test_a_node_that_cannot_be_reached_is_no_matter(counter: Counter, clock: Clock) -> None:
+def test_a_node_that_cannot_be_reached_is_no_matter(counter: OnDemandService, clock: Clock) -> None:
     grid = counter.grid
     assert isinstance(grid, ScriptedGrid)
     grid.nodes.update({2: Visitor(torch.ones(3)), 3: Visitor(torch.ones(3))})

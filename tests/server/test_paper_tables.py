@@ -41,7 +41,7 @@ def test_every_number_is_a_percentage_and_its_run_is_valid(name: str) -> None:
         for figure in figures.values():
             assert 0 <= figure.mean <= 100
             assert 0 <= (figure.deviation or 0) < 10
-        if not table.columns[column].cannot and not table.missing(method, column):
+        if not table.columns[column].cannot and table.methods[method].there:
             with suppress(DataError):  # a public set that is not on this machine
                 check_run(table.config(method, column), uses_data_section=True)
 
@@ -50,6 +50,11 @@ def test_every_number_is_a_percentage_and_its_run_is_valid(name: str) -> None:
 def test_every_column_has_numbers_and_says_why_if_it_cannot_be_run(name: str) -> None:
     table = TABLES[name]
     assert table.url.startswith("https://arxiv.org/abs/2")
+    for method, row in table.methods.items():
+        assert row.there or row.why_not, method
+        for key in row.numbers:
+            assert set(row.figures(key)) <= {"", *table.columns[key].parts}, (method, key)
+            assert table.columns[key].first or not row.after_first, (method, key)
     for key, column in table.columns.items():
         rows = [method for method in table.methods if key in table.methods[method].numbers]
         assert rows, key
@@ -103,7 +108,7 @@ def test_averages_are_those_of_their_parts() -> None:
 def test_pfedhns_budget_is_5000_client_steps_and_2000_sgd_steps_alone(column: str) -> None:
     table = TABLES["pfedhn-table1"]
     for method in table.methods:
-        if method != "Local" and not table.missing(method, column):
+        if method != "Local" and table.methods[method].there:
             config = table.config(method, column)
             assert config.rounds * config.cohort == 5000
             assert config.local.steps == (60 if method == "pFedMe" else 50)
@@ -150,23 +155,6 @@ def test_overrides_win_and_everyone_follows_the_clients() -> None:
 # ---------------------------------------------------------------------- files that are wrong
 
 
-def test_what_a_version_lacks_is_said() -> None:
-    table = TABLES["pfedhn-table1"]
-    pfedhn = table.methods["pFedHN"]
-
-    def missing(**changes: object) -> str:
-        rows = {"pFedHN": pfedhn.model_copy(update=changes)}
-        return table.model_copy(update={"methods": rows}).missing("pFedHN", "cifar10-50")
-
-    assert missing() == ""
-    assert missing(strategy="no") == "there is no strategy no in this version"
-    assert missing(run={"model": "no"}) == "there is no model no in this version"
-    assert missing(run={"models": ["lenet", "no"]}) == "there is no model no in this version"
-    assert missing(columns={"cifar10-50": {"no": 1}}) == "there is no key no in this version"
-    assert missing(columns={"cifar10-10": {"no": 1}}) == ""
-    assert missing(strategy=None, why_not="nobody wrote it") == "nobody wrote it"
-
-
 SOUND = """
 paper: A, B
 url: https://arxiv.org/abs/2
@@ -181,9 +169,6 @@ methods: {M: {strategy: local, numbers: {c: 50}}}
     ("old", "new", "message"),
     [
         ("c: 50", "c: 101", "methods.M.numbers.c.*expected less than or equal to 100"),
-        ("c: 50", "d: 50", "methods.M.numbers: there is no column 'd'"),
-        ("c: 50", "c: {q: 50}", "methods.M.numbers.c: there is no part 'q'"),
-        ("strategy: local", "note: x", "methods.M: expected a strategy, or why_not"),
         ("title: t", "titel: t", "titel: unknown key|title: expected Field required"),
     ],
 )

@@ -93,7 +93,9 @@ def test_many_clients_are_one_picture_and_the_worst_are_named(tmp_path: Path) ->
     check_self_contained(path)
     page = Page(path)
     assert {"clients", "pca", "tsne"} < set(page.pictures())
-    assert len(page.styled("fill s0")) == len(names)
+    for strategy in ("s0", "s1"):
+        each = [dot for dot in page.styled(f"dot {strategy}") if dot["r"] == "2.5"]
+        assert len(each) == len(names)
     assert [row[0] for row in page.tables["Those that are served worst"][1:]] == names[:8]
 
 
@@ -160,9 +162,14 @@ def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:
     run = Recording(tmp_path, config=config)
     assert [run.strategy("pfedhn").is_novel(client) for client in run.roster] == [False, False, True]
     run.whole()
-    course = read_run_data(tmp_path).main
-    assert sorted(course.accuracy) == ["a", "b"]
-    assert [spread.extremes for spread in course.spreads] == [(20.0, 21.0), (40.0, 41.0), (60.0, 61.0)]
+    data = read_run_data(tmp_path)
+    assert sorted(data.main.accuracy) == ["a", "b"]
+    spreads = [(spread.worst, spread.best) for spread in data.by_client.spreads]
+    assert spreads == [
+        (20.0, 21.0),
+        (40.0, 41.0),
+        (60.0, 61.0),
+    ]
 
 
 def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) -> None:

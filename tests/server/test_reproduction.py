@@ -42,7 +42,7 @@ methods:
     strategy: fedavg
     numbers: {whole: [90, 1.5], parted: {even: 80, odd: 70, never: 60}, stood: 50, far: 5, seen: 4, lost: 1}
   Two: {strategy: local, everyone: true, run: {rounds: 2}, note: alone, numbers: {whole: 40}}
-  Three: {strategy: not-yet, numbers: {whole: 30, stood: 3}}
+  Three: {why_not: it is not there yet, numbers: {whole: 30, stood: 3}}
   Five:
     strategy: ghn
     after_first: true
@@ -88,7 +88,7 @@ def test_ours_stand_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureFixt
         "the digits are small",
         "One: 4 rounds, not 6",
         "Two: alone",
-        "Three: not available: there is no strategy not-yet in this version",
+        "Three: not available: it is not there yet",
         "Four: not available: nobody wrote it",
         "1 seeds, not 2",
         "accuracy is the mean over clients, at the round that validation selected",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.checkpoint import locked
@@ -74,7 +74,7 @@ def make_config(strategy: str, **changes: Any) -> RunConfig:
 
 def begin(folder: Path, config: RunConfig, crash_after: int = 0) -> None:
     """Run in a process's stead, to the end or to a crash."""
-    worker_for.cache_clear()
+    client_for.cache_clear()
     listeners = [RunFolder(folder, config, "run"), CrashAfter(crash_after)]
     session = Session(config, inline_grid(config, folder), "run", listeners)
     if crash_after:
@@ -86,7 +86,7 @@ def begin(folder: Path, config: RunConfig, crash_after: int = 0) -> None:
 
 def go_on(folder: Path, config: RunConfig, crash_after: int = 0) -> list[str]:
     """Resume in a new process's stead; returns what the operator is told."""
-    worker_for.cache_clear()
+    client_for.cache_clear()
     said: list[str] = []
     recorder, resume = RunFolder.resume(folder, config, said.append)
     listeners = [recorder, CrashAfter(crash_after)]

@@ -3,7 +3,29 @@
 import json
 from pathlib import Path
 
-from hyperbloom.server.run_lines import Tail, read_lines
+import pytest
+
+from hyperbloom.common.messages import TrainResult
+from hyperbloom.server.board import Board
+from hyperbloom.server.listener import RoundReport
+from hyperbloom.server.run_lines import Tail, client_lines, metrics_line, read_lines
+from hyperbloom.strategies.personalised import Round
+
+
+def without_loss(*names: str, **told: float) -> RoundReport:
+    """Return a round in which some clients keep their losses to themselves."""
+    results = {name: TrainResult(told.get(name), 0.1, None) for name in (*names, *told)}
+    return RoundReport(1, 6, Round(results), 0.5, 0.5)
+
+
+def test_a_loss_that_nobody_told_is_no_zero() -> None:
+    line = metrics_line(without_loss("a", "b"))
+    assert line["clients"] == 2 and "loss" not in line
+    assert ["loss" in each for each in client_lines(without_loss("a", b=0.5))] == [False, True]
+    assert metrics_line(without_loss("a", b=0.5, c=1.0))["loss"] == pytest.approx(0.75)
+    board = Board("pfedhn", 6)
+    board.add_round(line)
+    assert board._training_row().startswith("2 clients in 0.50 s")
 
 
 def test_only_what_is_new_and_whole_is_read(tmp_path: Path) -> None:

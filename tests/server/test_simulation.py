@@ -17,8 +17,8 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
-from hyperbloom.client.state import ClientState
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, DataError
 from hyperbloom.common.messages import Greeting, Introduction
@@ -55,7 +55,7 @@ def outcome(grid: InlineGrid, folder: Path) -> tuple[dict[str, torch.Tensor], An
 
 def test_numbered_nodes_are_the_clients_of_the_inline_engine(tmp_path: Path) -> None:
     inline, selected = outcome(inline_grid(CONFIG, tmp_path / "inline"), tmp_path / "inline")
-    worker_for.cache_clear()
+    client_for.cache_clear()
     app = pickle.loads(pickle.dumps(virtual_clients(CONFIG, tmp_path / "numbered")))
     state, again = outcome(numbered(app), tmp_path / "numbered")
     assert again == selected

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from hyperbloom.common.config import PrivacyConfig
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.messages import TrainResult
 from hyperbloom.server import tensorboard
 from hyperbloom.server.tensorboard import TensorBoard, check_tensorboard
 
-from .recorded import Recording
+from .recorded import Recording, some_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 
@@ -35,6 +37,21 @@ def test_curves_are_those_of_the_run(tmp_path: Path) -> None:
         assert dict(found["accuracy/test_worst"]) == pytest.approx({2: 20.0, 4: 40.0})
         assert dict(found["training/loss"]) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3, 4: 0.25})
         assert found["round/bytes down"] == [(number, 2000.0) for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("why", ["noise on the client", "no loss was told"])
+def test_without_losses_there_is_no_curve_of_zeros(tmp_path: Path, why: str) -> None:
+    pytest.importorskip("tensorboard")
+    noisy = PrivacyConfig(where="client", noise=1.0) if why.startswith("noise") else PrivacyConfig()
+    run, board = Recording(tmp_path / "run", config=some_config(privacy=noisy)), TensorBoard(tmp_path)
+    board.phase(run.strategy("pfedhn"), "pfedhn")
+    report = run.report(1)
+    if not why.startswith("noise"):
+        report.outcome.results["a"] = TrainResult(None, 0.1, None)
+    board.round_done(report)
+    board.close()
+    found = curves(tmp_path / "tensorboard" / "pfedhn")
+    assert "training/loss" not in found and found["round/left out"] == [(1, 0.0)]
 
 
 def test_a_run_that_is_resumed_goes_on_where_it_went_back_to(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from hyperbloom.client.graphs import own_graph
+from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyperbloom.client.training import FlatPart, train
+from hyperbloom.client.work.sgd import FlatPart, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import TrainOrder

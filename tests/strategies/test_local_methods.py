@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from safetensors.torch import load_file
 
-from hyperbloom.client.worker import _network, worker_for
+from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.networks import _network
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.methods import Method, PerFedAvg
@@ -85,7 +86,7 @@ def test_what_is_personal_never_leaves(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", PERSONAL)
 def test_personal_state_survives_a_restart(strategy: str, tmp_path: Path) -> None:
     def restart(number: int) -> None:
-        worker_for.cache_clear()
+        client_for.cache_clear()
         _network.cache_clear()
 
     steady = digits_federation(config(strategy, cohort=2, rounds=6), tmp_path / "steady")
@@ -184,7 +185,7 @@ def test_clients_adapt_the_global_model_before_an_evaluation(
 
 def test_a_batch_larger_than_memory_holds_is_one_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, at_once = run("per-fedavg", tmp_path / "one")
-    monkeypatch.setattr("hyperbloom.client.graphs.EVALUATION_BATCH", 50)
+    monkeypatch.setattr("hyperbloom.client.work.refinement.EVALUATION_BATCH", 50)
     _, piecewise = run("per-fedavg", tmp_path / "other")
     for one, other in zip(at_once.rounds, piecewise.rounds, strict=True):
         assert (one.evaluation is None) == (other.evaluation is None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyperbloom.client import encoding
-from hyperbloom.client.state import ClientState
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.encoders import build_encoder
 from hyperbloom.common.errors import ConfigError

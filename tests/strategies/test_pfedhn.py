@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError, RefusedError
@@ -330,7 +330,7 @@ def test_the_head_and_its_momentum_survive_a_restart_of_the_clients(tmp_path: Pa
 
         def restart(number: int, name: str = name) -> None:
             if name == "restarted":
-                worker_for.cache_clear()
+                client_for.cache_clear()
 
         history, selection = federation.run(restart)
         stored = {client.client_id: personal_file(tmp_path / name, client.client_id) for client in federation.roster}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyperbloom.client.graphs import own_graph
+from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import Graph

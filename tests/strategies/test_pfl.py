@@ -8,9 +8,9 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from hyperbloom.client.many import domain_errors, features, moments, score
-from hyperbloom.client.training import evaluate
-from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.others import domain_errors, features
+from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
@@ -49,7 +49,7 @@ def by_hand(made: Inline, folder: Path) -> tuple[list[torch.nn.Module], Any]:
         network.load_state_dict(full_layout(SPEC).views(values))
         networks.append(network.eval())
     (settings,) = [each for each in digits_settings(made.config, folder) if each.client_id == "client-3"]
-    return networks, worker_for(settings)
+    return networks, client_for(settings)
 
 
 def test_sampled_is_the_mean_of_all_models(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_nearest_serves_the_model_of_the_client_at_the_smallest_distance(tmp_pat
     # The distances by hand, from the clients' own inputs.
     network = build(SPEC)
     network.load_state_dict(full_layout(SPEC).views(made.strategy._network().values))
-    workers = {each.client_id: worker_for(each) for each in digits_settings(made.config, tmp_path)}
-    seen = {name: moments(features(network, worker.train_data.inputs)) for name, worker in workers.items()}
+    workers = {each.client_id: client_for(each) for each in digits_settings(made.config, tmp_path)}
+    seen = {name: moments_of(features(network, worker.train_data.inputs)) for name, worker in workers.items()}
     for name, distance in distances.items():
         classifier = discriminant(seen["client-3"], seen[name])[None]
         ours = domain_errors(features(network, workers["client-3"].val_data.inputs), classifier, 1)
@@ -158,7 +158,7 @@ def test_a_novel_client_is_nearest_to_the_one_with_its_classes() -> None:
     novel, near, far = client(0.0), client(0.1), client(6.0)
     found = []
     for other in (near, far):
-        classifier = discriminant(moments(novel[0]), moments(other[0]))[None]
+        classifier = discriminant(moments_of(novel[0]), moments_of(other[0]))[None]
         error = (domain_errors(novel[1], classifier, 1)[0] + domain_errors(other[1], classifier, -1)[0]) / 2
         found.append(a_distance(error))
     assert abs(found[0]) < 0.4 and found[1] > 1.99
@@ -168,7 +168,7 @@ def test_a_novel_client_is_nearest_to_the_one_with_its_classes() -> None:
 def test_the_discriminant_is_scikit_learns() -> None:
     generator = torch.Generator().manual_seed(1)
     one, other = torch.randn(500, 4, generator=generator), 2 * torch.randn(500, 4, generator=generator) + 1
-    found = discriminant(moments(one.double()), moments(other.double()))
+    found = discriminant(moments_of(one.double()), moments_of(other.double()))
     theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(torch.cat([one, other]), [1] * 500 + [0] * 500)
     ratio = torch.tensor(theirs.coef_[0]) / found[:4]
     assert torch.allclose(ratio / ratio[0], torch.ones(4).double(), rtol=1e-2)
@@ -186,7 +186,7 @@ def test_score_of_one_model_is_that_of_evaluate() -> None:
     network, data = build(SPEC), Examples(torch.randn(30, 1, 8, 8), torch.randint(10, (30,)))
     expected = evaluate(network, data)
     for together in (False, True):
-        found = score([network], data, together)
+        found = score_all([network], data, together)
         assert (found.correct, found.total) == (expected.correct, expected.total)
         assert found.loss == pytest.approx(expected.loss, rel=1e-5)
 

@@ -1,6 +1,7 @@
 """The ledger of what newcomers have spent: nothing is forgotten."""
 
 import json
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest

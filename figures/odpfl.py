@@ -5,10 +5,10 @@ inline` whose folder stays under `--work`; a line per result goes into `--result
 again. A run that was killed goes on from its last checkpoint. `pfl-*` take the run of `pfedhn` on the same split and
 seed.
 
-    python -m benchmarks.odpfl --root DIR                                        # everything, 500 rounds
-    python -m benchmarks.odpfl --root DIR --splits pathological --methods odpfl,fedavg --rounds 100
-    python -m benchmarks.odpfl --data mnist --root DIR --clients 50 --rounds 60  # something shorter
-    python -m benchmarks.odpfl --table                                           # what there is, as Markdown
+    python -m figures.odpfl --root DIR                                        # everything, 500 rounds
+    python -m figures.odpfl --root DIR --splits pathological --methods odpfl,fedavg --rounds 100
+    python -m figures.odpfl --data mnist --root DIR --clients 50 --rounds 60  # something shorter
+    python -m figures.odpfl --table                                           # what there is, as Markdown
 """
 
 import argparse
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of flower-server, for all")
-    parser.add_argument("--results", type=Path, default=Path("docs/odpfl.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=Path("figures/odpfl.jsonl"), help="file of results")
     parser.add_argument("--work", type=Path, default=Path("runs/odpfl"), help="where the run folders stay")
     parser.add_argument("--table", action="store_true", help="print the results there are with this --set; run nothing")
     args = parser.parse_args()

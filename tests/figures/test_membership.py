@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.membership import play, threshold
+from figures.membership import play, threshold
 from hyperbloom.common.config import PrivacyConfig
 
 

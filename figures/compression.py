@@ -6,7 +6,7 @@ mean over clients on their test examples, in percent: after the last round, and 
 `/forgetful` is the same codec on clients that lose what compression left out, after every round: what error feedback
 is worth. Sizes are exact; accuracy varies with the seed, so each is a mean over seeds with the least and the largest.
 
-    python -m benchmarks.compression [--quick] [--strategy fedavg --set data.split=iid]
+    python -m figures.compression [--quick] [--strategy fedavg --set data.split=iid]
 """
 
 import argparse
@@ -22,13 +22,13 @@ from flwr.app import Message
 
 from benchmarks.measure import machine
 from benchmarks.wire_bytes import weigh
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import load_run_config, parse_assignment
-from hyperbloom.common.messages import TrainOrder
+from hyperbloom.common.wire.orders import TrainOrder
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
-from hyperbloom.server.listener import Listener, RoundReport
-from hyperbloom.server.session import Session
+from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.loop.session import Session
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.yaml"
 FORGETFUL = "/forgetful"
@@ -58,7 +58,7 @@ class Scale(Listener):
     def _weighed(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(self._pull(message_ids))
         for reply in replies:
-            if not self.reply and reply.metadata.message_type == TrainOrder.type:
+            if not self.reply and reply.metadata.message_type == TrainOrder.message_type:
                 self.reply = weigh(reply, to_client=False).size
         return replies
 
@@ -78,7 +78,7 @@ def play(overrides: Mapping[str, Any], forgetful: bool = False) -> Outcome:
         grid = inline_grid(config, Path(name))
         scale = Scale(grid, Path(name), forgetful)
         (selection,) = Session(config, grid, "benchmark", [scale]).run().values()
-    worker_for.cache_clear()
+    client_for.cache_clear()
     return Outcome(scale.reply, scale.last, selection.metrics["test_mean"])
 
 

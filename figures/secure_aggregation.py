@@ -6,7 +6,7 @@ local step with one image: what is left is the round itself, and seconds are tho
 masks, one for each client that is left; there are no bytes of theirs. Bytes are those of messages (`weigh`), to and
 from one client on average.
 
-    python -m benchmarks.secure_aggregation [--quick] [--cohorts 4,16,64]
+    python -m figures.secure_aggregation [--quick] [--cohorts 4,16,64]
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.federation import PATIENCE_S, write_images
 from benchmarks.measure import machine
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.federation import Federation, Traffic
@@ -90,7 +90,7 @@ def run(cohort: int, repetitions: int, model: str = "lenet") -> list[str]:
                 took, traffic[way] = rounds.play(way)
                 if turn:
                     seconds[way].append(took)
-    worker_for.cache_clear()
+    client_for.cache_clear()
     medians = {way: statistics.median(times) for way, times in seconds.items()}
     return [
         f"| {cohort} | {way} | {medians[way]:.3f} ({min(seconds[way]):.3f} to {max(seconds[way]):.3f}) | "

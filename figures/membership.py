@@ -11,7 +11,7 @@ as members, and its test examples, which nothing was trained on, as others.
 
 A mean over clients and seeds. Eight virtual clients with few of the digits each, all asked in each round.
 
-    python -m benchmarks.membership [--seeds 3] [--rounds 40] [--examples 40]
+    python -m figures.membership [--seeds 3] [--rounds 40] [--examples 40]
 """
 
 import argparse
@@ -27,13 +27,13 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 from torch.func import functional_call
 
-from hyperbloom.client.worker import Worker, worker_for
+from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.models import build
 from hyperbloom.common.privacy import epsilon_of
 from hyperbloom.server.engine import client_settings, inline_grid
-from hyperbloom.server.listener import Listener
+from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.session import Session
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 
@@ -90,7 +90,7 @@ def threshold(members: Tensor, others: Tensor) -> tuple[float, float]:
     return float(roc_auc_score(truth, score)), float((true - false).max())
 
 
-def attack(strategy: PersonalisedStrategy, weights: Sequence[Tensor], workers: Sequence[Worker]) -> Attack:
+def attack(strategy: PersonalisedStrategy, weights: Sequence[Tensor], workers: Sequence[Client]) -> Attack:
     """Attack the model of each client."""
     found = []
     assert strategy.spec is not None
@@ -111,7 +111,7 @@ def _losses(module: torch.nn.Module, parameters: dict[str, Tensor], data: Exampl
 
 def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: int, seed: int) -> tuple[Attack, Attack]:
     """Run once; returns the attack before the first round and after the last."""
-    worker_for.cache_clear()
+    client_for.cache_clear()
     config = RunConfig(
         strategy=strategy,
         clients=CLIENTS,
@@ -129,7 +129,7 @@ def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: in
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Session(config, inline_grid(config, folder), "benchmark", [kept]).run()
-        workers = [worker_for(client_settings(config, index, folder)) for index in range(CLIENTS)]
+        workers = [client_for(client_settings(config, index, folder)) for index in range(CLIENTS)]
         after = attack(kept.strategy, kept.weights(), workers)
         return attack(kept.strategy, kept.untrained, workers), after
 

@@ -16,9 +16,9 @@ the test accuracy, in percent.
 Each cell is an ordinary run of `flower-server --engine inline` in a process of its own. Its result is a line in a file;
 cells that have one are not run again, so that the study can be stopped and gone on with.
 
-    python -m benchmarks.architectures --root DIR --rates
-    python -m benchmarks.architectures --root DIR [--only tables|ablation|unseen|choices] [--seeds 3] [--jobs 1]
-    python -m benchmarks.architectures --figure docs/ghn.png
+    python -m figures.architectures --root DIR --rates
+    python -m figures.architectures --root DIR [--only tables|ablation|unseen|choices] [--seeds 3] [--jobs 1]
+    python -m figures.architectures --figure docs/ghn.png
 """
 
 import argparse
@@ -47,7 +47,7 @@ from hyperbloom.server.session import Session
 
 HAFL = tuple(f"hafl-{number}" for number in range(4))
 PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))
-DATA = "benchmarks.architectures:small_cifar10"
+DATA = "figures.architectures:small_cifar10"
 TRAIN = 8_000  # images that the clients share
 EPOCHS, BATCH = 20, 64
 LONG = 60  # passes of the ablation: shared decoders learn slowly at first
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["tables", "ablation", "unseen", "choices"], help="a part of the study")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, one thread each")
-    parser.add_argument("--results", type=Path, default=Path("docs/ghn.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=Path("figures/ghn.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="print the tables and draw the curves; runs nothing")
     args = parser.parse_args()
     if args.root:

@@ -1,12 +1,12 @@
 """What a trained run of ODPFL-HN does for novel clients: figures 4, 5 and 7 of the paper.
 
-Nothing is trained here: runs as `benchmarks.odpfl` and `flower-server --engine inline` leave them are read, and the
+Nothing is trained here: runs as `figures.odpfl` and `flower-server --engine inline` leave them are read, and the
 data they name. Each part adds its lines to a file of results in the place of its earlier ones for the same run, and
 draws them.
 
-    python -m benchmarks.on_demand_figures privacy RUN             # noise: accuracy against examples described
-    python -m benchmarks.on_demand_figures shift RUN FEDAVG_RUN    # blurred and rotated images
-    python -m benchmarks.on_demand_figures space RUN               # where the descriptors lie
+    python -m figures.on_demand privacy RUN             # noise: accuracy against examples described
+    python -m figures.on_demand shift RUN FEDAVG_RUN    # blurred and rotated images
+    python -m figures.on_demand space RUN               # where the descriptors lie
 
 `privacy` wants a run with `encoder=private`. A novel client describes |D| images, drawn from those on which nobody
 trained and its accuracy is not measured, in the proportions of its own classes; noise is drawn anew for each model.
@@ -16,10 +16,11 @@ trained and its accuracy is not measured, in the proportions of its own classes;
 
 import argparse
 import json
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,19 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as images
 
-from hyperbloom.client.privacy import Mechanism, guarantee, privatise
-from hyperbloom.client.training import evaluate
+from hyperbloom.client.newcomer.guarantee import guarantee, privatise
+from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import ClientData, Examples, data_source
 from hyperbloom.common.encoders import Encoder, build_encoder, encode
 from hyperbloom.common.models import build, full_layout
 from hyperbloom.server.embedding_map import flatten_by_tsne
 from hyperbloom.server.engine import client_settings
-from hyperbloom.server.on_demand import Generator
+from hyperbloom.server.on_demand import ModelMaker
 from hyperbloom.server.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
 SIZES = (50, 100, 200, 400, 800, 1600, 3200)
-NOISES: tuple[tuple[float, Mechanism], ...] = (
+NOISES = (
     (0.1, "analytic"),
     (0.3, "analytic"),
     (1.0, "analytic"),
@@ -161,7 +162,10 @@ def privacy(study: Study, draws: int) -> list[dict[str, Any]]:
         open_ = scores(study, described[:, None])
         results.append(study.line("privacy", open_, examples=count, epsilon=None, mechanism=None, sigma=0.0))
         for epsilon, mechanism in NOISES:
-            promised = guarantee(encoder, count, epsilon, DELTA, mechanism)
+            promised = guarantee(encoder, count, epsilon, DELTA)
+            if mechanism == "classical":  # the paper's
+                sigma = promised.sensitivity * math.sqrt(2 * math.log(1.25 / DELTA)) / epsilon
+                promised = replace(promised, sigma=sigma)
             noisy = torch.stack(
                 [torch.stack([privatise(one, promised, chance.randbytes) for _ in range(draws)]) for one in described]
             )
@@ -202,7 +206,7 @@ def shift(study: Study, other: Study) -> list[dict[str, Any]]:
     ours, theirs = (each.trained.config.model_dump(include=keys) for each in (study, other))
     if ours != theirs:
         raise SystemExit("the two runs deal different data")
-    encoder, shared, generator = study.encoder, other.shared(), Generator(study.trained)
+    encoder, shared, generator = study.encoder, other.shared(), ModelMaker(study.trained)
     scaling, channels = study.scaling, study.clients[0].input_shape[0]
     black = [(0.0 - mean) / std for mean, std in zip(scaling.mean or [0.0], scaling.std or [1.0], strict=True)]
     black = black * channels if len(black) == 1 else black
@@ -368,7 +372,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder of odpfl")
     parser.add_argument("other", type=Path, nargs="?", help="shift: run folder of fedavg, on the same data")
     parser.add_argument("--draws", type=int, default=20, help="privacy: noises for each client and number of examples")
-    parser.add_argument("--results", type=Path, default=Path("docs/on-demand.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=Path("figures/on-demand.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="by default beside the results")
     args = parser.parse_args()
     if (args.part == "shift") != (args.other is not None):

@@ -5,11 +5,11 @@ split and rates, 50 local steps a client step. Each call adds a line to a file o
 Accuracy is pooled over test examples, in percent, as the authors' code reports it. Seconds are those of a federation
 whose clients train side by side: per round the slowest client's and the server's, no network.
 
-    python -m benchmarks.cohorts --data cifar10 --root DIR --rule proximal --cohort 10
-    python -m benchmarks.cohorts --data cifar10 --root DIR --cohort 1 --save early.safetensors
-    python -m benchmarks.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
-    python -m benchmarks.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
-    python -m benchmarks.cohorts --figure docs/cohorts.png
+    python -m figures.cohorts --data cifar10 --root DIR --rule proximal --cohort 10
+    python -m figures.cohorts --data cifar10 --root DIR --cohort 1 --save early.safetensors
+    python -m figures.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
+    python -m figures.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
+    python -m figures.cohorts --figure docs/cohorts.png
 """
 
 import argparse
@@ -29,11 +29,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hyperbloom.client.training import FlatPart, evaluate, train
+from benchmarks.measure import sgd_of
+from hyperbloom.client.work.scoring import evaluate
+from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
@@ -49,7 +50,8 @@ class Study:
         spec = ModelSpec.choose(model, "M", clients[0].input_shape, clients[0].num_classes)
         layout = full_layout(spec)
         self.module = build(spec)
-        self.shared, self.personal = FlatPart(self.module, layout), FlatPart(self.module, Layout(()))
+        self.shared = FlatPart(self.module, layout)
+        self.network = Network(self.module, self.shared, FlatPart(self.module, Layout(())))
         torch.manual_seed(derive(seed, "hypernetwork"))
         dim = int(1 + len(clients) / 4)
         self.learner = HypernetworkLearner(MLPHypernetwork({"M": layout}, dim), EmbeddingTable(dim, seed))
@@ -75,18 +77,8 @@ class Study:
     def train(self, row: int, number: int, sent: Tensor) -> Reply:
         """Let a client train from `sent` `(P,)`."""
         self.shared.load(sent)
-        order = TrainOrder(
-            run_id="",
-            round=number,
-            model="",
-            num_classes=0,
-            private="none",
-            reply="delta",
-            seed=derive(self.seed, f"client-{row}", number),
-            weights=None,
-            **LocalConfig().order(1, 1),
-        )
-        train(self.module, self.shared, self.personal, self.clients[row].train, order)
+        seed = derive(self.seed, f"client-{row}", number)
+        train(self.network, self.clients[row].train, sgd_of(LocalConfig()), seed)
         return Reply(row, "M", sent.clone(), self.shared.values - sent)
 
     def asynchronous(self, places: int, corrected: bool) -> Iterator[float]:
@@ -231,7 +223,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="keep the server's state at the end")
     parser.add_argument("--load", type=Path, help="start from a state that --save kept: the late phase")
-    parser.add_argument("--results", type=Path, default=Path("docs/cohorts.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=Path("figures/cohorts.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the results instead of adding to them")
     parser.add_argument("--retime", action="store_true", help="write the seconds of all results anew")
     args = parser.parse_args()

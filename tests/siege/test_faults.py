@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import LEASH
-from benchmarks.faults import CLIENTS, Proxy, Siege
+from siege.faults import CLIENTS, Proxy, Siege
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.architectures import passes_table, read
+from figures.architectures import passes_table, read
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def line(method: str, seed: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
@@ -24,6 +24,6 @@ def test_passes_are_counted_to_the_first_at_which_the_mean_over_seeds_is_there()
 
 
 def test_the_page_has_the_table_that_the_results_give() -> None:
-    found = passes_table(read(DOCS / "ghn.jsonl"))
+    found = passes_table(read(ROOT / "figures" / "ghn.jsonl"))
     assert len(found.splitlines()) == 2 + 2 * 4
-    assert found in (DOCS / "ghn.md").read_text()
+    assert found in (ROOT / "docs" / "ghn.md").read_text()

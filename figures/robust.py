@@ -7,7 +7,7 @@ Ten virtual clients share the digits, all take part in every round; clients 0 an
 
 What is reported is the mean test accuracy, in percent, of the eight others after the last round.
 
-    python -m benchmarks.robust [--split iid] [--seeds 2] [--rounds 60] [--attack labels]
+    python -m figures.robust [--split iid] [--seeds 2] [--rounds 60] [--attack labels]
 """
 
 import argparse
@@ -23,12 +23,14 @@ from flwr.app import Context, Message
 
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.worker import worker_for
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, RunConfig
-from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.orders import TrainOrder, TrainResult
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.listener import Listener, RoundReport
-from hyperbloom.server.session import Session
+from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.loop.session import Session
 
 HOSTILE = ("client-0", "client-1")
 STRENGTH = 5.0
@@ -57,7 +59,7 @@ class Last(Listener):
 
 def accuracy(attack: str, defence: str, config: RunConfig) -> float:
     """Run once and return the honest clients' mean test accuracy."""
-    worker_for.cache_clear()
+    client_for.cache_clear()
     options = {**config.options, **DEFENCES[defence]}
     config, last = config.model_copy(update={"options": options}), Last()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,8 +68,8 @@ def accuracy(attack: str, defence: str, config: RunConfig) -> float:
             for context in grid._contexts.values():
                 settings = ClientSettings.from_node_config(context.node_config)
                 if settings.client_id in HOSTILE:
-                    worker = worker_for(settings)
-                    worker.train_data = replace(worker.train_data, labels=9 - worker.train_data.labels)
+                    client = client_for(settings)
+                    client.train_data = replace(client.train_data, labels=9 - client.train_data.labels)
         if attack == "sign":
             grid.app = _flipping(app)
         Session(config, grid, "benchmark", [last]).run()
@@ -77,12 +79,12 @@ def accuracy(attack: str, defence: str, config: RunConfig) -> float:
 def _flipping(honest: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
     def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        if message.metadata.message_type != TrainOrder.type or context.node_config["client-id"] not in HOSTILE:
+        if message.metadata.message_type != TrainOrder.message_type or context.node_config["client-id"] not in HOSTILE:
             return reply
-        result = TrainResult.unpack(reply.content)
+        result = unpack(TrainResult, reply.content)
         assert result.weights is not None
         turned = Weights(result.weights.layout, -STRENGTH * result.weights.values)
-        return Message(replace(result, weights=turned).pack(), reply_to=message)
+        return Message(pack(replace(result, weights=turned)), reply_to=message)
 
     return answer
 

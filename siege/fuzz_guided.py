@@ -1,6 +1,6 @@
-"""The targets of `benchmarks/fuzz.py`, guided by coverage (`pip install atheris`; Linux).
+"""The targets of `siege/fuzz.py`, guided by coverage (`pip install atheris`; Linux).
 
-    python -m benchmarks.fuzz_guided graph -max_total_time=600
+    python -m siege.fuzz_guided graph -max_total_time=600
 
 What follows the target are libFuzzer's flags. The first input that breaks the target ends the process, and is kept.
 """
@@ -16,11 +16,11 @@ def guided(target: str, flags: list[str]) -> None:
     try:
         import atheris
     except ModuleNotFoundError:
-        sys.exit("benchmarks.fuzz_guided: expected atheris, which is not installed: pip install atheris")
+        sys.exit("siege.fuzz_guided: expected atheris, which is not installed: pip install atheris")
 
     with atheris.instrument_imports(include=["hyperbloom"]):  # what is imported before sees no coverage
-        from benchmarks.fuzz import TARGETS, sound
         from hyperbloom.common.errors import HyperbloomError
+        from siege.fuzz import TARGETS, sound
 
     corpus = Path(tempfile.mkdtemp(prefix=f"corpus-{target}-"))
     for index, content in enumerate(sound(target)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import on_demand_figures as figures
+from figures import on_demand as figures
 from hyperbloom.server.cli import main as flower_server
 
 CLIENTS, NOVEL = 10, 3
@@ -33,7 +33,7 @@ def study(runs: dict[str, Path]) -> figures.Study:
 def play(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: object) -> list[dict[str, object]]:
     """Run the program; return all lines of its file of results."""
     arguments = [*map(str, words), "--results", str(folder / "results.jsonl")]
-    monkeypatch.setattr(sys, "argv", ["on_demand_figures", *arguments])
+    monkeypatch.setattr(sys, "argv", ["on_demand", *arguments])
     figures.main()
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 

@@ -2,9 +2,9 @@
 
 A target gets bytes, made from sound ones by mutation, and may raise what its reader documents (a HyperbloomError) and
 nothing else. `tests/common/test_fuzz.py` runs all targets briefly, this runs them at random for as long as you like,
-and `benchmarks/fuzz_guided.py` lets atheris look for new paths.
+and `siege/fuzz_guided.py` lets atheris look for new paths.
 
-    python -m benchmarks.fuzz --minutes 10 [--target graph]
+    python -m siege.fuzz --minutes 10 [--target graph]
 
 What breaks a target is written to crash-TARGET-DIGEST in the current folder.
 """
@@ -34,14 +34,16 @@ from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.graphs import Graph, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import Introduction, Packable, TrainOrder, TrainResult, Weights
 from hyperbloom.common.methods import FedProx, Method
 from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.wire.orders import SGD, Introduction, Noise, Scope, Target, TrainOrder, TrainResult
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.checkpoint import read_resume, write_checkpoint
-from hyperbloom.server.listener import Checkpoint, Progress, Selection
+from hyperbloom.server.loop.listener import Checkpoint, Progress, Selection
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies.roster import Roster
 
 __all__ = ["TARGETS", "mutate", "sound"]
 
@@ -63,7 +65,7 @@ def _made() -> tuple[Any, Path]:
 
 def message(content: bytes) -> None:
     """The first byte chooses the message, the rest are its fields as JSON; weights' values are their characters."""
-    kind: type[Packable] = (TrainOrder, TrainResult, Introduction)[content[0] % 3] if content else TrainResult
+    kind: type[Any] = (TrainOrder, TrainResult, Introduction)[content[0] % 3] if content else TrainResult
     try:
         fields = json.loads(content[1:])
     except (ValueError, RecursionError):
@@ -76,7 +78,7 @@ def message(content: bytes) -> None:
         record = ConfigRecord(fields, keep_input=False)
     except (TypeError, ValueError, OverflowError):
         return  # Flower takes no such field
-    read = kind.unpack(RecordDict({"hyperbloom": record}))
+    read = unpack(kind, RecordDict({"hyperbloom": record}))
     if isinstance(read, TrainResult) and read.weights is not None:
         read.weights.check(LAYOUT, torch.float32)
 
@@ -161,11 +163,13 @@ def sound(target: str) -> tuple[bytes, ...]:
 
 
 def _messages() -> list[bytes]:
-    order = TrainOrder("r", 1, "mlp", 10, "none", "delta", 0, 5, 8, 0.1, 0.9, 0.0, 50.0, None, dp_clip=1.0)
-    result = TrainResult(1.0, 0.1, Weights(LAYOUT, torch.linspace(-1, 1, LAYOUT.numel)))
+    scope, target, sgd = Scope("r", 1, 0, (1,)), Target("mlp", 10, "none"), SGD(5, 8, 0.1, 0.9, 0.0, 50.0)
+    codec, noise = Codec.parse("top-k:0.1"), Noise(1.0, 2.0)
+    order = TrainOrder(scope, target, sgd, "delta", method=FedProx(mu=0.1), codec=codec, noise=noise)
+    result = TrainResult(0.1, Weights(LAYOUT, torch.linspace(-1, 1, LAYOUT.numel)), 1.0)
     texts = []
     for index, each in enumerate((order, result, ABOUT)):
-        fields = dict(each.pack()["hyperbloom"])
+        fields = dict(pack(each)["hyperbloom"])
         if "values" in fields:
             fields["values"] = bytes(fields["values"]).decode("latin-1")  # type: ignore[arg-type]
         texts.append(bytes([index]) + json.dumps(fields).encode())

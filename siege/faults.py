@@ -11,7 +11,7 @@ Then everything is healed, and when the run is over it must be true that: the se
 on the row that it always had, with the secret that it always had; no personal head was ever lost, or set back but by a
 server that went back; each round stands in metrics.jsonl once; nobody printed a traceback; and they have learned.
 
-    python -m benchmarks.faults --minutes 10 [--seed 1]
+    python -m siege.faults --minutes 10 [--seed 1]
 
 Runs are repeated with new seeds until the minutes are over. Exit code 1 if anything does not hold; what was done when
 is in actions.log, beside the logs of all processes.
@@ -407,7 +407,7 @@ def run(minutes: float, seed: int, folder: Path) -> int:
         print(f"seed {seed}: {sum(actions.values())} faults, {'; '.join(problems) or 'all holds'}", flush=True)
         if problems:
             failed += 1
-            print(f"  see {place}; again: python -m benchmarks.faults --seed {seed}")
+            print(f"  see {place}; again: python -m siege.faults --seed {seed}")
         seed += 1
     print(", ".join(f"{what} {count}" for what, count in sorted(total.items())))
     return failed

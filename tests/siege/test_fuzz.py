@@ -1,4 +1,4 @@
-"""What is read from elsewhere and is not sound raises what its reader says, and nothing else (benchmarks/fuzz.py)."""
+"""What is read from elsewhere and is not sound raises what its reader says, and nothing else (siege/fuzz.py)."""
 
 import random
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz import TARGETS, attempt, mutate, sound
 from hyperbloom.common.errors import HyperbloomError
+from siege.fuzz import TARGETS, attempt, mutate, sound
 
 FOUND = [
     ("roster", b"[" * 3000),
