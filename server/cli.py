@@ -26,10 +26,10 @@ from hyperbloom.common.signals import terminate_as_interrupt
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+    from hyperbloom.server.live_grid import LiveGrid
     from hyperbloom.server.loop.listener import Checkpoint, Listener, Selection
     from hyperbloom.server.loop.session import Session
     from hyperbloom.server.run_folder import RunFolder
-    from hyperbloom.server.superlink import LiveGrid
     from hyperbloom.server.view import TerminalView
 
 __all__ = ["add_machines", "build_parser", "check_port", "fleet_for_newcomers", "log_to", "main"]
