@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.stranger import Stranger
+from siege.stranger import Stranger
 from hyperbloom.common.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.certificates import init
 from hyperbloom.server.registry import ClientRegistry
