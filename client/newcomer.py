@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyperbloom.client.privacy import Guarantee, Ledger, Mechanism, guarantee, noise_scale, privatise
+from hyperbloom.client.privacy import Guarantee, Ledger, guarantee, noise_scale, privatise
 from hyperbloom.client.training import evaluate, settle_norms
 from hyperbloom.common.data import ClientData, DataSpec, Examples, data_source
 from hyperbloom.common.data.own import BYTES
@@ -40,11 +40,10 @@ class Promise:
 
     epsilon: float
     delta: float
-    mechanism: Mechanism = "analytic"
 
     def __post_init__(self) -> None:
-        """Find out now whether there is such a mechanism."""
-        noise_scale(self.epsilon, self.delta, 1.0, self.mechanism)
+        """Find out now whether there is such a guarantee."""
+        noise_scale(self.epsilon, self.delta, 1.0)
 
 
 class Sources:
@@ -183,7 +182,7 @@ class Newcomer:
             descriptor = encode(encoder, inputs)
         if self.promise:
             one = self.promise
-            self.guarantee = guarantee(encoder, len(inputs), one.epsilon, one.delta, one.mechanism)
+            self.guarantee = guarantee(encoder, len(inputs), one.epsilon, one.delta)
             descriptor = privatise(descriptor, self.guarantee)
         elif not bool(descriptor.isfinite().all()):
             raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")

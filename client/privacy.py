@@ -8,14 +8,12 @@ is (epsilon, delta)-differentially private: for neighbours D, D' (as many exampl
 S of descriptors, P(e~(D) in S) <= exp(epsilon) P(e~(D') in S) + delta, if sigma is large enough for the sensitivity
 s = max |g(D) - g(D')|, which the encoder knows.
 
-    classical   sigma = s sqrt(2 log(1.25 / delta)) / epsilon       (Dwork, Roth 2014, theorem A.1; the paper's)
-    analytic    the smallest sigma with Phi(s/2sigma - epsilon sigma/s) - exp(epsilon) Phi(-s/2sigma - epsilon sigma/s)
-                <= delta    (Balle, Wang: Improving the Gaussian Mechanism, ICML 2018, theorem 8,
-                https://arxiv.org/abs/1805.06530)
+    sigma is the smallest with Phi(s/2sigma - epsilon sigma/s) - exp(epsilon) Phi(-s/2sigma - epsilon sigma/s) <= delta
+    (Balle, Wang: Improving the Gaussian Mechanism, ICML 2018, theorem 8, https://arxiv.org/abs/1805.06530)
 
-Departure: the paper uses the classical formula. It is proven for epsilon < 1 only (at epsilon 8, delta 0.01 it gives
-delta 0.0178), and below that it adds more noise than needed (2.27 times at epsilon 0.3, delta 0.01). The analytic one
-is exact at every epsilon, so it is the default throughout.
+Departure: the paper uses the classical formula, s sqrt(2 log(1.25 / delta)) / epsilon. It is proven for epsilon < 1
+only (at epsilon 8, delta 0.01 it gives delta 0.0178), and below that it adds more noise than needed (2.27 times at
+epsilon 0.3, delta 0.01). The analytic one is exact at every epsilon.
 """
 
 import fcntl
@@ -26,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,9 +33,7 @@ from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, Re
 from hyperbloom.common.privacy import noise
 from hyperbloom.common.storage import write_json
 
-__all__ = ["Guarantee", "Ledger", "Mechanism", "delta_of", "guarantee", "noise_scale", "privatise"]
-
-Mechanism = Literal["analytic", "classical"]
+__all__ = ["Guarantee", "Ledger", "delta_of", "guarantee", "noise_scale", "privatise"]
 
 
 class Bounded(Protocol):
@@ -57,7 +53,6 @@ class Guarantee:
     examples: int
     sensitivity: float
     sigma: float  # standard deviation of the noise in each coordinate
-    mechanism: Mechanism
 
     def sentences(self) -> tuple[str, ...]:
         """Return the guarantee in words."""
@@ -67,7 +62,7 @@ class Guarantee:
         )
         means = (
             f"L2 sensitivity {self.sensitivity:.6g}; Gaussian noise of standard deviation {self.sigma:.6g} "
-            f"({self.mechanism} Gaussian mechanism), added on the client before anything left it."
+            "(analytic Gaussian mechanism), added on the client before anything left it."
         )
         limits = (
             "It covers this descriptor and the weights that are computed from it, not the clients that trained the "
@@ -80,20 +75,16 @@ class Guarantee:
         return (promise, means, limits, weak) if self.delta * self.examples >= 1 else (promise, means, limits)
 
 
-def guarantee(
-    encoder: Bounded, examples: int, epsilon: float, delta: float, mechanism: Mechanism = "analytic"
-) -> Guarantee:
+def guarantee(encoder: Bounded, examples: int, epsilon: float, delta: float) -> Guarantee:
     """Return what noise it takes.
 
     Raises:
-        ConfigError: epsilon or delta is out of range, the classical formula is asked for beyond its proof, or no bound
-            holds for the encoder.
+        ConfigError: epsilon or delta is out of range, or no bound holds for the encoder.
     """
     sensitivity = encoder.sensitivity(examples)
     if not (math.isfinite(sensitivity) and sensitivity >= 0):
         raise ConfigError(f"the encoder's sensitivity: expected a finite number, found {sensitivity}")
-    sigma = noise_scale(epsilon, delta, sensitivity, mechanism)
-    return Guarantee(epsilon, delta, examples, sensitivity, sigma, mechanism)
+    return Guarantee(epsilon, delta, examples, sensitivity, noise_scale(epsilon, delta, sensitivity))
 
 
 def privatise(
@@ -112,7 +103,7 @@ def privatise(
     return noisy.to(torch.float32)
 
 
-def noise_scale(epsilon: float, delta: float, sensitivity: float, mechanism: Mechanism = "analytic") -> float:
+def noise_scale(epsilon: float, delta: float, sensitivity: float) -> float:
     """Return the standard deviation of the noise.
 
     Raises:
@@ -122,13 +113,7 @@ def noise_scale(epsilon: float, delta: float, sensitivity: float, mechanism: Mec
         raise ConfigError(f"--eps: expected a number above 0, found {epsilon}")
     if not 0 < delta < 1:
         raise ConfigError(f"--delta: expected a number between 0 and 1, found {delta}")
-    if mechanism not in get_args(Mechanism):
-        raise ConfigError(f"--mechanism: expected one of {', '.join(get_args(Mechanism))}, found {mechanism!r}")
-    if mechanism == "analytic":
-        return sensitivity * _analytic(epsilon, delta)
-    if epsilon >= 1:
-        raise ConfigError(f"--mechanism classical: expected --eps below 1, where its proof ends, found {epsilon}")
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    return sensitivity * _analytic(epsilon, delta)
 
 
 def delta_of(epsilon: float, sigma: float) -> float:

@@ -1,33 +1,37 @@
-"""Fetch a named data set, for clients, for --engine inline, compare and reproduce; what is there is left alone.
+"""`flower-client download`."""
 
-torchvision's downloader fetches CIFAR-10 and -100, MNIST and Fashion-MNIST from their publishers. For others the
-command says what to put where.
-"""
-
-import argparse
 from pathlib import Path
 
-EXAMPLE = "download cifar10 --root /data"
+import click
+
+from hyperbloom.common.commands import FOLDER, Command
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.proposals import DATASETS as NAMES
+from hyperbloom.common.proposals import proposed
+
+_EPILOG = """\
+\b
+Example:
+  flower-client download cifar10 --root /data
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `download`."""
-    parser.add_argument("data", metavar="NAME", help="name of a data set; see flower-server --list")
-    parser.add_argument("--root", type=Path, metavar="DIR", help="where to ($HYPERBLOOM_DATA or ~/.cache/hyperbloom)")
+@click.command("download", cls=Command, epilog=_EPILOG)
+@click.argument("name", shell_complete=proposed(NAMES), help="name of a data set; see flower-server --list")
+@click.option(
+    "--root", type=FOLDER, metavar="DIR", help="where to", show_default="$HYPERBLOOM_DATA or ~/.cache/hyperbloom"
+)
+def command(name: str, root: Path | None) -> None:
+    """Fetch a named data set.
 
-
-def run(args: argparse.Namespace) -> None:
-    """Fetch what is missing, and read all of it once.
-
-    Raises:
-        HyperbloomError: there is no such data set, its publisher does not answer, or nobody may pass it on.
+    For clients, and for `flower-server` with --engine inline, compare and reproduce. What is there is left alone.
+    torchvision's downloader fetches CIFAR-10 and -100, MNIST and Fashion-MNIST from their publishers. For others the
+    command says what to put where.
     """
     from hyperbloom.common.data import DATASETS, DataSpec, load_client_data
-    from hyperbloom.common.errors import ConfigError
 
-    if args.data not in DATASETS:
-        raise ConfigError(f"expected one of {', '.join(sorted(DATASETS))}; found {args.data!r}")
-    spec = DataSpec(data=args.data, root=args.root, download=True)
-    data = load_client_data(spec)
+    if name not in DATASETS:
+        raise ConfigError(f"expected one of {', '.join(sorted(DATASETS))}; found {name!r}")
+    data = load_client_data(DataSpec(data=name, root=root, download=True))
     sizes = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
-    print(f"{args.data} can be read: {sizes}")
+    print(f"{name} can be read: {sizes}")

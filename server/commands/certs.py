@@ -1,51 +1,73 @@
-"""Make and show the certificates with which the server proves to clients that it is the server.
+"""`flower-server certs`."""
 
-`init` makes a certificate authority (CA) and the server's certificate, `renew` a new server certificate of the same CA,
-`show` prints what is there. `flower-server` finds the folder by itself: $HYPERBLOOM_CERTS, else ./certs.
-"""
-
-import argparse
 from pathlib import Path
 
-from hyperbloom.common.errors import ConfigError
+import click
 
-EXAMPLE = "certs init --host gpu-box.hospital.example --host 10.0.0.5"
+from hyperbloom.common.commands import FOLDER, Command, Commands, Flag
+
+_EPILOG = """\
+\b
+Example:
+  flower-server certs init --host gpu-box.hospital.example --host 10.0.0.5
+"""
+_FOLDER = Flag(
+    "--dir", "folder", type=FOLDER, metavar="DIR", help="folder", show_default="$HYPERBLOOM_CERTS, else certs"
+)
+_CERTIFICATE: list[click.Parameter] = [
+    Flag(
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="NAME_OR_IP",
+        help="a name or address of the server, beside localhost and this machine's name; may be repeated",
+    ),
+    Flag("--days", type=click.IntRange(1), default=365, help="days that the certificate holds"),
+    _FOLDER,
+]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `certs`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="init|renew|show")
-    kinds = {"init": "make a CA and a certificate", "renew": "make a new certificate", "show": "say what is there"}
-    for name, text in kinds.items():
-        action = actions.add_parser(name, help=text)
-        action.add_argument("--dir", type=Path, metavar="DIR", help="folder (default: $HYPERBLOOM_CERTS, else certs)")
-        if name == "show":
-            continue
-        action.add_argument(
-            "--host",
-            action="append",
-            default=[],
-            metavar="NAME_OR_IP",
-            help="a name or address of the server, beside localhost and this machine's name; may be repeated",
-        )
-        action.add_argument("--days", type=int, default=365, help="days that the certificate holds (default: 365)")
-        if name == "init":
-            action.add_argument("--force", action="store_true", help="replace the CA that is there")
+@click.group("certs", cls=Commands, epilog=_EPILOG)
+def command() -> None:
+    """Make and show the server's certificates.
+
+    With them the server proves to clients that it is the server. `flower-server` finds the folder by itself:
+    $HYPERBLOOM_CERTS, else ./certs.
+    """
 
 
-def run(args: argparse.Namespace) -> None:
-    """Make or show certificates."""
-    from hyperbloom.server.certificates import default_folder, describe, init, renew
+@command.command("init", cls=Command, params=_CERTIFICATE)
+@click.option("--force", is_flag=True, help="replace the CA that is there")
+def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -> None:
+    """Make a certificate authority (CA) and the server's certificate."""
+    from hyperbloom.server.certificates import default_folder, init
 
-    folder = args.dir or default_folder()
-    if args.action != "show" and args.days < 1:
-        raise ConfigError(f"--days: expected at least 1, found {args.days}")
-    if args.action == "init":
-        init(folder, args.host, args.days, args.force)
-    elif args.action == "renew":
-        renew(folder, args.host, args.days)
+    folder = folder or default_folder()
+    init(folder, list(hosts), days, force)
+    _show(folder)
+    print(f"give {folder / 'ca.pem'} to every client; next: flower-server clients add NAME --public-key FILE")
+
+
+@command.command("renew", cls=Command, params=_CERTIFICATE)
+def _renew(hosts: tuple[str, ...], days: int, folder: Path | None) -> None:
+    """Make a new server certificate of the same CA."""
+    from hyperbloom.server.certificates import default_folder, renew
+
+    folder = folder or default_folder()
+    renew(folder, list(hosts), days)
+    _show(folder)
+    print("the server shows it from its next start on; clients need nothing new")
+
+
+@command.command("show", cls=Command, params=[_FOLDER])
+def _say(folder: Path | None) -> None:
+    """Say what is there."""
+    from hyperbloom.server.certificates import default_folder
+
+    _show(folder or default_folder())
+
+
+def _show(folder: Path) -> None:
+    from hyperbloom.server.certificates import describe
+
     print("\n".join(describe(folder)))
-    if args.action == "init":
-        print(f"give {folder / 'ca.pem'} to every client; next: flower-server clients add NAME --public-key FILE")
-    elif args.action == "renew":
-        print("the server shows it from its next start on; clients need nothing new")

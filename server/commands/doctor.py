@@ -1,46 +1,48 @@
-"""Check this machine before a run: packages, GPU, threads, disk, port, certificates, keys, and a server that runs.
+"""`flower-server doctor`."""
 
-Prints a table with what to do for each thing that is not ok. Exit code 1 if something would keep the server from
-starting, 0 otherwise.
-"""
-
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
+
+from hyperbloom.common.commands import FOLDER, Command
 
 if TYPE_CHECKING:
     from hyperbloom.common.doctor import Finding
     from hyperbloom.server.certificates import Certificates
 
-EXAMPLE = "doctor --host 0.0.0.0 --port 9092"
+_EPILOG = """\
+\b
+Example:
+  flower-server doctor --host 0.0.0.0 --port 9092
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `doctor`: those of the server that are to be checked."""
-    from hyperbloom.common.doctor import add_common_flags
+@click.command("doctor", cls=Command, epilog=_EPILOG)
+@click.option("--host", default="127.0.0.1", help="address that clients connect to")
+@click.option("--port", type=int, default=9092, help="Fleet port")
+@click.option("--insecure", count=True, show_default=False, help="plain text: expect neither TLS nor keys")
+@click.option("--certs", type=FOLDER, metavar="DIR", help="their folder", show_default="$HYPERBLOOM_CERTS, else certs")
+@click.option("--run-dir", type=FOLDER, default=Path("runs"), metavar="DIR", help="where runs are written")
+@click.option("--server", metavar="HOST:PORT", help="test the way to this server, TLS included")
+def command(host: str, port: int, insecure: int, certs: Path | None, run_dir: Path, server: str | None) -> int:
+    """Check this machine before a run.
 
-    add_common_flags(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address that clients connect to (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=9092, help="Fleet port (default: %(default)s)")
-    parser.add_argument(
-        "--certs", type=Path, metavar="DIR", help="folder of the certificates (default: $HYPERBLOOM_CERTS, else certs)"
-    )
-    parser.add_argument("--run-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs are written")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Check, and print what was found."""
+    Looks at packages, GPU, threads, disk, port, certificates, keys, and with --server at a server that runs. Prints a
+    table with what to do for each thing that is not ok. Exit code 1 if something would keep the server from starting,
+    0 otherwise.
+    """
     from hyperbloom.common.doctor import check_folder, check_machine, check_server, report
     from hyperbloom.server.certificates import Certificates, default_folder
 
-    certificates = Certificates(args.certs or default_folder())
-    findings = [*check_machine(), check_folder("run folder", args.run_dir)]
-    if args.server:  # it has the port
+    certificates = Certificates(certs or default_folder())
+    findings = [*check_machine(), check_folder("run folder", run_dir)]
+    if server:  # it has the port
         ca = certificates.ca if certificates.ca.exists() else None
-        findings += check_server(args.server, ca, bool(args.insecure))
+        findings += check_server(server, ca, bool(insecure))
     else:
-        findings.append(_port(args.host, args.port))
-    if not args.insecure:
+        findings.append(_port(host, port))
+    if not insecure:
         findings += _certificates(certificates.folder)
     return report(findings)
 
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 def _port(host: str, port: int) -> "Finding":
     from hyperbloom.common.doctor import Finding
     from hyperbloom.common.errors import HyperbloomError
-    from hyperbloom.server.cli import check_port
+    from hyperbloom.server.fleet import check_port
 
     try:
         check_port(host, port)

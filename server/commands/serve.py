@@ -1,40 +1,42 @@
-"""Give a model to every newcomer who describes its data: keeps a trained run of odpfl ready.
+"""`flower-server serve`."""
 
-Newcomers run `flower-client join`; neither labels nor training are asked of them. Ctrl-C stops it.
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hyperbloom.common.commands import FOLDER, Command
+from hyperbloom.server.flags import LISTENING
+
+_EPILOG = """\
+\b
+Example:
+  flower-server serve runs/20260101-120000-odpfl --host 0.0.0.0
 """
 
-import argparse
-from pathlib import Path
 
-from hyperbloom.server.cli import add_machines
+@click.command("serve", cls=Command, params=LISTENING, epilog=_EPILOG)
+@click.argument("run", type=FOLDER, help="run folder of strategy odpfl")
+def command(run: Path, **listening: Any) -> None:
+    """Give a model to every newcomer who describes its data.
 
-EXAMPLE = "serve runs/20260101-120000-odpfl --host 0.0.0.0"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `serve`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder of strategy odpfl")
-    add_machines(parser)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Serve until Ctrl-C.
-
-    Raises:
-        HyperbloomError: the run is of another strategy or cannot be read, or the SuperLink failed.
+    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
+    Ctrl-C stops the server.
     """
     from rich.console import Console
 
+    from hyperbloom.common.config import check
     from hyperbloom.server.board import plain_text
-    from hyperbloom.server.cli import fleet_for_newcomers
+    from hyperbloom.server.fleet import Listening, open_for_newcomers
     from hyperbloom.server.on_demand import Counter, Generator, check_on_demand
+    from hyperbloom.server.running import sayer
     from hyperbloom.server.trained import read_trained
 
-    console = Console()
+    say = sayer(Console())
 
     def tell(text: str) -> None:
-        console.print(plain_text(text), markup=False, highlight=False, soft_wrap=True)
+        say(plain_text(text))
 
-    generator = Generator(read_trained(args.run, check_on_demand))
-    with fleet_for_newcomers(args, args.run / "serve", console, tell) as grid:
+    generator = Generator(read_trained(run, check_on_demand))
+    with open_for_newcomers(check(Listening, listening, "the flags"), run / "serve", say, tell) as grid:
         Counter(grid, generator, tell).serve()

@@ -1,24 +1,29 @@
-"""Watch a run from its folder: one that runs, until it ends, or one that is over.
+"""`flower-server watch`."""
 
-Reads files alone, so it can be called from anywhere that sees the folder, as often as you like. Baselines are shown one
-after the other; on a terminal as the run itself shows them, elsewhere as lines.
-"""
-
-import argparse
 from pathlib import Path
 
-EXAMPLE = "watch runs/20260102-030405-pfedhn"
+import click
+
+from hyperbloom.common.commands import FOLDER, Command
+
+_EPILOG = """\
+\b
+Example:
+  flower-server watch runs/20260102-030405-pfedhn
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+@click.command("watch", cls=Command, epilog=_EPILOG)
+@click.argument("run", type=FOLDER, help="the run's folder")
+def command(run: Path) -> None:
+    """Watch a run from its folder.
 
-
-def run(args: argparse.Namespace) -> None:
-    """Show the run until it ends."""
+    The run may still go on, or be over. The command only reads files, so you can call it on any machine that sees the
+    folder, as often as you like. It shows baselines one after the other: on a terminal as the run itself does,
+    elsewhere as lines.
+    """
     from rich.console import Console
 
     from hyperbloom.server.watching import watch
 
-    watch(args.run, Console())
+    watch(run, Console())
