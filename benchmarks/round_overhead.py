@@ -24,7 +24,7 @@ from benchmarks.measure import Comparison, main
 from benchmarks.supernodes import supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.server.local_clients import local_clients
+from hyperbloom.server.local_clients import client_settings, local_clients
 from hyperbloom.server.superlink import LiveGrid, free_port, superlink
 
 CLIENTS = 4
@@ -75,7 +75,8 @@ def _turn(
 
 
 def _live(config: RunConfig, address: str, folder: Path) -> AbstractContextManager[object]:
-    return local_clients(config.clients, address, ["--insecure"], config, folder)
+    settings = [client_settings(config, index, folder) for index in range(config.clients)]
+    return local_clients(settings, address, ["--insecure"])
 
 
 def stock_grid(grid: LiveGrid) -> HttpGrid:

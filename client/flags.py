@@ -105,7 +105,7 @@ def check_security(flags: Mapping[str, Any]) -> None:
     ca, key, times = flags["root_certificates"], flags["key"], flags["insecure"]
     if times and (ca or key):
         flag = "--root-certificates" if ca else "--key"
-        raise ConfigError(f"{flag}: expected without --insecure, as plain text protects no signature and no server")
+        raise ConfigError(f"{flag}: expected without --insecure: plain text uses neither keys nor certificates")
     if ca and not ca.is_file():
         raise ConfigError(f"--root-certificates: expected a file, found none at {ca}")
     if times:

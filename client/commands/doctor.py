@@ -14,7 +14,7 @@ Example:
 """
 
 
-@click.command("doctor", cls=Command, params=CONNECTION, epilog=_EPILOG)
+@click.command("doctor", cls=Command, params=[*CONNECTION], epilog=_EPILOG)
 @click.option("--client-id", default="client", metavar="NAME", help="names the default state folder")
 @click.option("--state-dir", type=FOLDER, metavar="DIR", help="where the client keeps its state")
 def command(

@@ -36,10 +36,10 @@ def command() -> None:
     """
 
 
-@command.command("init", cls=Command, params=_CERTIFICATE)
+@command.command("init", cls=Command, params=[*_CERTIFICATE])
 @click.option("--force", is_flag=True, help="replace the CA that is there")
 def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -> None:
-    """Make a certificate authority (CA) and the server's certificate."""
+    """Make a CA (certificate authority) and a certificate."""
     from hyperbloom.server.certificates import default_folder, init
 
     folder = folder or default_folder()
@@ -48,9 +48,9 @@ def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -
     print(f"give {folder / 'ca.pem'} to every client; next: flower-server clients add NAME --public-key FILE")
 
 
-@command.command("renew", cls=Command, params=_CERTIFICATE)
+@command.command("renew", cls=Command, params=[*_CERTIFICATE])
 def _renew(hosts: tuple[str, ...], days: int, folder: Path | None) -> None:
-    """Make a new server certificate of the same CA."""
+    """Make a new certificate of the same CA."""
     from hyperbloom.server.certificates import default_folder, renew
 
     folder = folder or default_folder()

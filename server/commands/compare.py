@@ -34,7 +34,7 @@ _FLAGS: list[click.Parameter] = [
 ]
 
 
-@click.command("compare", cls=Command, params=_FLAGS, epilog=_EPILOG)
+@click.command("compare", cls=Command, params=[*_FLAGS], epilog=_EPILOG)
 def command(
     strategies: str,
     config: Path | None,

@@ -30,7 +30,7 @@ _FLAGS: list[click.Parameter] = [
 ]
 
 
-@click.command("reproduce", cls=Command, params=_FLAGS, epilog=_EPILOG)
+@click.command("reproduce", cls=Command, params=[*_FLAGS], epilog=_EPILOG)
 def command(
     table: str | None,
     listed: bool,

@@ -15,7 +15,7 @@ Example:
 """
 
 
-@click.command("serve", cls=Command, params=LISTENING, epilog=_EPILOG)
+@click.command("serve", cls=Command, params=[*LISTENING], epilog=_EPILOG)
 @click.argument("run", type=FOLDER, help="run folder of strategy odpfl")
 def command(run: Path, **listening: Any) -> None:
     """Give a model to every newcomer who describes its data.

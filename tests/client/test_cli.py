@@ -374,9 +374,11 @@ def test_a_state_folder_that_cannot_be_made_is_told(
     start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    for path, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "deeper", "Not a directory")):
-        assert start("--state-dir", str(path)) == 2
-        assert capsys.readouterr().err == f"flower-client: --state-dir: cannot use {path}: {reason}\n"
+    assert start("--state-dir", str(tmp_path / "file")) == 2
+    assert "'--state-dir': Directory" in capsys.readouterr().err
+    path = tmp_path / "file" / "deeper"
+    assert start("--state-dir", str(path)) == 2
+    assert capsys.readouterr().err == f"flower-client: --state-dir: cannot use {path}: Not a directory\n"
     assert joined == []
 
 
@@ -385,10 +387,10 @@ def test_a_state_folder_that_cannot_be_made_is_told(
 
 def test_help_shows_how_to_join_and_what_leaves_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "flower-client --server 127.0.0.1:9092 --insecure --client-id client-2 --data digits --partition 2/6" in text
     assert "--data our.data:load" in text
-    assert "Examples, labels and a personal classifier never do." in " ".join(text.split())
+    assert "Examples, labels and a personal classifier never do." in text
     for sent in ("version of this program", "losses", "descriptors", "moments", "docs/privacy.md"):
         assert sent in text
     assert "--parent-pid" not in text

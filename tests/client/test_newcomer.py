@@ -299,7 +299,6 @@ def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path
         (["--eps", "1", "--delta", "0.01", "--budget", "nan"], "--budget: expected a number above 0, found nan"),
         (["--eps", "1", "--delta", "0.01", "--budget", "0"], "--budget: expected a number above 0, found 0"),
         (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
-        (["--eps", "2", "--delta", "0.01", "--mechanism", "classical"], "where its proof ends"),
         (["--data", "absent.npy"], "expected a file or folder, found none"),
         (["--partition", "3"], "--partition: expected I/N"),
         (["--root-certificates", "absent.pem"], "--root-certificates: expected a file"),
@@ -319,7 +318,7 @@ def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needed = ["join", "--server", "127.0.0.1:1", "--insecure", "--data", "digits", "--state-dir", str(tmp_path)]
-    Ledger(tmp_path).spend(Guarantee(0.3, 0.01, 50, 0.1, 0.7, "analytic"), None, "box")
+    Ledger(tmp_path).spend(Guarantee(0.3, 0.01, 50, 0.1, 0.7), None, "box")
     privacy = ["--eps", "0.3", "--delta", "0.01", "--budget", "0.5"]
     assert main([*needed, "--out", str(tmp_path / "model"), *privacy]) == 3
     assert "epsilon 0.3 of 0.5 has been spent" in capsys.readouterr().err

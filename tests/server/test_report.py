@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.server import running
 from hyperbloom.server.cli import main
 from hyperbloom.server.report import BARS, write_report
 from hyperbloom.server.report_data import read_run_data
