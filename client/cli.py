@@ -7,17 +7,8 @@ from typing import Any
 
 import click
 
-from hyperbloom import __version__
-from hyperbloom.client.flags import (
-    CONNECTION,
-    SIZE,
-    VERBOSE,
-    check_security,
-    data_flags,
-    data_spec,
-    log_to_stderr,
-    make_link,
-)
+from hyperbloom.client.commands import COMMANDS
+from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
 from hyperbloom.common.commands import FOLDER, Flag, Program, run_program, section
 
 __all__ = ["flower_client", "main"]
@@ -50,66 +41,57 @@ exit codes: 0 the run is over or Ctrl-C, 1 a defect or a disk that is full at th
 3 refused by the server, or this client already runs here, 5 no connection possible
 """
 
-_MODEL = section(
-    "A model of your own",
-    Flag("--model", metavar="WHAT", help="name, or package.module:factory, a function (input_shape, num_classes)"),
-    Flag("--show-graph", is_flag=True, help="print the graph of --model as it is read, and exit"),
-    Flag(
-        "--disclose",
-        type=click.Choice(["types", "all-types", "graph"]),
-        default="types",
-        help="what the server may be told of --model. types: its layer types. all-types: not even these; the client "
-        "loads all parts of the hypernetwork, and another client, or the server's --init-from, must have disclosed the "
-        "same types. graph: the whole graph, which strategy ghn-server asks for",
+_FLAGS = [
+    *CONNECTION,
+    *data_flags("digits"),
+    *section(
+        "A model of your own",
+        Flag("--model", "name, or package.module:factory, a function (input_shape, num_classes)"),
+        Flag("--show-graph", "print the graph of --model as it is read, and exit", is_flag=True),
+        Flag(
+            "--disclose",
+            "what the server may be told of --model. types: its layer types. all-types: not even these; the client "
+            "loads all parts of the hypernetwork, and another client, or the server's --init-from, must have disclosed "
+            "the same types. graph: the whole graph, which strategy ghn-server asks for",
+            type=click.Choice(["types", "all-types", "graph"]),
+            default="types",
+        ),
     ),
-)
-_MACHINE = section(
-    "This machine",
-    Flag("--client-id", metavar="NAME", help="this client's name, the same at each start"),
-    Flag("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps"),
-    Flag("--threads", type=click.IntRange(1), metavar="N", help="CPU threads for training", show_default="all cores"),
-    SIZE,
-    Flag("--state-dir", type=FOLDER, metavar="DIR", help="identity and personal classifier live here"),
-    Flag("--stay", is_flag=True, help="wait for the next run when one is over"),
-    VERBOSE,
-    Flag("--parent-pid", type=int, hidden=True),
-)
-_PRIVACY = section(
-    "What leaves this machine",
-    Flag(
-        "--disclose-class-shares",
-        is_flag=True,
-        help="tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
+    *section(
+        "This machine",
+        Flag("--client-id", "this client's name, the same at each start"),
+        Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
+        Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all cores"),
+        SIZE,
+        Flag("--state-dir", "identity and personal classifier live here", type=FOLDER),
+        Flag("--stay", "wait for the next run when one is over", is_flag=True),
+        VERBOSE,
+        Flag("--parent-pid", "", type=int, hidden=True),
     ),
-    Flag(
-        "--min-noise",
-        type=float,
-        metavar="Z",
-        help="train only in runs where changes leave this machine with Gaussian noise of at least Z times the norm "
-        "that they are clipped to (flower-server --dp-clients)",
+    *section(
+        "What leaves this machine",
+        Flag(
+            "--disclose-class-shares",
+            "tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
+            is_flag=True,
+        ),
+        Flag(
+            "--min-noise",
+            "train only in runs where changes leave this machine with Gaussian noise of at least so many times the "
+            "norm that they are clipped to (flower-server --dp-clients)",
+            type=float,
+        ),
+        Flag(
+            "--min-masked",
+            "send changes only under masks, in sums of at least so many clients (flower-server --secure-aggregation)",
+            type=int,
+        ),
     ),
-    Flag(
-        "--min-masked",
-        type=int,
-        metavar="N",
-        help="send changes only under masks, in sums of at least N clients (flower-server --secure-aggregation)",
-    ),
-)
+]
 
 
-@click.version_option(__version__, message="hyperbloom %(version)s")
-@click.command(
-    "flower-client",
-    cls=Program,
-    package="hyperbloom.client.commands",
-    params=[*CONNECTION, *data_flags("digits"), *_MODEL, *_MACHINE, *_PRIVACY],
-    epilog=_EPILOG,
-)
-@click.pass_context
-def flower_client(ctx: click.Context, /, **flags: Any) -> None:
+def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
     """Join a personalised federation: train on this machine's own data, on its own device."""
-    if ctx.invoked_subcommand:
-        return
     if flags["show_graph"] and not flags["model"]:
         ctx.fail("--show-graph: expected with --model.")
     missing = [flag for flag, name in (("--server", "server"), ("--client-id", "client_id")) if not flags[name]]
@@ -118,7 +100,7 @@ def flower_client(ctx: click.Context, /, **flags: Any) -> None:
     # Our own log says in one line what goes wrong with the connection.
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if flags["verbose"] else "CRITICAL")
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if flags["verbose"] else "NONE")
-    log_to_stderr(flags["client_id"], flags["verbose"])
+    log_to(flags["client_id"], flags["verbose"])
     try:
         _show_graph(flags) if flags["show_graph"] else _join(flags)
     except KeyboardInterrupt:
@@ -138,8 +120,8 @@ def _join(flags: Mapping[str, Any]) -> None:
 
     if flags["threads"]:
         torch.set_num_threads(flags["threads"])
-    alike = ClientSettings.__dataclass_fields__.keys() & flags.keys() - {"data"}
-    settings = ClientSettings(data=data_spec(flags), **{name: flags[name] for name in alike})
+    own = {name: flags[name] for name in ClientSettings.__dataclass_fields__ if name in flags}
+    settings = ClientSettings(**own | {"data": data_spec(flags)})
     link = make_link(flags)
     config = settings.to_node_config()
     # The same route as the app takes, so that what is loaded here, before the server hears of us, is what it uses.
@@ -158,6 +140,9 @@ def _show_graph(flags: Mapping[str, Any]) -> None:
 
     data = load_client_data(data_spec(flags))
     print(own_graph(ModelSpec(flags["model"], flags["size"], data.input_shape, data.num_classes)).render())
+
+
+flower_client = Program("flower-client", COMMANDS, _run, _FLAGS, _EPILOG)
 
 
 def main(arguments: list[str] | None = None) -> int:

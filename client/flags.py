@@ -1,6 +1,7 @@
 """Flags that several commands of `flower-client` have, and what is made of them."""
 
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,64 +17,38 @@ if TYPE_CHECKING:
     from hyperbloom.client.runtime import Link
     from hyperbloom.common.data import DataSpec
 
-__all__ = [
-    "CONNECTION",
-    "SIZE",
-    "VERBOSE",
-    "check_security",
-    "data_flags",
-    "data_spec",
-    "log_to_stderr",
-    "make_link",
-]
+__all__ = ["CONNECTION", "SIZE", "VERBOSE", "check_security", "data_flags", "data_spec", "log_to", "make_link"]
 
+_PLAIN = "plain text, without a key: on loopback; given twice, anywhere"
 CONNECTION = section(
     "The server",
-    Flag("--server", metavar="HOST:PORT", help="the server's Fleet address"),
-    Flag(
-        "--insecure",
-        count=True,
-        show_default=False,
-        help="plain text, without a key: on loopback; given twice, anywhere",
-    ),
-    Flag(
-        "--root-certificates",
-        type=FILE,
-        metavar="FILE",
-        help="CA of the server's certificate",
-        show_default="the system's",
-    ),
-    Flag("--key", type=FILE, metavar="FILE", help="this client's private key (flower-client keygen)"),
+    Flag("--server", "the server's Fleet address", metavar="HOST:PORT"),
+    Flag("--insecure", _PLAIN, count=True, show_default=False),
+    Flag("--root-certificates", "CA of the server's certificate", type=FILE, show_default="the system's"),
+    Flag("--key", "this client's private key (flower-client keygen)", type=FILE),
 )
-SIZE = Flag("--size", type=click.Choice(["S", "M", "L"]), default="M", help="size of model that this machine can run")
-VERBOSE = Flag("-v", "--verbose", is_flag=True, help="say more, Flower's own log included")
+SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")
+VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=True)
 
 
-def data_flags(default: str | None = None) -> list[click.Parameter]:
+def data_flags(default: str | None = None) -> list[Flag]:
     """Return the flags that say what this machine's data are; without a default --data is required."""
+    what, known = "name, .npz, folder or package.module:function", proposed(DATASETS, "datasets")
     return section(
         "Data",
-        Flag(
-            "--data",
-            default=default,
-            required=default is None,
-            metavar="WHAT",
-            help="name, .npz, folder or package.module:function",
-            shell_complete=proposed(DATASETS, "datasets"),
-        ),
-        Flag("--root", type=FOLDER, metavar="DIR", help="folder with the files of a named data set"),
-        Flag("--download", is_flag=True, help="fetch a named data set that is missing"),
-        Flag("--partition", metavar="I/N", help="this client's share of a data set that N clients split"),
-        Flag("--split", default="shares", help="how the N shares are made", shell_complete=proposed(SPLITS)),
-        Flag("--classes-per-client", type=int, default=2, metavar="K", help="classes, or concepts"),
-        Flag("--alpha", type=float, default=0.5, help="concentration of the Dirichlet split"),
-        Flag("--max-train", type=int, metavar="N", help="use at most N training examples"),
-        Flag("--data-seed", type=int, default=0, metavar="SEED", help="seed of the split"),
+        Flag("--data", what, default=default, required=not default, metavar="WHAT", shell_complete=known),
+        Flag("--root", "folder with the files of a named data set", type=FOLDER),
+        Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
+        Flag("--split", "how the N shares are made", default="shares", shell_complete=proposed(SPLITS)),
+        Flag("--classes-per-client", "classes, or concepts", default=2),
+        Flag("--alpha", "concentration of the Dirichlet split", default=0.5),
+        Flag("--max-train", "use at most so many training examples", type=int),
+        Flag("--data-seed seed", "seed of the split", default=0),
     )
 
 
 def data_spec(flags: Mapping[str, Any]) -> "DataSpec":
-    """Return what the flags of `data_flags` describe.
+    """Return what the flags of `data_flags` describe; other flags are passed over.
 
     Raises:
         ConfigError: --partition is not I/N.
@@ -81,19 +56,12 @@ def data_spec(flags: Mapping[str, Any]) -> "DataSpec":
     """
     from hyperbloom.common.data import DataSpec
 
-    index, slash, count = (flags["partition"] or "").partition("/")
-    if flags["partition"] is not None and not (
-        slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)
-    ):
-        found = flags["partition"]
-        raise ConfigError(f"--partition: expected I/N with 0 <= I < N, such as 2/6; found {found!r}")
-    alike = ("data", "root", "download", "split", "classes_per_client", "alpha", "max_train")
-    return DataSpec(
-        **{name: flags[name] for name in alike},
-        partition=int(index) if slash else None,
-        partitions=int(count) if slash else 1,
-        seed=flags["data_seed"],
-    )
+    found = re.fullmatch(r"(\d+)/(\d+)", flags["partition"] or "0/1", re.ASCII)
+    if not found or int(found[1]) >= int(found[2]):
+        raise ConfigError(f"--partition: expected I/N with 0 <= I < N, such as 2/6; found {flags['partition']!r}")
+    values = {name: flags[name] for name in DataSpec.__dataclass_fields__ if name in flags}
+    part = None if flags["partition"] is None else int(found[1])
+    return DataSpec(**values | {"partition": part, "partitions": int(found[2])})
 
 
 def check_security(flags: Mapping[str, Any]) -> None:
@@ -118,11 +86,7 @@ def check_security(flags: Mapping[str, Any]) -> None:
 
 
 def make_link(flags: Mapping[str, Any]) -> "Link":
-    """Return the link that the flags of CONNECTION describe.
-
-    Raises:
-        ConfigError: the key cannot be read.
-    """
+    """Return the link that the flags of CONNECTION describe; ConfigError if the key cannot be read."""
     from hyperbloom.client.runtime import Link
     from hyperbloom.common.keys import read_private_key
 
@@ -130,8 +94,8 @@ def make_link(flags: Mapping[str, Any]) -> "Link":
     return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key)
 
 
-def log_to_stderr(name: str, verbose: bool) -> None:
-    """Show our log, each line with the client's name."""
+def log_to(name: str, verbose: bool) -> None:
+    """Show our log on stderr, each line with the client's name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(message)s", datefmt="%H:%M:%S"))
     logger = logging.getLogger("hyperbloom")

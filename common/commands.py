@@ -1,41 +1,37 @@
-"""What both programs are made of: click commands with flags in sections, errors in one line, and exit codes.
+"""What both programs are made of: click commands with flags in sections, errors in one line, and exit codes."""
 
-A `Program` has flags of its own, and a subcommand for each module of its package `commands`. Such a module holds
-`command` and imports nothing heavy at its top: `--help` and the shell's completion import all of them.
-"""
-
-import importlib
 import os
-import pkgutil
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.exceptions import Exit
 
+from hyperbloom import __version__
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.signals import terminate_as_interrupt
 
-__all__ = ["FILE", "FOLDER", "Command", "Commands", "Flag", "Program", "given", "names", "run_program", "section"]
+__all__ = ["FILE", "FOLDER", "Flag", "Program", "command", "given", "group", "names", "run_program", "section"]
 
 FILE = click.Path(readable=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, readable=False, path_type=Path)
+FILE.name, FOLDER.name = "file", "dir"  # as `--help` shows them
 
 
 class Flag(click.Option):
-    """An option that stands in a section of `--help`."""
+    """An option: its names, its help, and what else click.Option takes; it stands in a section of `--help`."""
 
     section = "Options"
 
-    def __init__(self, *names: str, **details: Any) -> None:
-        """Take what `click.Option` takes, the names one by one."""
-        super().__init__(names, **details)
+    def __init__(self, flags: str, text: str, **details: Any) -> None:
+        """Take the names as one string."""
+        super().__init__(flags.split(), help=text, **details)
 
 
-def section(title: str, *flags: Flag) -> list[click.Parameter]:
+def section(title: str, *flags: Flag) -> list[Flag]:
     """Put flags into a section of `--help`."""
     for flag in flags:
         flag.section = title
@@ -43,15 +39,15 @@ def section(title: str, *flags: Flag) -> list[click.Parameter]:
 
 
 class _Told(click.Command):
-    """Shows flags by section, and tells a HyperbloomError in one line."""
+    """Shows flags by section, and an example; tells a HyperbloomError in one line."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags, section by section."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
-                title = "Arguments" if isinstance(parameter, click.Argument) else Flag.section
-                rows.setdefault(getattr(parameter, "section", title), []).append(record)
+                other = "Arguments" if isinstance(parameter, click.Argument) else Flag.section
+                rows.setdefault(getattr(parameter, "section", other), []).append(record)
         for title, some in rows.items():
             with formatter.section(title):
                 formatter.write_dl(some)
@@ -65,8 +61,8 @@ class _Told(click.Command):
             raise Exit(error.exit_code) from None
 
 
-class Command(_Told):
-    """A subcommand. Ctrl-C and SIGTERM end it with code 130."""
+class _Command(_Told):
+    """A subcommand; Ctrl-C and SIGTERM end it with code 130."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
@@ -79,8 +75,8 @@ class Command(_Told):
             raise Exit(130) from None
 
 
-class Commands(_Told, click.Group):
-    """A command that has subcommands of its own."""
+class _Group(_Told, click.Group):
+    """A command that has subcommands."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags, then the commands."""
@@ -88,42 +84,56 @@ class Commands(_Told, click.Group):
         self.format_commands(ctx, formatter)
 
 
-class Program(Commands):
-    """A program; without a subcommand its own callback runs.
+def command(name: str, *params: click.Parameter, example: str = "", epilog: str = "") -> Callable[..., click.Command]:
+    """Return what makes a function that takes the values of `params` a subcommand; its docstring is the help.
+
+    It imports what it needs when it runs, as each start of a program imports the modules of all commands.
+    """
+    shown = f"\b\nExample:\n  {example}\n\n{epilog}" if example else epilog
+    return click.command(name, cls=_Command, params=[*params], epilog=shown)
+
+
+def group(name: str, text: str, *commands: click.Command, example: str) -> click.Group:
+    """Return a command that has only subcommands."""
+    return _Group(name, help=text, commands=commands, epilog=f"\b\nExample:\n  {example}")
+
+
+class Program(_Group):
+    """A program: its subcommands, and what runs without one, with the context and the values of its flags.
 
     Args:
         name: of the program.
-        package: dotted name of the package whose modules hold the subcommands.
-        details: what `click.Group` takes.
+        commands: its subcommands, beside `completion`.
+        run: its docstring is the program's help.
+        flags: of `run`.
+        epilog: the end of the help.
     """
 
-    def __init__(self, name: str, package: str, **details: Any) -> None:
-        """Import no subcommand yet."""
+    def __init__(
+        self, name: str, commands: Sequence[click.Command], run: Callable[..., Any], flags: Sequence[Flag], epilog: str
+    ) -> None:
+        """Import nothing heavy."""
+
+        @click.pass_context
+        def alone(ctx: click.Context, /, **values: Any) -> Any:
+            if ctx.invoked_subcommand is None:
+                return run(ctx, values)
+            if early := given(ctx):
+                flag, word = min(early).replace("_", "-"), ctx.invoked_subcommand
+                ctx.fail(f"--{flag}: expected no command behind the flags of a run, found {word!r}.")
+
         settings = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100}
-        super().__init__(name, invoke_without_command=True, context_settings=settings, **details)
-        self.package = package
-        self.add_command(_completion)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the package's modules, and `completion`."""
-        modules = pkgutil.iter_modules(importlib.import_module(self.package).__path__)
-        return sorted([*self.commands, *(module.name for module in modules)])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand; the others are not imported."""
-        if cmd_name in self.commands or cmd_name not in self.list_commands(ctx):
-            return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(f"{self.package}.{cmd_name}").command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; flags of a run before it would have no effect, so they are refused."""
-        if not ctx.resilient_parsing and (early := sorted(given(ctx))):
-            flag = early[0].replace("_", "-")
-            ctx.fail(f"--{flag}: expected no command behind the flags of a run, found {args[0]!r}.")
-        return super().resolve_command(ctx, args)
+        super().__init__(
+            name,
+            [*commands, _completion],
+            invoke_without_command=True,
+            context_settings=settings,
+            callback=alone,
+            params=[*flags],
+            help=run.__doc__,
+            epilog=epilog,
+        )
+        click.version_option(__version__, message="hyperbloom %(version)s")(self)
 
 
 def given(ctx: click.Context) -> set[str]:
@@ -161,17 +171,12 @@ def run_program(program: Program, arguments: Sequence[str] | None = None) -> int
         print(f"{path}: {message}; see {path} --help", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        if not _nobody_reads():  # another pipe, say to a process that was started
-            raise
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
+            raise  # another pipe, say to a process that was started
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be flushed at the exit
         return 141
-
-
-def _nobody_reads() -> bool:
-    """Return whether the reader of the output is gone."""
-    output = select.poll()
-    output.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
 
 
 def _variable(name: str) -> str:
@@ -179,23 +184,28 @@ def _variable(name: str) -> str:
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 
 
-@click.command("completion", cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+_LINES = """\
+\b
+bash, in ~/.bashrc:               eval "$(flower-server completion bash)"
+zsh, in ~/.zshrc, after compinit: eval "$(flower-server completion zsh)"
+fish, in its config.fish:         flower-server completion fish | source
+"""
+
+
+@command(
+    "completion",
+    click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"]), help="your shell"),
+    epilog=_LINES,
+)
 @click.pass_context
 def _completion(ctx: click.Context, shell: str) -> None:
     """Print the script that completes commands in a shell.
 
-    \b
-    bash, in ~/.bashrc:              eval "$(flower-server completion bash)"
-    zsh, in ~/.zshrc after compinit: eval "$(flower-server completion zsh)"
-    fish, in its config.fish:        flower-server completion fish | source
-
-    And the same with flower-client. The shell then asks the program itself, which answers in about 0.1 s.
-    """  # noqa: D301 - \b is click's mark for lines to leave as they are
+    The shell then asks the program itself at each TAB, which answers in about 0.1 s.
+    """
     from click.shell_completion import get_completion_class
 
     root = ctx.find_root()
-    name = str(root.info_name)
     script = get_completion_class(shell)
     assert script is not None
-    print(script(root.command, {}, name, _variable(name)).source())
+    print(script(root.command, {}, str(root.info_name), _variable(str(root.info_name))).source())

@@ -1,7 +1,4 @@
-"""Names that the shell proposes for a flag.
-
-They stand here once more because the registries import torch, for which a TAB should not wait.
-"""
+"""Names that the shell proposes: once more, because the registries import torch, for which a TAB should not wait."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,12 +19,11 @@ SPLITS = "shares shards dirichlet iid alphabet coarse user concepts".split()  # 
 
 
 def proposed(known: Sequence[str], kind: "Kind | None" = None) -> Callable[..., list[str]]:
-    """Return what click asks for a value's completions: known names, and those of plug-ins of a kind."""
+    """Return what click asks for completions of a value: known names, and those of plug-ins of a kind."""
 
     def propose(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         from hyperbloom.common.plugins import plugins
 
-        every: list[str] = [*known, *(plugins(kind) if kind else ())]
-        return [name for name in every if name.startswith(incomplete)]
+        return [name for name in (*known, *(plugins(kind) if kind else ())) if name.startswith(incomplete)]
 
     return propose

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hyperbloom import __version__
 from hyperbloom.common.commands import FILE, FOLDER, Flag, Program, given, names, run_program, section
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
 from hyperbloom.common.signals import terminate_as_interrupt
+from hyperbloom.server.commands.access import certs, clients, doctor
+from hyperbloom.server.commands.runs import compare, export, report, reproduce, serve, watch
 from hyperbloom.server.flags import ENGINES, LISTENING, set_flag
 
 if TYPE_CHECKING:
@@ -55,23 +56,24 @@ class KeyFlag(Flag):
 
     def __init__(self, flag: str, key: str, **details: Any) -> None:
         """Take the key, dotted if it is one of a section; `details` as in `Flag`."""
-        super().__init__(flag, key.replace(".", "_"), show_default=False, **details)
+        super().__init__(f"{flag} {key.replace('.', '_')}", "", show_default=False, **details)
         self.key = key
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Read the description; the configuration takes time to import, and only `--help` needs it."""
         from hyperbloom.common.config import RunConfig
 
-        field = RunConfig.model_fields[self.key.partition(".")[0]]
-        if name := self.key.partition(".")[2]:
-            field = type(field.default).model_fields[name]
+        first, _, name = self.key.partition(".")
+        field = RunConfig.model_fields[first]
+        field = type(field.default).model_fields[name] if name else field
         default = "" if field.default is None else f"  [default: {field.default}]"
         self.help = f"{field.description}{f' [{self.key}]' if name else ''}{default}"
         return super().get_help_record(ctx)
 
 
+_STRATEGY = proposed(STRATEGIES, "strategies")
 _KEYS = [
-    KeyFlag("--strategy", "strategy", shell_complete=proposed(STRATEGIES, "strategies")),
+    KeyFlag("--strategy", "strategy", shell_complete=_STRATEGY),
     KeyFlag("--rounds", "rounds", type=int),
     KeyFlag("--clients", "clients", type=int),
     KeyFlag("--cohort", "cohort", type=int),
@@ -86,85 +88,47 @@ _KEYS = [
     KeyFlag("--split", "data.split", shell_complete=proposed(SPLITS)),
     KeyFlag("--max-train", "data.max_train", type=int),
 ]
+_DP = "sets privacy.where=client: each client clips its change and adds noise before anything leaves it"
+_MASKS = "sets secure_aggregation=true: clients mask their changes, and the server learns only the sum"
 _RUN = section(
     "The run",
-    Flag("--config", type=FILE, metavar="FILE", help="YAML file that describes the run; flags win over it"),
+    Flag("--config", "YAML file that describes the run; flags win over it", type=FILE),
     *_KEYS,
-    Flag(
-        "--dp-clients",
-        is_flag=True,
-        help="sets privacy.where=client: each client clips its change and adds noise before anything leaves it",
-    ),
-    Flag(
-        "--secure-aggregation",
-        is_flag=True,
-        help="sets secure_aggregation=true: clients mask their changes, and the server learns only the sum",
-    ),
-    Flag("--baselines", metavar="A,B", help="strategies to run afterwards with the same clients"),
+    Flag("--dp-clients", _DP, is_flag=True),
+    Flag("--secure-aggregation", _MASKS, is_flag=True),
+    Flag("--baselines", "strategies to run afterwards with the same clients", metavar="A,B"),
     set_flag("set any key"),
-    Flag("--run-dir", type=FOLDER, metavar="DIR", help="run folder", show_default="runs/DATE-STRATEGY"),
+    Flag("--run-dir", "run folder", type=FOLDER, show_default="runs/DATE-STRATEGY"),
 )
-_START = section(
-    "Going on",
-    Flag("--resume", type=FOLDER, metavar="RUN", help="go on from the last checkpoint in this run folder"),
-    Flag(
-        "--go-on",
-        is_flag=True,
-        help="with --run-dir: begin the run, go on with it if it is there, end with code 0 if it is complete",
+_GO_ON = "with --run-dir: begin the run, go on with it if it is there, end with code 0 if it is complete"
+_AT_ONCE = "with --engine inline: train the clients of a cohort at once"
+_METRICS = "serve Prometheus metrics over HTTP there, without a host on loopback; 0 takes a free port"
+_FLAGS = [
+    *_RUN,
+    *section(
+        "Going on",
+        Flag("--resume", "go on from the last checkpoint in this run folder", type=FOLDER, metavar="RUN"),
+        Flag("--go-on", _GO_ON, is_flag=True),
     ),
-)
-_MACHINES = [
     *section(
         "Machines",
-        Flag(
-            "--engine",
-            type=click.Choice(ENGINES),
-            default="grpc",
-            help="real clients, or virtual ones in this process or in Flower's simulation",
-        ),
-        Flag(
-            "--vectorise/--no-vectorise",
-            default=None,
-            help="with --engine inline: train the clients of a cohort at once",
-            show_default="on a CUDA device",
-        ),
-        Flag("--local-clients", type=int, default=0, metavar="N", help="start N clients beside the server"),
+        Flag("--engine", "clients over gRPC, or virtual ones in this process or in Ray", type=ENGINES, default="grpc"),
+        Flag("--vectorise/--no-vectorise", _AT_ONCE, default=None, show_default="on a CUDA device"),
+        Flag("--local-clients", "start so many clients beside the server", default=0),
     ),
     *LISTENING,
     *section(
         "Watching (of any run: flower-server watch, flower-server report)",
-        Flag(
-            "--metrics-port",
-            metavar="[HOST:]PORT",
-            help="serve Prometheus metrics over HTTP there, without a host on loopback; 0 takes a free port",
-        ),
-        Flag("--tensorboard", is_flag=True, help="write event files for TensorBoard to RUN/tensorboard"),
+        Flag("--metrics-port", _METRICS, metavar="[HOST:]PORT"),
+        Flag("--tensorboard", "write event files for TensorBoard to RUN/tensorboard", is_flag=True),
     ),
-]
-_ABOUT: list[click.Parameter] = [
-    Flag("--list", is_flag=True, help="list strategies, models, data sets and splits"),
-    Flag(
-        "--explain",
-        metavar="STRATEGY",
-        shell_complete=proposed(STRATEGIES, "strategies"),
-        help="list every key of a run with its default and meaning",
-    ),
+    Flag("--list", "list strategies, models, data sets and splits", is_flag=True),
+    Flag("--explain", "list every key of a run of this strategy", metavar="STRATEGY", shell_complete=_STRATEGY),
 ]
 
 
-@click.version_option(__version__, message="hyperbloom %(version)s")
-@click.command(
-    "flower-server",
-    cls=Program,
-    package="hyperbloom.server.commands",
-    params=[*_RUN, *_START, *_MACHINES, *_ABOUT],
-    epilog=_EPILOG,
-)
-@click.pass_context
-def flower_server(ctx: click.Context, /, **flags: Any) -> int:
+def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
     """Personalised federated learning: one hypernetwork here, a different model for every client."""
-    if ctx.invoked_subcommand:
-        return 0
     os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
     try:
         with terminate_as_interrupt():
@@ -185,19 +149,20 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
 
         print_catalogue(console) if flags["list"] else print_keys(console, flags["explain"])
         return
-    from hyperbloom.common.config import load_run_config
+    from hyperbloom.common.config import check, load_run_config
+    from hyperbloom.server.fleet import Machines
 
+    if resume and not flags["go_on"]:
+        flags |= _as_it_began(ctx, flags)
+        config = load_run_config(resume / "config.yaml", {})
+    else:
+        config = _config(flags)
     if flags["go_on"]:
-        config, machines = _config(flags), _machines(flags)
         resume, complete = _begun(flags, config)
         if complete:
             print(f"the run in {flags['run_dir']} is complete; name a new --run-dir for the next one")
             return
-    elif resume:
-        machines = _machines(_as_it_began(ctx, flags))
-        config = load_run_config(resume / "config.yaml", {})
-    else:
-        config, machines = _config(flags), _machines(flags)
+    machines = check(Machines, flags, "the flags of the run")
     _check(config, machines)
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
     from hyperbloom.server.running import run_federation
@@ -221,14 +186,6 @@ def _config(flags: dict[str, Any]) -> "RunConfig":
     if flags["local_clients"] and "clients" not in overrides and flags["config"] is None:
         overrides["clients"] = flags["local_clients"]
     return load_run_config(flags["config"], overrides)
-
-
-def _machines(flags: dict[str, Any]) -> "Machines":
-    """Return where a run is to run; flags of other kinds are passed over."""
-    from hyperbloom.common.config import check
-    from hyperbloom.server.fleet import Machines
-
-    return check(Machines, flags, "the flags of the run")
 
 
 def _check(config: "RunConfig", machines: "Machines") -> None:
@@ -269,7 +226,7 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
 
 
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags of `--resume`: those that the run began with where the command line gives none.
+    """Return the flags that the run of `--resume` began with, but for those that the command line gives anew.
 
     Raises:
         ConfigError: a flag would change the run, or the folder is not one of a run.
@@ -287,9 +244,12 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"--resume: expected the folder of a run, found no readable {path} ({error})") from None
     if "vectorise" in anew and flags["vectorise"] != began.get("vectorise"):
         raise ConfigError("--resume: --vectorise would change the run (in the last bits); leave it out")
-    if anew & set(SECURITY):
-        anew |= set(SECURITY)
-    return {**flags, **began, **{name: flags[name] for name in anew}}
+    anew |= SECURITY if anew & SECURITY else set()
+    return {name: value for name, value in began.items() if name not in anew}
+
+
+_COMMANDS = (certs, clients, compare, doctor, export, report, reproduce, serve, watch)
+flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, _EPILOG)
 
 
 def main(arguments: list[str] | None = None) -> int:

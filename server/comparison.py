@@ -325,6 +325,5 @@ def _empty(folder: Path) -> None:
 
 def _machines(config: RunConfig, engine: str) -> Machines:
     """Return where a cell runs: all clients are on this machine."""
-    if engine != "grpc":
-        return Machines.model_validate({"engine": engine})
-    return Machines(port=0, insecure=1, local_clients=config.clients).with_port()
+    own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}
+    return Machines.model_validate({"engine": engine, "port": 0, **own}).with_port()

@@ -17,7 +17,7 @@ from hyperbloom.client.worker import worker_for
 from hyperbloom.common.attempt import attempt
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
-from hyperbloom.server.fleet import Machines, Say, open_superlink
+from hyperbloom.server.fleet import Machines, Say, Tell, open_superlink
 from hyperbloom.server.inline import InlineGrid, answer
 from hyperbloom.server.local_clients import client_settings, local_clients, make_keys, printed_line
 
@@ -107,38 +107,21 @@ def virtual_clients(config: RunConfig, folder: Path) -> VirtualClients:
 
 
 @contextmanager
-def open_grid(
-    machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Callable[[str], None]
-) -> Iterator[Opened]:
-    """Open the grid of a run, and start the clients that belong to it.
-
-    Args:
-        machines: says by which engine.
-        config: the run.
-        folder: the run's.
-        say: prints a line.
-        tell: gets a line when the SuperLink refuses somebody.
+def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
+    """Open the grid of a run by the engine of its machines, and start the clients that belong to it.
 
     Raises:
         HyperbloomError: the data are not there, or the engine cannot be started.
     """
     if machines.engine == "inline":
         yield inline_grid(config, folder, machines.vectorise), lambda: None
-    elif machines.engine == "ray":
+        return
+    if machines.engine == "ray":
         from hyperbloom.server.simulation import simulation_grid
 
         with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
             yield simulated
-    else:
-        with _network(machines, config, folder, say, tell) as opened:
-            yield opened
-
-
-@contextmanager
-def _network(
-    machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Callable[[str], None]
-) -> Iterator[Opened]:
-    """Run a SuperLink and the local clients, and say how the others join."""
+        return
     security = machines.security()
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
     keys = make_keys(settings, folder / "clients") if settings and security.ca else None
@@ -146,8 +129,8 @@ def _network(
         if len(settings) < config.clients:
             first, last = config.part(len(settings))[0], config.part(config.clients - 1)[0]
             numbers = f"from {first} to {last}" if first < last else f"= {first}"
-            say(f"run this on each machine, NAME its own and I {numbers}:")
-            say(f"  {printed_line(machines.address, security.client_flags(machines.address, 'NAME.pem'), config)}")
+            line = printed_line(machines.address, security.client_flags(machines.address, "NAME.pem"), config)
+            say(f"run this on each machine, NAME its own and I {numbers}:\n  {line}")
         flags = security.client_flags(machines.local_address)
         with local_clients(settings, machines.local_address, flags) as watch:
             yield grid, watch

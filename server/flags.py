@@ -2,53 +2,28 @@
 
 import click
 
-from hyperbloom.common.commands import FILE, FOLDER, Flag, section
+from hyperbloom.common.commands import FOLDER, Flag, section
 
-__all__ = ["ENGINES", "LISTENING", "OUT", "set_flag"]
+__all__ = ["CERTS", "ENGINES", "HOST", "LISTENING", "PORT", "SERIES", "set_flag"]
 
-ENGINES = ("grpc", "inline", "ray")
+ENGINES = click.Choice(["grpc", "inline", "ray"])
+HOST = Flag("--host", "address that clients connect to", default="127.0.0.1")
+PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
+CERTS = Flag(
+    "--certs", "folder of `certs init` and `clients add`", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs"
+)
+_PLAIN = "plain text, and clients without keys: on loopback; given twice, on any address"
+INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)
+LISTENING = section("Where to listen", HOST, PORT, CERTS, INSECURE)
 
-LISTENING = [
-    *section(
-        "Machines",
-        Flag("--host", default="127.0.0.1", help="address that clients connect to"),
-        Flag("--port", type=int, default=9092, help="Fleet port; 0 takes a free one"),
-        Flag(
-            "--insecure",
-            count=True,
-            show_default=False,
-            help="plain text, and clients without keys: on loopback; given twice, on any address",
-        ),
-    ),
-    *section(
-        "TLS and clients' keys (instead of --insecure)",
-        Flag(
-            "--certs",
-            type=FOLDER,
-            metavar="DIR",
-            help="folder of `certs init` and `clients add`",
-            show_default="$HYPERBLOOM_CERTS, else certs",
-        ),
-        Flag("--tls-certificate", type=FILE, metavar="FILE", help="another certificate of the server, PEM"),
-        Flag("--tls-key", type=FILE, metavar="FILE", help="its private key, PEM"),
-        Flag("--tls-ca", type=FILE, metavar="FILE", help="the CA that signed it, PEM; clients need it too"),
-    ),
+
+SERIES = [
+    Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),
+    Flag("--engine", "clients as processes over gRPC, in this process, or in Ray", type=ENGINES, default="inline"),
 ]
-"""The flags from which a `fleet.Listening` is made."""
+"""What `compare` and `reproduce` have in common."""
 
 
 def set_flag(text: str) -> Flag:
     """Return the flag `--set`; `text` says what it sets."""
-    return Flag("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=f"{text}; may be repeated")
-
-
-OUT: list[click.Parameter] = [
-    Flag("--out", type=FOLDER, metavar="DIR", help="folder for all of it, a new one or one to go on with"),
-    Flag(
-        "--engine",
-        type=click.Choice(ENGINES),
-        default="inline",
-        help="clients as processes over gRPC, in this process, or in Flower's simulation",
-    ),
-]
-"""What `compare` and `reproduce` have in common."""
+    return Flag("--set assignments", f"{text}; may be repeated", multiple=True, metavar="KEY=VALUE")

@@ -1,11 +1,12 @@
 """Where a server listens, who may speak to it, and its SuperLink."""
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict
 
@@ -16,16 +17,27 @@ from hyperbloom.common.plain import check_insecure, is_loopback
 from hyperbloom.server.certificates import Certificates, check_files, default_folder
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hyperbloom.server.superlink import LiveGrid
 
-__all__ = ["Listening", "Machines", "Say", "Security", "check_port", "open_for_newcomers", "open_superlink"]
+__all__ = ["Machines", "check_port", "log_to", "open_for_newcomers", "open_superlink", "sayer"]
 
 
-class Say(Protocol):
-    """Prints a line as it is, in a style of rich's."""
+Say = Callable[..., None]
+"""Prints a line as it is; a second argument is a style of rich's."""
 
-    def __call__(self, text: str, style: str = "") -> None:
-        """Print it."""
+Tell = Callable[[str], None]
+"""Gets a line when the SuperLink refuses somebody, in another thread."""
+
+
+def sayer(console: "Console") -> Say:
+    """Return what prints lines on a console as they are: paths and names are no markup."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    return say
 
 
 @dataclass(frozen=True)
@@ -44,8 +56,8 @@ class Security:
         return ["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)
 
 
-class Listening(Section):
-    """Where a server listens, and who may speak to it: the flags `flags.LISTENING`."""
+class Machines(Section):
+    """Where a server listens, who may speak to it, and where a run runs: flags that the run folder keeps."""
 
     # What a run folder says may be of another version, and JSON has no paths.
     model_config = ConfigDict(strict=False, extra="ignore")
@@ -54,9 +66,11 @@ class Listening(Section):
     port: int = 9092
     insecure: int = 0
     certs: Path | None = None
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
+    engine: Literal["grpc", "inline", "ray"] = "grpc"
+    vectorise: bool | None = None
+    local_clients: int = 0
+    metrics_port: str | None = None
+    tensorboard: bool = False
 
     @property
     def address(self) -> str:
@@ -72,7 +86,12 @@ class Listening(Section):
         """Return the same at a port that is free, if none is named."""
         from hyperbloom.server.superlink import free_port
 
-        return self if self.port else self.model_copy(update={"port": free_port()})
+        return self if self.port or self.engine != "grpc" else self.model_copy(update={"port": free_port()})
+
+    def record(self) -> dict[str, Any]:
+        """Return the flags for the run folder; a later process may be started in another directory."""
+        certs = None if self.insecure or self.engine != "grpc" else str((self.certs or default_folder()).resolve())
+        return self.model_dump() | {"certs": certs}
 
     def security(self) -> Security:
         """Find and check the TLS files.
@@ -80,49 +99,23 @@ class Listening(Section):
         Raises:
             ConfigError: flags do not go together, or a file is missing, expired or of another certificate.
         """
-        files = {"--tls-certificate": self.tls_certificate, "--tls-key": self.tls_key, "--tls-ca": self.tls_ca}
-        given = [flag for flag, path in files.items() if path]
         if self.insecure:
-            if given or self.certs:
-                raise ConfigError(f"--insecure: expected alone or not at all, found with {(given or ['--certs'])[0]}")
+            if self.certs:
+                raise ConfigError("--insecure: expected alone or not at all, found with --certs")
             check_insecure("--host", self.host, self.insecure)
             return Security()
-        if given and len(given) < len(files):
-            missing = ", ".join(flag for flag in files if flag not in given)
-            raise ConfigError(f"expected all three TLS files or none; missing: {missing}")
-        folder = Certificates(self.certs or default_folder())
-        if not given:
-            if not folder.server.is_file():
-                raise ConfigError(
-                    f"no certificates in {folder.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
-                    "or speak plain text on this machine with --insecure"
-                )
-            files = {"server.pem": folder.server, "server.key": folder.server_key, "ca.pem": folder.ca}
-        certificate, key, ca = files.values()
-        assert certificate and key and ca
-        check_files(certificate, key, ca, list(files))
-        return Security(certificate, key, ca, folder.clients)
+        files = Certificates(self.certs or default_folder())
+        if not files.server.is_file():
+            raise ConfigError(
+                f"no certificates in {files.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
+                "or speak plain text on this machine with --insecure"
+            )
+        check_files(files.server, files.server_key, files.ca, ["server.pem", "server.key", "ca.pem"])
+        return Security(files.server, files.server_key, files.ca, files.clients)
 
 
-SECURITY = ("insecure", "certs", "tls_certificate", "tls_key", "tls_ca")
-"""The fields that belong together: who says one of them anew says all of them."""
-
-
-class Machines(Listening):
-    """Where a run runs: flags that the run folder keeps for `--resume`."""
-
-    engine: Literal["grpc", "inline", "ray"] = "grpc"
-    vectorise: bool | None = None
-    local_clients: int = 0
-    metrics_port: str | None = None
-    tensorboard: bool = False
-
-    def record(self) -> dict[str, Any]:
-        """Return them for the run folder; a later process may be started in another directory."""
-        paths = {name: value for name, value in self if isinstance(value, Path)}
-        if self.engine == "grpc" and not self.insecure:
-            paths["certs"] = self.certs or default_folder()
-        return self.model_dump() | {name: str(path.resolve()) for name, path in paths.items()}
+SECURITY = {"insecure", "certs"}
+"""The fields that belong together: who says one of them anew says both."""
 
 
 def check_port(host: str, port: int) -> None:
@@ -145,26 +138,12 @@ def check_port(host: str, port: int) -> None:
 
 @contextmanager
 def open_superlink(
-    listening: Listening,
-    security: Security,
-    folder: Path,
-    say: Say,
-    tell: Callable[[str], None],
-    keys: Path | None = None,
+    machines: Machines, security: Security, folder: Path, say: Say, tell: Tell, keys: Path | None = None
 ) -> Iterator["LiveGrid"]:
-    """Run a SuperLink for the registered clients and those of `keys`, and yield its grid.
-
-    Args:
-        listening: host and port.
-        security: as `listening.security()` found it.
-        folder: where its log goes.
-        say: prints a warning.
-        tell: gets a line when somebody is refused.
-        keys: another registry of clients.
-    """
+    """Run a SuperLink, its log in `folder`, for the registered clients and those of `keys`, and yield its grid."""
     from hyperbloom.server.superlink import Tls, superlink
 
-    if listening.insecure and not is_loopback(listening.host):
+    if machines.insecure and not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
     tls = None
     if security.certificate and security.key and security.ca and security.clients:
@@ -172,24 +151,44 @@ def open_superlink(
             say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
         registries = (security.clients, keys) if keys else (security.clients,)
         tls = Tls(security.certificate, security.key, security.ca, registries)
-    with superlink(f"{listening.host}:{listening.port}", folder, __version__, tls, tell) as grid:
+    with superlink(f"{machines.host}:{machines.port}", folder, __version__, tls, tell) as grid:
         yield grid
 
 
 @contextmanager
-def open_for_newcomers(
-    listening: Listening, folder: Path, say: Say, tell: Callable[[str], None]
-) -> Iterator["LiveGrid"]:
+def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
     """Check where to listen, run a SuperLink with its logs in `folder`, and say how newcomers reach it."""
-    from hyperbloom.server.run_log import log_to
-
-    security = listening.security()
-    if listening.port:
-        check_port(listening.host, listening.port)
-    listening = listening.with_port()
+    security = machines.security()
+    if machines.port:
+        check_port(machines.host, machines.port)
+    machines = machines.with_port()
     folder.mkdir(parents=True, exist_ok=True)
-    with log_to(folder / "server.log"), open_superlink(listening, security, folder, say, tell) as grid:
-        flags = " ".join(security.client_flags(listening.address, "NAME.pem"))
+    with log_to(folder / "server.log"), open_superlink(machines, security, folder, say, tell) as grid:
+        flags = " ".join(security.client_flags(machines.address, "NAME.pem"))
         say("ready; a newcomer runs:")
-        say(f"  flower-client join --server {listening.address} {flags} --data WHAT --out model")
+        say(f"  flower-client join --server {machines.address} {flags} --data WHAT --out model")
         yield grid
+
+
+class _LogFile(logging.FileHandler):
+    """A line that the disk does not take is lost; the files of the run itself tell that the disk is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on."""
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Write our log, and Flower's, into a file."""
+    handler = _LogFile(path)
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()

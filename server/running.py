@@ -3,7 +3,7 @@
 import errno
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +14,20 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import DiskError, HyperbloomError
 from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.engine import open_grid
-from hyperbloom.server.fleet import Machines, Say, check_port
+from hyperbloom.server.fleet import Machines, Say, Tell, check_port, log_to, sayer
 from hyperbloom.server.listener import Listener, Resume, Selection
 from hyperbloom.server.report import write_report
 from hyperbloom.server.run_folder import RunFolder, adopt_identities, new_run_folder
-from hyperbloom.server.run_log import log_to
 from hyperbloom.server.session import Session, check_run
 from hyperbloom.server.view import TerminalView, results_table
 from hyperbloom.strategies.personalised import is_novel
 
-__all__ = ["Run", "begin", "check_start", "go_on", "run_federation", "sayer"]
+__all__ = ["Run", "begin", "go_on", "run_federation"]
 
 LARGEST_FOR_REPORT = 100_000_000
 """Bytes of lines up to which a run writes its report at its end: five seconds."""
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-
-
-def sayer(console: Console) -> Say:
-    """Return what prints lines as they are: paths and names are no markup."""
-
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-    return say
 
 
 @dataclass(frozen=True)
@@ -49,13 +39,9 @@ class Run:
     resume: Resume | None = None
 
     def carry_out(
-        self, machines: Machines, listeners: Sequence[Listener], say: Say, tell: Callable[[str], None]
+        self, machines: Machines, listeners: Sequence[Listener], say: Say, tell: Tell
     ) -> tuple[Session, dict[str, Selection]]:
-        """Run it to its end, with the log in its folder; `say` and `tell` as in `open_grid`.
-
-        Raises:
-            HyperbloomError: it came to nothing; its events say so as well.
-        """
+        """Run it to its end, with the log in its folder; a HyperbloomError that stops it is also among its events."""
         folder, config = self.recorder.path, self.recorder.config
         with log_to(folder / "server.log"), open_grid(machines, config, folder, say, tell) as (grid, watch):
             session = Session(config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume)
@@ -74,22 +60,14 @@ def begin(folder: Path, config: RunConfig, machines: Machines) -> Run:
     return Run(recorder, run_id)
 
 
-def go_on(folder: Path, config: RunConfig, tell: Callable[[str], None]) -> Run:
-    """Take a run back to its last checkpoint.
-
-    Raises:
-        ConfigError: there is no checkpoint that can be used.
-    """
+def go_on(folder: Path, config: RunConfig, tell: Tell) -> Run:
+    """Take a run back to its last checkpoint; ConfigError if there is none that can be used."""
     recorder, resume = RunFolder.resume(folder, config, tell)
     return Run(recorder, resume.checkpoint.run_id, resume)
 
 
-def check_start(config: RunConfig, machines: Machines, begins: bool) -> None:
-    """Refuse, before the run has a folder, what cannot be run.
-
-    Raises:
-        HyperbloomError: says what is wrong.
-    """
+def _check(config: RunConfig, machines: Machines, begins: bool) -> None:
+    """Refuse, before the run has a folder, what cannot be run."""
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
     if machines.engine == "ray":
@@ -118,10 +96,9 @@ def run_federation(
         resume: the folder of a run to go on with.
 
     Raises:
-        HyperbloomError: the run came to nothing.
-        DiskError: the disk is full.
+        HyperbloomError: the run came to nothing, or the disk is full.
     """
-    check_start(config, machines, begins=resume is None)
+    _check(config, machines, begins=resume is None)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), sayer(console)
     say(f"run folder: {folder}")
@@ -133,7 +110,7 @@ def run_federation(
                 for listener in (run.recorder, view):
                     listener.event(f"going on after {_where(config, run.resume)}")
             else:
-                machines = machines.with_port() if machines.engine == "grpc" else machines
+                machines = machines.with_port()
                 run = begin(folder, config, machines)
             listeners = [view, *_listeners(machines, folder, stack, say)]
             session, results = run.carry_out(machines, listeners, say, view.event)
