@@ -5,7 +5,10 @@ personal heads that are nowhere but on the clients. Until most rounds are done, 
 
 * a client, the server or the SuperLink is killed (SIGKILL); clients start again, the server with --resume;
 * a client or the server is frozen (SIGSTOP) for some seconds;
-* one client's or all clients' connections hang, or are cut and refused, for some seconds.
+* one client's or all clients' connections hang, or are cut and refused, for some seconds;
+* a stranger attacks the port (`benchmarks/stranger.py`) for some seconds.
+
+All the while a fourth member announces replies and never uploads them (`benchmarks/hostile_member.py`).
 
 Then everything is healed, and when the run is over it must be true that: the server ended with code 0; each client is
 on the row that it always had, with the secret that it always had; no personal head was ever lost, or set back but by a
@@ -37,6 +40,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from benchmarks import LEASH
+from benchmarks.stranger import ATTACKS, Stranger
 
 __all__ = ["Proxy", "Siege", "besiege"]
 
@@ -170,6 +174,7 @@ class Siege:
             flags += ["--set", f"{key}={value}"]
         self.server = self._start_server(*flags, "--run-dir", str(self.run))
         self.clients = [self._start_client(index) for index in range(CLIENTS)]
+        self.member: Process | None = None
 
     def _start_server(self, *args: str) -> Process:
         return Process("hyperbloom.server", list(args), self.folder / "server.log")
@@ -179,6 +184,10 @@ class Siege:
         args = ["--server", f"127.0.0.1:{self.proxies[index].port}", "--insecure", "--threads", "1"]
         args += ["--client-id", f"c{index}", "--partition", f"{index}/{CLIENTS}", "--state-dir", state]
         return Process("hyperbloom.client", args, self.folder / f"client-{index}.log")
+
+    def _start_member(self) -> Process:
+        address = f"127.0.0.1:{self.port}"
+        return Process("benchmarks.hostile_member", [address, "mallory"], self.folder / "member.log")
 
     @property
     def done(self) -> int:
@@ -194,6 +203,7 @@ class Siege:
     def rage(self, seconds: float) -> None:
         """Break something now and then, for so long or until most rounds are done; then heal everything."""
         self._wait(lambda: self.done >= 2, "two rounds")
+        self.member = self._start_member()
         end, done, faults = time.monotonic() + seconds, self.done, 0
         while time.monotonic() < end and self.done < QUIET_AFTER * self.rounds and not self.problems:
             getattr(self, f"_{self._random.choice(_FAULTS)}")()
@@ -263,6 +273,13 @@ class Siege:
             getattr(proxy, how)()
             self._later(proxy.heal)
 
+    def _stranger(self) -> None:
+        how = self._random.choice(ATTACKS)
+        self._note(f"a stranger attacks: {how}")
+        stranger = Stranger(f"127.0.0.1:{self.port}", None)
+        stranger.attack(how)
+        self._later(stranger.stop)
+
     # ------------------------------------------------------------------ what goes on
 
     def _live(self, seconds: float) -> None:
@@ -288,6 +305,9 @@ class Siege:
             self.problems.append("the server ended before its first checkpoint")
         time.sleep(0.5)
         self.server = self._start_server("--resume", str(self.run))
+        if self.member:  # Flower gives it no new session on another SuperLink
+            self.member.kill()
+            self.member = self._start_member()
 
     def _look(self) -> None:
         """Note a secret that changes, and a head that goes away, or back without the server's going back."""
@@ -321,6 +341,9 @@ class Siege:
 
     def finish(self) -> list[str]:
         """Wait until the run is over, and return what does not hold."""
+        if self.member:
+            self.member.kill()
+        self.member = None
         for index in range(CLIENTS):
             self._restart_client(index)
         self._wait(lambda: self.server.popen.poll() in (0, 2), "the end of the run")
@@ -361,7 +384,7 @@ class Siege:
         if max((line.get("test_mean", 0.0) for line in lines), default=0.0) < 100 * CHANCE:
             self.problems.append("they have not learned")
         clients = json.loads((self.run / "roster.json").read_text())["clients"]
-        if [(each["client_id"], each["row"]) for each in clients] != [(f"c{i}", i) for i in range(CLIENTS)]:
+        if [(each["client_id"], each["row"]) for each in clients[:CLIENTS]] != [(f"c{i}", i) for i in range(CLIENTS)]:
             self.problems.append(f"roster: {[(each['client_id'], each['row']) for each in clients]}")
         self._look()
         if self._heads.keys() != set(range(CLIENTS)):
@@ -369,6 +392,8 @@ class Siege:
 
     def close(self) -> None:
         """End whatever is left of what was started here."""
+        if self.member:
+            self.member.kill()
         for process in (self.server, *self.clients):
             process.signal(signal.SIGCONT)
             process.signal(signal.SIGTERM)
@@ -382,7 +407,7 @@ class Siege:
 
 
 _FAULTS = (
-    *["kill_client", "freeze_client", "partition"] * 3,
+    *["kill_client", "freeze_client", "partition", "stranger"] * 3,
     *["kill_server", "freeze_server", "kill_superlink"],
 )
 

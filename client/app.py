@@ -11,6 +11,7 @@ from hyperbloom.client.worker import Worker, worker_for
 from hyperbloom.common.attempt import attempt
 from hyperbloom.common.messages import (
     BackpropOrder,
+    ConfirmOrder,
     DescribeOrder,
     ErrorsOrder,
     EvaluateOrder,
@@ -112,6 +113,13 @@ def masked(message: Message, context: Context) -> Message:
     """Train on this client's data, and mask what leaves it."""
     order = MaskedOrder.unpack(message.content)
     return Message(_worker(context).train_masked(order).pack(), reply_to=message)
+
+
+@app.train("confirm")
+def confirm(message: Message, context: Context) -> Message:
+    """Sign whose changes are in the sum."""
+    order = ConfirmOrder.unpack(message.content)
+    return Message(_worker(context).confirm(order).pack(), reply_to=message)
 
 
 @app.train("unmask")

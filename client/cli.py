@@ -9,7 +9,7 @@ import click
 
 from hyperbloom.client.commands import COMMANDS
 from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
-from hyperbloom.common.commands import FOLDER, Flag, Program, run_program, section
+from hyperbloom.common.commands import FILE, FOLDER, Flag, Program, execute, section
 
 __all__ = ["flower_client", "main"]
 
@@ -35,7 +35,7 @@ What leaves this machine: the client's name and secret, the version of this prog
 inputs, number of classes; weights or their change, losses, counts of right answers; and what some strategies ask for
 beside them (descriptors, moments, representations: docs/privacy.md). Examples, labels and a personal classifier never
 do. The personal classifier lies in the state folder and survives a restart. See also --disclose,
---disclose-class-shares, --min-noise, --min-masked.
+--disclose-class-shares, --min-noise, --min-masked, --peers, --max-changes, --max-scores.
 
 exit codes: 0 the run is over or Ctrl-C, 1 a defect or a disk that is full at the start, 2 wrong settings or data,
 3 refused by the server, or this client already runs here, 5 no connection possible
@@ -85,6 +85,24 @@ _FLAGS = [
             "--min-masked",
             "send changes only under masks, in sums of at least so many clients (flower-server --secure-aggregation)",
             type=int,
+        ),
+        Flag(
+            "--peers",
+            "with secure aggregation: add changes only to those of clients whose key's fingerprint is in this text "
+            "(what flower-server clients list prints)",
+            type=FILE,
+        ),
+        Flag(
+            "--max-changes",
+            "send at most so many changes, over all runs",
+            type=int,
+            show_default="1000 with --min-noise or --min-masked, else any number",
+        ),
+        Flag(
+            "--max-scores",
+            "tell at most so many scores of models that training on this machine has shaped, over all runs",
+            type=int,
+            show_default="none with --min-noise or --min-masked, else any number",
         ),
     ),
 ]
@@ -147,4 +165,4 @@ flower_client = Program("flower-client", COMMANDS, _run, _FLAGS, _EPILOG)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return run_program(flower_client, arguments)
+    return execute(flower_client, arguments)

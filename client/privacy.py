@@ -16,7 +16,6 @@ only (at epsilon 8, delta 0.01 it gives delta 0.0178), and below that it adds mo
 epsilon 0.3, delta 0.01). The analytic one is exact at every epsilon.
 """
 
-import fcntl
 import json
 import math
 import secrets
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError
 from hyperbloom.common.privacy import noise
-from hyperbloom.common.storage import write_json
+from hyperbloom.common.storage import locked, write_json
 
 __all__ = ["Guarantee", "Ledger", "delta_of", "guarantee", "noise_scale", "privatise"]
 
@@ -166,9 +165,7 @@ class Ledger:
             ConfigError: it cannot be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with (self.path.parent / "privacy.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(self.path):
                 spent = self.read()
                 entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "server": to}
                 entry |= asdict(promised) if promised else {"epsilon": None}

@@ -17,6 +17,7 @@ from hyperbloom.client.alignment import answer_representations, keep_reference, 
 from hyperbloom.client.distillation import distil
 from hyperbloom.client.feedback import encode_with_feedback
 from hyperbloom.client.graphs import OwnNetwork, describe, own_graph, refine, tensors_of
+from hyperbloom.client.ledger import Releases
 from hyperbloom.client.methods import trainer
 from hyperbloom.client.settings import ClientSettings, pick_device
 from hyperbloom.client.state import ClientState, FileState, Moment, Scored
@@ -31,6 +32,8 @@ from hyperbloom.common.messages import (
     REPLIES,
     BackpropOrder,
     BackpropResult,
+    ConfirmOrder,
+    ConfirmResult,
     DescribeOrder,
     DescribeResult,
     ErrorsOrder,
@@ -107,6 +110,8 @@ class Worker:
         """Load the data onto the device; DataError, ConfigError or ModelError if that cannot be done."""
         self.settings = settings
         self.state = ClientState(settings.folder)
+        self._releases = Releases.of(settings)
+        secure_aggregation.identity_of(settings)  # says now what is wrong with the files
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
@@ -200,9 +205,9 @@ class Worker:
             raise WireError(
                 f"order: expected reply in {REPLIES} and 1 to {MOST_STEPS} steps, found {order.reply!r}, {steps} steps"
             )
-        self._check_privacy(order)
         _codec(order)  # refused before any work is done, as is a method
         trainer(order)
+        self._check_privacy(order)
         network = self._load(order)
         network.holds = None  # until what it learns is on the disk
         # Client and round are mixed in here: equal seeds on all clients would couple their batches.
@@ -214,32 +219,39 @@ class Worker:
         if wanted != (None, None) and not all(value is not None and value > 0 for value in wanted):
             raise WireError(f"order: expected dp_clip and dp_noise above 0, found {wanted}")
         if order.reply != "nothing" or isinstance(order, FitOrder):
-            masked = len(order.there) if isinstance(order, MaskedOrder) else 0
-            self._insist(order.dp_noise if not isinstance(order, FitOrder) else None, masked)
+            noise = order.dp_noise if not isinstance(order, FitOrder) else None
+            self._insist(noise, masked=isinstance(order, MaskedOrder))
 
-    def _insist(self, noise: float | None = None, masked: int = 0) -> None:
-        """Let nothing made of training examples leave but as this client's user wants: in a sum, and with noise.
+    def _insist(self, noise: float | None = None, masked: bool = False) -> None:
+        """Let nothing made of training examples leave but as this client's user wants, and as often.
 
         Args:
             noise: with which it leaves, in units of its norm.
-            masked: clients in the sum in which it leaves; 0 if it is seen by itself.
+            masked: whether it is seen in a sum alone.
         """
-        self._insist_on_company(masked)
+        if not masked:
+            self._insist_on_company("a change by itself", 0)
         least = self.settings.min_noise
         if least is not None and (noise or 0.0) < least:
             raise HyperbloomError(
                 f"the client sends nothing with noise below {least:g} times its norm (--min-noise), found "
                 f"{noise or 0:g}"
             )
+        self._releases.spend("changes")
 
-    def _insist_on_company(self, clients: int) -> None:
+    def _insist_on_company(self, found: str, clients: int) -> None:
         """Let no change be in a sum of fewer clients than this one's user wants; 0 is no sum."""
         fewest = self.settings.min_masked
         if fewest is not None and clients < fewest:
-            found = f"one of {clients}" if clients else "a change by itself"
             raise HyperbloomError(
                 f"the client sends changes in sums of at least {fewest} clients alone (--min-masked), found {found}"
             )
+
+    def _count_score(self, order: EvaluateOrder, module: nn.Module) -> None:
+        """Count a score that tells of training examples: their labels can be read off the loss of a refined model."""
+        trained = order.private != "none" or bool(order.refine_epochs) or order.distil_temperature is not None
+        if trained or has_running_norms(module):
+            self._releases.spend("scores")
 
     def conclude(self, order: TrainOrder, network: _Network, loss: float, seconds: float) -> TrainResult:
         """Keep what is private of the trained network, and return what the order asks for.
@@ -250,9 +262,7 @@ class Worker:
         network.holds = None  # where several train at once, the one before has concluded on it
         noisy, masked = order.dp_noise is not None, isinstance(order, MaskedOrder)
         # The loss is of training examples.
-        hidden = (
-            noisy or bool(order.quiet) or self.settings.min_noise is not None or self.settings.min_masked is not None
-        )
+        hidden = noisy or bool(order.quiet) or self._releases.bounded
         if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
             shown = "" if hidden else f" (loss {loss})"
             raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate")
@@ -282,6 +292,8 @@ class Worker:
 
     def deal_shares(self, order: SharesOrder) -> SharesResult:
         """Deal shares of the round's secrets; WireError if the order would not keep them."""
+        # As many as the threshold stay to the end, or nobody reveals a share.
+        self._insist_on_company(f"sums of {order.threshold} or more", order.threshold)
         with secure_aggregation.current(self.settings, order) as secure:
             return secure.share(order)
 
@@ -292,13 +304,18 @@ class Worker:
             WireError: the order does not fit this client, or this point of the round.
         """
         with secure_aggregation.current(self.settings, order) as secure:
-            secure.expect(order)
+            fewest = secure.expect(order)
+            self._insist_on_company(f"a part that {fewest} or more train", fewest)
             return secure.mask(order, self.train(order), len(self.train_data))
+
+    def confirm(self, order: ConfirmOrder) -> ConfirmResult:
+        """Sign whose changes are in the sum, and all that this client was told; WireError if they are too few."""
+        with secure_aggregation.current(self.settings, order) as secure:
+            return secure.confirm(order)
 
     def unmask(self, order: UnmaskOrder) -> UnmaskResult:
         """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
         with secure_aggregation.current(self.settings, order) as secure:
-            self._insist_on_company(len(order.alive))
             return secure.unmask(order)
 
     def describe(self, order: DescribeOrder) -> DescribeResult:
@@ -324,6 +341,7 @@ class Worker:
 
     def _evaluate(self, order: EvaluateOrder) -> EvaluateResult:
         network = self._load(order)
+        self._count_score(order, network.module)
         with self._private():
             module = network.module
             settle_norms(module, self.train_data)
@@ -371,6 +389,7 @@ class Worker:
         if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
             found = sent and sent.layout.shapes
             raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
+        self._count_score(order, self._network(order).module)
 
         def models() -> Iterator[nn.Module]:
             for row in sent.values.view(count, layout.numel):
@@ -395,7 +414,9 @@ class Worker:
             WireError: the classifiers are not for as many features as there are.
         """
         self._insist_on_a_common_model(order)
-        seen = many.features(self._load(order).module, self.val_data.inputs).cpu()
+        module = self._load(order).module
+        self._count_score(order, module)
+        seen = many.features(module, self.val_data.inputs).cpu()
         sent = order.classifiers
         if sent is None or len(sent.layout.shapes) != 1 or sent.layout.shapes[0][1][1:] != (seen.shape[1] + 1,):
             found = sent and sent.layout.shapes

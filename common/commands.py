@@ -14,7 +14,7 @@ from hyperbloom import __version__
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.signals import terminate_as_interrupt
 
-__all__ = ["FILE", "FOLDER", "Flag", "Program", "command", "given", "group", "names", "run_program", "section"]
+__all__ = ["FILE", "FOLDER", "Flag", "Program", "command", "execute", "given", "group", "names", "section"]
 
 FILE = click.Path(readable=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, readable=False, path_type=Path)
@@ -146,7 +146,7 @@ def names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def run_program(program: Program, arguments: Sequence[str] | None = None) -> int:
+def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
     """Run a program on the process's own arguments, or on those given, and return its exit code.
 
     Exit code 2 for wrong usage, that of the error for a HyperbloomError, 130 for Ctrl-C or SIGTERM, 141 if nobody reads

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hyperbloom.common.commands import FILE, FOLDER, Flag, Program, given, names, run_program, section
+from hyperbloom.common.commands import FILE, FOLDER, Flag, Program, execute, given, names, section
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
 from hyperbloom.common.signals import terminate_as_interrupt
@@ -254,4 +254,4 @@ flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, _EPILOG)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return run_program(flower_server, arguments)
+    return execute(flower_server, arguments)

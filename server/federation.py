@@ -6,14 +6,14 @@ keys, the SuperLink calls a node by the name that its key is registered for, and
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
-from hyperbloom.common.messages import EvaluateOrder, Greeting, Introduction, Notice, weigh
+from hyperbloom.common.messages import UNREADABLE, EvaluateOrder, Greeting, Introduction, Notice, weigh
 from hyperbloom.common.signals import uninterrupted
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster
@@ -58,6 +58,8 @@ class Federation:
         self.roster = roster
         self._on_event = on_event
         self._watch = watch
+        # Orders whose replies were announced and do not arrive; only the grid over the network has such replies.
+        self._stalled: Callable[[], Set[str]] = getattr(grid, "stalled", frozenset)
         self._strategy: PersonalisedStrategy | None = None
         self._greeting: Greeting | None = None
         self._begun = False
@@ -193,13 +195,14 @@ class Federation:
     def exchange(self, orders: Iterable[list[Message]], timeout_s: float) -> Iterator[Message]:
         """Send orders, one list after the other, and yield the replies as they come; none is kept here.
 
-        Ends when all have answered, when those who have not are gone, or after `timeout_s` seconds; what comes later
-        is counted and dropped, and its client is asked again only then. Newcomers are greeted meanwhile.
+        Ends when all have answered, when those who have not are gone or upload nothing of what they announced, or
+        after `timeout_s` seconds; what comes later is counted and dropped, and its client is asked again only then.
+        Newcomers are greeted meanwhile.
         """
         for some in orders:
             self.send(some)
         deadline, delay = time.monotonic() + timeout_s, FASTEST_POLL_S
-        while self._open and time.monotonic() < deadline:
+        while self._open.keys() - self._stalled() and time.monotonic() < deadline:
             replies = self.poll()
             delay = FASTEST_POLL_S if replies else delay
             while replies:
@@ -232,6 +235,9 @@ class Federation:
             if client and not reply.has_error():
                 self.late += 1
                 self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
+            elif client and reply.error.code == UNREADABLE:
+                assert self._strategy is not None
+                self._strategy.refuse(client.client_id, WireError(reply.error.reason))
         self._visit()
         self._open = {i: sent for i, sent in self._open.items() if self.roster.on_node(sent[0])}
         self._given_up = {i: node for i, node in self._given_up.items() if self.roster.on_node(node)}
@@ -243,9 +249,9 @@ class Federation:
         return message_id in self._open
 
     def give_up(self, timeout_s: float) -> None:
-        """Wait no longer for the answers to orders that are older than `timeout_s` seconds."""
-        now = time.monotonic()
-        overdue = {i: node for i, (node, sent) in self._open.items() if now - sent >= timeout_s}
+        """Wait no longer for answers to orders that are older than `timeout_s` seconds, or for stalled uploads."""
+        now, stalled = time.monotonic(), self._stalled()
+        overdue = {i: node for i, (node, sent) in self._open.items() if now - sent >= timeout_s or i in stalled}
         self._given_up |= overdue
         self._open = {i: sent for i, sent in self._open.items() if i not in overdue}
 

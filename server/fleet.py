@@ -19,7 +19,7 @@ from hyperbloom.server.certificates import Certificates, check_files, default_fo
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hyperbloom.server.superlink import LiveGrid
+    from hyperbloom.server.live_grid import LiveGrid
 
 __all__ = ["Machines", "check_port", "log_to", "open_for_newcomers", "open_superlink", "sayer"]
 

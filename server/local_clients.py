@@ -5,9 +5,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig
@@ -127,14 +128,17 @@ def _check(children: Mapping[Path, subprocess.Popen[bytes]]) -> None:
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
     """Wait for clients that have heard the goodbye; end the others."""
+    for child in _after_a_while(children):
+        child.terminate()
+    for child in _after_a_while(children):
+        child.kill()
+        child.wait()
+
+
+def _after_a_while(children: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+    """Return the processes that still run after `LEAVE_TIMEOUT_S`, which all of them share."""
+    deadline = monotonic() + LEAVE_TIMEOUT_S
     for child in children:
-        try:
-            child.wait(timeout=LEAVE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-    for child in children:
-        try:
-            child.wait(timeout=LEAVE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=max(0.0, deadline - monotonic()))
+    return [child for child in children if child.poll() is None]

@@ -1,4 +1,4 @@
-"""The SuperLink as a child process (`server/superlink_child.py`), and Flower's grid in ours.
+"""The SuperLink as a child process (`server/superlink_child.py`), and the grid of a run on it (`server/live_grid.py`).
 
 `flower-superlink --isolation process` starts nothing by itself: whoever asks for the run's task gets it. We ask, so
 the strategy is an ordinary object of this process: no app bundle to ship, no second process to watch, a live view at
@@ -6,7 +6,7 @@ no cost. The public way (`flwr run --stream`) would put the strategy into a proc
 away from us.
 
 Internals used (flwr 1.39): `ControlHttpClient.StartRun`, `RuntimeHttpClient.AcquireTask` and `PullTaskInput`,
-`HttpGrid`, `HeartbeatSender`, `TaskIdentity`, `pull_objects`, `build_fab_from_files`. Ports: Control and Runtime share
+`HeartbeatSender`, `TaskIdentity`, `build_fab_from_files`. Ports: Control and Runtime share
 one HTTP port which always stays on loopback, because whoever reaches it can start a run; only the Fleet port faces
 clients.
 """
@@ -19,62 +19,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import httpx
-from flwr.app import Error, Message, Metadata, RecordDict
-from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
+from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.message_pb2 import Metadata as ProtoMetadata
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
-    PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
 )
-from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE, TaskType
+from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.date import now
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
-)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
-from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.common.messages import UNREADABLE
-from hyperbloom.server.superlink_limits import (
-    LARGEST_VARIABLE,
-    MOST_OBJECTS,
-    MOST_WORDS,
-    TOO_LARGE,
-    largest_message,
-    reply_limit,
-)
+from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.server.live_grid import LiveGrid
 from hyperbloom.server.superlink_log import TRACE, relay
 
 START_DEADLINE_S = 60.0
 PATIENCE_S = 30.0  # with a SuperLink that does not answer
-# A reply is announced before its objects are uploaded. Stock Flower then backs off for a second and waits two hours;
-# we look again at once, and give a client half a minute to finish what it announced.
-UPLOAD_DEADLINE_S = 30.0
 
 # What a stock `flower-supernode` receives: two lines that point at the installed package.
 _BUNDLE = {
@@ -114,125 +88,6 @@ class Tls:
     key: Path
     ca: Path
     registries: tuple[Path, ...] = ()  # files of `server/registry.py`, followed while the SuperLink runs
-
-
-class LiveGrid(HttpGrid):
-    """Flower's grid, pulling replies as soon as they are whole."""
-
-    _largest = 0  # bytes of an order
-    _activated: Mapping[int, str] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages; the largest decides how large a reply may be.
-
-        Raises:
-            ConfigError: one is larger than what the network takes.
-        """
-        outgoing, most = list(messages), largest_message()
-        self._largest = max([self._largest, *map(_size, outgoing)])
-        if self._largest + MOST_WORDS > most:
-            found, allowed = (round(size / 2**20) for size in (self._largest, most))
-            raise ConfigError(
-                f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
-                f"{LARGEST_VARIABLE}, up to 2047"
-            )
-        return super().push_messages(outgoing)
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the nodes that are here.
-
-        A node whose client came back, with its key, before Flower missed it, is left out once: it is another process
-        now, which knows nothing of what the first was asked.
-        """
-        before, nodes = self._activated, list(super().get_nodes())
-        self._activated = {node.node_id: node.last_activated_at for node in nodes}
-        return [node for node in nodes if before.get(node.node_id, node.last_activated_at) == node.last_activated_at]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to `message_ids` that have arrived.
-
-        A reply whose content does not come within `UPLOAD_DEADLINE_S` becomes an error message that names it, as in
-        Flower's own grid; so does one that is too large, no message, or not what was announced (`UNREADABLE`).
-        """
-        request = PullAppMessagesRequest(message_ids=message_ids)
-        response = self._runtime_client.PullMessages(request)
-        trees = zip(response.messages_list, response.message_object_trees, strict=True)
-        return [self._pull(proto.metadata, tree) for proto, tree in trees]
-
-    def _pull(self, announced: ProtoMetadata, tree: ObjectTree) -> Message:
-        run_id, message_id, reply_to = self.run.run_id, announced.message_id, announced.reply_to_message_id
-        objects = [node.object_id for node in iterate_object_tree(tree)]
-        limit, sizes = reply_limit(self._largest), [0]
-        fetch = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, run_id)
-
-        def pull(object_id: str) -> bytes:
-            content = fetch(object_id) if sum(sizes) <= limit else b""
-            sizes.append(limit + 1 if content == TOO_LARGE else len(content))
-            if sum(sizes) > limit:
-                raise ObjectPullError(object_id, "the reply is too large")
-            return content
-
-        def refused(reason: str) -> Message:
-            self._confirm(message_id)
-            return _unavailable(run_id, reply_to, reason, UNREADABLE)
-
-        if len(objects) > MOST_OBJECTS:
-            return refused(f"expected a reply of at most {MOST_OBJECTS} objects, found {len(objects)}")
-        try:
-            contents = pull_objects(
-                objects,
-                pull,
-                initial_backoff=0.004,
-                backoff_cap=0.25,
-                max_time=UPLOAD_DEADLINE_S,
-                max_tries_per_object=None,
-            )
-        except ObjectPullError as error:
-            if sum(sizes) > limit:
-                return refused(f"expected a reply of at most {limit} bytes, found {sum(sizes)} and more")
-            return _unavailable(run_id, reply_to, f"the reply was announced but never uploaded: {error}")
-        try:
-            message = cast(Message, inflate_object_from_contents(message_id, contents))
-            said = message.metadata
-            same = (said.src_node_id, said.reply_to_message_id) == (announced.src_node_id, reply_to)
-            same &= message.has_error() or isinstance(message.content, RecordDict)
-        except Exception as error:  # whatever Flower's parsers make of bytes that anybody may have written
-            return refused(f"the reply is no message ({type(error).__name__})")
-        if not same:
-            # The SuperLink has looked at what was announced only, and by this a reply is matched to its order.
-            return refused("the reply is another message than was announced")
-        self._confirm(message_id)
-        message.metadata.__dict__["_message_id"] = message_id
-        return message
-
-    def _confirm(self, message_id: str) -> None:
-        """Let the SuperLink forget a reply."""
-        run_id = self.run.run_id
-        confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
-        self._runtime_client.ConfirmMessageReceived(confirm)
-
-
-def _size(message: Message) -> int:
-    """Return the bytes that a message's records hold."""
-    if not message.has_content():
-        return 0
-    values = (value for record in message.content.values() for value in record.values())
-    return sum(len(value) for value in values if isinstance(value, bytes))
-
-
-def _unavailable(run_id: int, reply_to: str, reason: str, code: int = ErrorCode.MESSAGE_UNAVAILABLE) -> Message:
-    metadata = Metadata(
-        run_id=run_id,
-        message_id="",
-        src_node_id=SUPERLINK_NODE_ID,
-        dst_node_id=SUPERLINK_NODE_ID,
-        reply_to_message_id=reply_to,
-        group_id="",
-        created_at=now().timestamp(),
-        ttl=0,
-        message_type=SYSTEM_MESSAGE_TYPE,
-    )
-    return make_message(metadata=metadata, error=Error(code, reason))
 
 
 def free_port() -> int:

@@ -6,10 +6,11 @@ Flower 1.39 lets every call to the Fleet port have 2 GB, and keeps whatever was 
 * an object of a reply over `reply_limit` is thrown away as it comes: the store notes `TOO_LARGE` in its place, so that
   the server, which collects the reply, can count it against its sender;
 * all objects of a reply together may have twice that, and a reply may be announced as `MOST_OBJECTS` objects and one;
-* whatever else is kept of a call (an announcement, a node's key) has at most `MOST_WORDS` bytes.
+* of an announcement that answers no order nothing is kept, and objects that are announced as parts of each other are
+  walked once.
 
 Flower takes one reply to each order, from the node that it went to. So what clients have in the store is bounded by the
-orders that are out, and what they have in calls by `largest_message()` each.
+orders that are out. `superlink_door.py` bounds what they have in calls.
 
 Internals used: `FleetServicer`, `InMemoryObjectStore`.
 """
@@ -19,15 +20,11 @@ import threading
 from dataclasses import dataclass
 
 import grpc
-from flwr.proto.fleet_pb2 import (
-    PushMessagesRequest,
-    PushMessagesResponse,
-    RegisterNodeFleetRequest,
-    RegisterNodeFleetResponse,
-)
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
+from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
 from hyperbloom.common.errors import ConfigError
@@ -49,7 +46,7 @@ MOST_OBJECTS = 64
 """Objects of a reply: ours have three."""
 
 MOST_WORDS = 2**20
-"""Bytes of a call without the values of a message."""
+"""Bytes of a call that uploads no object."""
 
 MOST_REPLIES = 10_000  # that are being uploaded
 
@@ -119,6 +116,27 @@ class Store(InMemoryObjectStore):
             if entry and not entry.is_available:
                 entry.content, entry.is_available = TOO_LARGE, True
 
+    def get_object_tree(self, object_id: str) -> ObjectTree:
+        """Return an object and those under it, each once, and no more than show that they are too many.
+
+        Flower's own walk goes every way to an object: the 61 objects of an announcement can have 2^30 of them.
+
+        Raises:
+            NoObjectInStoreError: one is missing.
+        """
+        seen: set[str] = set()
+
+        def tree(name: str) -> ObjectTree:
+            seen.add(name)
+            entry = self.store.get(name)
+            if entry is None:
+                raise NoObjectInStoreError(f"object {name} was not announced")
+            children = (child for child in entry.child_object_ids if child not in seen and len(seen) <= MOST_OBJECTS)
+            return ObjectTree(object_id=name, children=[tree(child) for child in children])
+
+        with self.lock_store:
+            return tree(object_id)
+
 
 class Fleet(FleetServicer):
     """Flower's answers to clients' calls, within the limits above."""
@@ -128,16 +146,8 @@ class Fleet(FleetServicer):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._replies: dict[str, _Reply] = {}  # by session
 
-    def RegisterNode(
-        self, request: RegisterNodeFleetRequest, context: grpc.ServicerContext
-    ) -> RegisterNodeFleetResponse:
-        """Register a node whose key is none of megabytes."""
-        _refuse_many_words(request, context)
-        return super().RegisterNode(request, context)
-
     def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
         """Take the announcement of a reply; of too many objects as many as show that there are."""
-        _refuse_many_words(request, context)
         for tree in request.message_object_trees:
             ids = [node.object_id for node in iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
@@ -148,6 +158,8 @@ class Fleet(FleetServicer):
             self._replies[response.session_id] = _Reply(len(response.objects_to_push))
             if len(self._replies) > MOST_REPLIES:  # the oldest was given up long ago
                 self._replies.pop(next(iter(self._replies)), None)
+        else:  # to no order, or of objects that are all there: Flower would keep the session until the run ends
+            self.state_factory.state()._cleanup_push_session(response.session_id, cleanup_messages=False)
         return response
 
     def PushObject(self, request: PushObjectRequest, context: grpc.ServicerContext) -> PushObjectResponse:
@@ -165,8 +177,3 @@ class Fleet(FleetServicer):
             if reply.missing <= 0:
                 self._replies.pop(request.session_id, None)
         return response
-
-
-def _refuse_many_words(request: RegisterNodeFleetRequest | PushMessagesRequest, context: grpc.ServicerContext) -> None:
-    if request.ByteSize() > MOST_WORDS:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected at most {MOST_WORDS} bytes that are no object")

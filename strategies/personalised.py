@@ -187,7 +187,7 @@ class PersonalisedStrategy(Strategy):
     asks: ClassVar[str] = "own"  # what must be known of these, one of ASKS
     asynchronous: ClassVar[bool] = False  # whether `apply` can learn from single replies
     noise_at: ClassVar[tuple[str, ...]] = ()  # where noise can hide all that training sends, of PrivacyConfig.where
-    sums: ClassVar[bool] = False  # whether `update` makes nothing of replies but their mean by `counts`
+    sums: ClassVar[bool] = False  # whether all are sent the same, and `update` needs only the mean by `counts`
     options: Section
 
     @classmethod

@@ -1,12 +1,13 @@
-"""The server's half of secure aggregation: a round of four legs, after which it knows the mean change, no single one.
+"""The server's half of secure aggregation: a round of five legs, after which it knows the mean change, no single one.
 
 Bonawitz et al., CCS 2017, figure 4 (`common/secure_aggregation.py` has the arithmetic, `client/secure_aggregation.py`
 the other half):
 
-    keys       each client of the cohort sends two public keys
+    keys       each client of the cohort sends two public keys, signed
     shares     each gets all keys, and deals sealed shares of its secrets; the server passes them on
     masked     each trains, and sends its change under masks
-    unmask     each reveals shares that take the masks off the sum, of those whose change has come and of the others
+    confirm    each signs whose changes have come, and all that it was told
+    unmask     each gets the signatures, and reveals shares that take the masks off the sum
 
 A client that stays away from a leg is out of the later ones. With fewer than `threshold_of` the cohort left, the round
 learns nothing. A strategy with `sums` set then learns as if every client had returned the mean: what it makes of a
@@ -22,12 +23,14 @@ import numpy as np
 import torch
 from flwr.app import Message
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.keys import verify
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import (
+    ConfirmOrder,
+    ConfirmResult,
     KeysOrder,
     KeysResult,
     MaskedOrder,
@@ -59,6 +62,7 @@ from hyperbloom.common.secure_aggregation import (
     read_key,
     threshold_of,
 )
+from hyperbloom.common.secure_sum import pack_places, part_digests, signed_keys, signed_set, told
 from hyperbloom.strategies.personalised import ClientUpdate, Leg, Order, PersonalisedStrategy
 from hyperbloom.strategies.roster import Client
 
@@ -104,7 +108,7 @@ class _SecureRound:
         self.dealt: Mapping[int, SharesResult] = {}
 
     def legs(self) -> Iterator[Leg]:
-        """Yield the four legs, and let the strategy learn; _Dropped as soon as too few are left."""
+        """Yield the legs, and let the strategy learn; _Dropped as soon as too few are left."""
         if len(self.cohort) < FEWEST_CLIENTS:
             raise _Dropped(f"secure aggregation needs {FEWEST_CLIENTS} clients, and {len(self.cohort)} could be asked")
         self.keys = yield from self._ask(self.cohort, self._keys_orders, KeysResult, self._check_keys)
@@ -113,12 +117,13 @@ class _SecureRound:
         self.agreement = self._agree()
         self.digest = self.agreement.digest
         self.dealt = yield from self._ask(self._who(self.keys), self._shares_orders, SharesResult, self._check_dealt)
-        self.sum = _Sum({row: self.strategy.layout_for(self.clients[row]) for row in self.dealt}, self.threshold)
-        self.sent: dict[int, Tensor] = {}
+        self._plan()
         masked = yield from self._ask(self._who(self.dealt), self._masked_orders, MaskedResult, self._check_masked)
-        self.dead = self.dealt.keys() - masked.keys()
-        self.alive = tuple(masked)
-        revealed = yield from self._ask(self._who(masked), self._unmask_orders, UnmaskResult, self._check_revealed)
+        self.alive, self.dead = tuple(masked), self.dealt.keys() - masked.keys()
+        self.signed = yield from self._ask(
+            self._who(masked), self._confirm_orders, ConfirmResult, self._check_signature
+        )
+        revealed = yield from self._ask(self._who(self.signed), self._unmask_orders, UnmaskResult, self._check_revealed)
         total = np.zeros(self.sum.total + 1, np.uint32)
         for result in masked.values():
             total += np.frombuffer(result.masked, "<u4")
@@ -168,7 +173,10 @@ class _SecureRound:
             raise WireError(f"expected two keys of {KEY_BYTES} bytes of its own")
         for key in keys:
             agree(new_key(), key, "trial", b"")  # one that nobody can use would put everybody out of the round
-        self._seen |= keys
+        content = signed_keys(self.strategy.run_id, self.number, result.cipher_key, result.mask_key)
+        if result.identity in self._seen or not verify(result.identity, result.signature, content):
+            raise WireError("expected keys that it has signed with a key of its own")
+        self._seen |= keys | {result.identity}
 
     def _agree(self) -> Agreement:
         members = self._who(self.keys)
@@ -180,12 +188,13 @@ class _SecureRound:
             Scale(len(members), self.strategy.config.privacy.largest_change, examples),
             tuple(keys.cipher_key for keys in self.keys.values()),
             tuple(keys.mask_key for keys in self.keys.values()),
+            tuple(keys.identity for keys in self.keys.values()),
         )
 
     # ------------------------------------------------------------------ shares
 
     def _shares_orders(self, clients: Sequence[Client]) -> Iterable[tuple[Client, Order]]:
-        agreed = self.agreement
+        agreed, signatures = self.agreement, tuple(keys.signature for keys in self.keys.values())
         for client in clients:
             yield (
                 client,
@@ -198,6 +207,8 @@ class _SecureRound:
                     agreed.scale.examples,
                     agreed.cipher_keys,
                     agreed.mask_keys,
+                    agreed.identities,
+                    signatures,
                 ),
             )
 
@@ -214,28 +225,42 @@ class _SecureRound:
 
     # ------------------------------------------------------------------ masked changes
 
-    def _masked_orders(self, clients: Sequence[Client]) -> Iterable[tuple[Client, Order]]:
-        strategy = self.strategy
-        if clients and strategy.config.privacy.where != "none":
-            strategy.on_release([client.client_id for client in clients])
-        there = self._places(self.dealt)
-        rows = strategy.weights_for(clients) if clients else []
+    def _plan(self) -> None:
+        """Settle what each client is sent and what is summed, before the first of them is asked to train."""
+        strategy, members = self.strategy, self._who(self.dealt)
+        rows = strategy.weights_for(members)
         assert rows is not None, "who sums changes sends weights"
-        for client, row in zip(clients, rows, strict=True):
-            place, layout = self.place[client.row], strategy.layout_for(client)
-            weights = Weights(strategy.sent_layout_for(client), row)
-            self.sent[client.row] = weights.part(layout)
-            dealers = [self.dealt[self.rows[dealer]] for dealer in there]
+        layouts = {client.row: strategy.layout_for(client) for client in members}
+        self.weights = {
+            client.row: Weights(strategy.sent_layout_for(client), row)
+            for client, row in zip(members, rows, strict=True)
+        }
+        self.sent = {row: Weights(layouts[row], each.part(layouts[row])) for row, each in self.weights.items()}
+        self.sum = _Sum(self.sent, self.digest, self.threshold)
+        count = len(self.rows)
+        self.order = MaskedOrder(
+            **strategy.training(self.number) | {"reply": "weights"},
+            weights=None,
+            there=self._places(self.dealt),
+            parts=tuple(self.sum.slices),
+            lengths=tuple(part.stop - part.start for part in self.sum.slices.values()),
+            owners=tuple(pack_places(self._places(self.sum.owners[part]), count) for part in self.sum.slices),
+        )
+        self.told = told(self.digest, self.order)
+
+    def _masked_orders(self, clients: Sequence[Client]) -> Iterable[tuple[Client, Order]]:
+        if clients and self.strategy.config.privacy.where != "none":
+            self.strategy.on_release([client.client_id for client in clients])
+        dealers = [self.dealt[self.rows[place]] for place in self.order.there]
+        for client in clients:
+            place = self.place[client.row]
             yield (
                 client,
-                MaskedOrder(
-                    **strategy.training(self.number) | {"reply": "weights"},
-                    weights=weights,
-                    there=there,
+                replace(
+                    self.order,
+                    weights=self.weights[client.row],
                     sealed=tuple(dealer.sealed[place] for dealer in dealers),
                     digests=tuple(dealer.secret_shares[place] + dealer.key_shares[place] for dealer in dealers),
-                    pieces=self.sum.pieces(layout),
-                    total=self.sum.total,
                 ),
             )
 
@@ -246,9 +271,20 @@ class _SecureRound:
 
     # ------------------------------------------------------------------ unmasking
 
+    def _confirm_orders(self, clients: Sequence[Client]) -> Iterable[tuple[Client, Order]]:
+        order = ConfirmOrder(self.strategy.run_id, self.number, self._places(self.alive), self._places(self.dead))
+        return [(client, order) for client in clients]
+
+    def _check_signature(self, client: Client, result: ConfirmResult) -> None:
+        """One that does not hold would keep all others from revealing anything."""
+        content = signed_set(self.told, self._places(self.alive), self._places(self.dead))
+        if not verify(self.keys[client.row].identity, result.signature, content):
+            raise WireError("expected a signature of what it was told")
+
     def _unmask_orders(self, clients: Sequence[Client]) -> Iterable[tuple[Client, Order]]:
-        alive, dead = self._places(self.alive), self._places(self.dead)
-        order = UnmaskOrder(self.strategy.run_id, self.number, alive, dead)
+        signed = {self.place[row]: result.signature for row, result in self.signed.items()}
+        signatures = tuple(signed.get(place, b"") for place in self._places(self.alive))
+        order = UnmaskOrder(self.strategy.run_id, self.number, signatures)
         return [(client, order) for client in clients]
 
     def _check_revealed(self, holder: Client, result: UnmaskResult) -> None:
@@ -277,7 +313,7 @@ class _SecureRound:
             private = read_key(secret)
             for row in self.alive:
                 place, key = self.place[row], self.keys[row].mask_key
-                pair_mask(total, private, key, place, self.place[dealer], self.digest, -1)
+                pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
 
     def _recover(self, dealer: int, shares: Mapping[int, bytes], asked: int) -> bytes:
         """Return the secret of a client that lives on, or the private key of one that does not, from shares by place.
@@ -319,81 +355,75 @@ class _SecureRound:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         updates = []
         for row, result in masked.items():
-            layout, sent = strategy.layout_for(self.clients[row]), self.sent[row]
-            change = torch.from_numpy(self.sum.gather(mean, layout))
+            layout, sent = self.sent[row].layout, self.sent[row].values
+            change = torch.from_numpy(self.sum.gather(mean, row))
             returned = (change if strategy.reply == "delta" else sent.double() + change).to(sent.dtype)
-            told = TrainResult(loss, result.seconds, None)
-            updates.append(ClientUpdate(self.clients[row], told, sent, returned, layout))
+            updates.append(
+                ClientUpdate(self.clients[row], TrainResult(loss, result.seconds, None), sent, returned, layout)
+            )
         strategy.round.results = {update.client.client_id: update.result for update in updates}
         strategy.update(updates)
 
 
 class _Sum:
-    """How the parameters of all clients lie in one sum.
+    """How the tensors of all clients lie in one sum.
 
     Those that too few clients have are left out: whoever vanishes, three must be left of those who have one, or its sum
-    would tell too much of each.
+    would tell too much of each. Clients that were sent different values have no tensor in common.
 
     Args:
-        layouts: by row, of the clients that may be in the sum.
+        sent: by row, the values before the training of what clients train, for those that may be in the sum.
+        digest: of the round.
         threshold: how many of them are left at least.
+
+    Attributes:
+        owners: by part, the rows of the clients that have it.
+        slices: by part, where it lies in the sum.
     """
 
-    def __init__(self, layouts: Mapping[int, Layout], threshold: int) -> None:
-        self._owners: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        lengths: dict[tuple[str, tuple[int, ...]], int] = {}
-        for row, layout in layouts.items():
-            for shape, length in zip(layout.shapes, layout.sizes, strict=True):
-                self._owners.setdefault(shape, []).append(row)
-                lengths[shape] = length
-        fewest = len(layouts) - threshold + FEWEST_CLIENTS
-        self._places: dict[tuple[str, tuple[int, ...]], slice] = {}
+    def __init__(self, sent: Mapping[int, Weights], digest: bytes, threshold: int) -> None:
+        self._layouts = {row: weights.layout for row, weights in sent.items()}
+        known: dict[tuple[Layout, int], dict[bytes, str]] = {}  # most are sent the very same vector
+        self._names: dict[int, dict[bytes, str]] = {}
+        self.owners: dict[bytes, list[int]] = {}
+        lengths: dict[bytes, int] = {}
+        for row, weights in sent.items():
+            key = weights.layout, weights.values.data_ptr()
+            if key not in known:
+                known[key] = part_digests(weights, digest)
+            self._names[row] = known[key]
+            places = {name: place for name, place, _ in weights.layout.slices()}
+            for part, name in known[key].items():
+                self.owners.setdefault(part, []).append(row)
+                lengths[part] = places[name].stop - places[name].start
+        fewest = len(sent) - threshold + FEWEST_CLIENTS
+        self.slices: dict[bytes, slice] = {}
         self.total = 0
-        for shape, length in lengths.items():
-            if length and len(self._owners[shape]) >= fewest:
-                self._places[shape] = slice(self.total, self.total + length)
+        for part, length in lengths.items():
+            if len(self.owners[part]) >= fewest:
+                self.slices[part] = slice(self.total, self.total + length)
                 self.total += length
         left_out = sum(lengths.values()) - self.total
         if left_out:
             log.warning("%d weights are not summed: fewer than %d clients of the round have them", left_out, fewest)
 
-    def pieces(self, layout: Layout) -> tuple[int, ...]:
-        """Return the pieces of a client's vector, as a `MaskedOrder` has them."""
-        found: list[list[int]] = []
-        start = 0
-        for shape, length in zip(layout.shapes, layout.sizes, strict=True):
-            place = self._places.get(shape)
-            if (
-                place is not None
-                and found
-                and (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2])
-                == (
-                    start,
-                    place.start,
-                )
-            ):
-                found[-1][2] += length
-            elif place is not None:
-                found.append([start, place.start, length])
-            start += length
-        return tuple(number for piece in found for number in piece)
-
     def mean(self, total: Words, scale: Scale, weights: Mapping[int, int]) -> NDArray[np.float64]:
-        """Return the mean change `(total,)` of each parameter over those with `weights`, by row, that have it.
+        """Return the mean change `(total,)` of each part over those with `weights`, by row, that have it.
 
         Raises:
             WireError: no clients can have sent numbers with this sum.
         """
         mean = np.empty(len(total))
-        for shape, place in self._places.items():
-            weight = sum(weights.get(row, 0) for row in self._owners[shape])
+        for part, place in self.slices.items():
+            weight = sum(weights.get(row, 0) for row in self.owners[part])
             mean[place] = scale.decode(total[place], weight)
         return mean
 
-    def gather(self, values: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+    def gather(self, values: NDArray[np.float64], row: int) -> NDArray[np.float64]:
         """Return of a sum's values those of a client's vector; zeros for what is not summed."""
-        gathered = np.zeros(layout.numel)
-        numbers = iter(self.pieces(layout))
-        for start, place, length in zip(numbers, numbers, numbers, strict=True):
-            gathered[start : start + length] = values[place : place + length]
+        gathered = np.zeros(self._layouts[row].numel)
+        parts = {name: part for part, name in self._names[row].items() if part in self.slices}
+        for name, place, _ in self._layouts[row].slices():
+            if name in parts:
+                gathered[place] = values[self.slices[parts[name]]]
         return gathered

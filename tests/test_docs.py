@@ -55,6 +55,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_command_of_the_tutorial_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -17,8 +17,8 @@ from hyperbloom.common.messages import (
     MomentsOrder,
     RepresentOrder,
     SharesResult,
-    UnmaskOrder,
 )
+from hyperbloom.common.secure_sum import pack_places
 
 from .conftest import SHARE
 from .test_secure_aggregation import Four, in_place
@@ -29,9 +29,9 @@ def make(folder: Path, least: int | None) -> Worker:
     return Worker(ClientSettings("a", SHARE, "cpu", state_dir=folder / "a", min_masked=least))
 
 
-def begun(worker: Worker) -> tuple[Four, list[SharesResult]]:
+def begun(worker: Worker, threshold: int = 4) -> tuple[Four, list[SharesResult]]:
     """Take the worker, in the first place of four, to the point where it is to train."""
-    four = Four()
+    four = Four(threshold=threshold)
     first = worker.deal_shares(in_place(four, worker))
     return four, [first, *(each.share(four.shares_order(place)) for place, each in enumerate(four.rounds) if place)]
 
@@ -40,9 +40,8 @@ def masked_order(four: Four, dealt: list[SharesResult], **changes: Any) -> Maske
     """Return what an honest server orders then, for a network that this client has."""
     order = replace(train_order("none", "weights"), run_id="run", round=1)
     assert order.weights is not None
-    size = order.weights.layout.numel
     four.dealt = dealt
-    return four.masked_order(0, **vars(order) | {"pieces": (0, 0, size), "total": size} | changes)
+    return four.masked_order(0, **vars(order) | changes)
 
 
 def test_a_change_by_itself_and_whatever_else_is_made_of_examples_is_refused(tmp_path: Path) -> None:
@@ -79,30 +78,24 @@ def test_in_a_sum_of_so_many_it_is_the_same_change_as_ever(tmp_path: Path, least
     worker = make(tmp_path, least)
     four, dealt = begun(worker)
     order = masked_order(four, dealt)
-    assert len(worker.train_masked(order).masked) == 4 * (order.total + 1)
-    assert worker.unmask(UnmaskOrder("run", 1, (0, 1, 2, 3), ())).shares
+    assert len(worker.train_masked(order).masked) == 4 * (sum(order.lengths) + 1)
 
 
-def test_fewer_are_refused_before_it_trains_and_before_its_mask_comes_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sum_that_may_become_smaller_is_refused_before_shares_are_dealt(tmp_path: Path) -> None:
+    """Later is too late: the others would take its mask off without it."""
+    with pytest.raises(HyperbloomError, match=r"of at least 4 .* \(--min-masked\), found sums of 3 or more$"):
+        begun(make(tmp_path, 4), threshold=3)
+    begun(make(tmp_path / "others", 3), threshold=3)
+
+
+def test_a_part_that_fewer_train_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make(tmp_path, 4)
     four, dealt = begun(worker)
-    three = masked_order(four, dealt, there=(0, 1, 2))
+    order = masked_order(four, dealt)
+    three = (pack_places((0, 1, 2), 4),)
     monkeypatch.setattr(worker, "_load", lambda order: pytest.fail("it trains"))
-    with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found one of 3$"):
-        worker.train_masked(three)
-    monkeypatch.undo()
-
-    four, dealt = begun(worker)
-    worker.train_masked(masked_order(four, dealt))
-    with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found one of 3$"):
-        worker.unmask(UnmaskOrder("run", 1, (0, 1, 2), (3,)))
-
-    others = make(tmp_path / "others", 3)
-    four, dealt = begun(others)
-    others.train_masked(masked_order(four, dealt))
-    assert others.unmask(UnmaskOrder("run", 1, (0, 1, 2), (3,))).shares, "three are enough for these"
+    with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found a part that 3 or more train$"):
+        worker.train_masked(replace(order, owners=order.owners[:-1] + three))
 
 
 def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.client.cli import flower_client
-from hyperbloom.common.commands import Flag, Program, run_program, section
+from hyperbloom.common.commands import Flag, Program, execute, section
 from hyperbloom.server.cli import flower_server
 from tests.parsing import commands
 
@@ -59,9 +59,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def test_a_command_runs_by_its_name_and_is_imported_then(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_program(program, ["--loud"]) == 0
+    assert execute(program, ["--loud"]) == 0
     assert capsys.readouterr().out == "{'loud': True, 'times': 2}\n"
-    assert run_program(program, ["say", "--word", "seven"]) == 7
+    assert execute(program, ["say", "--word", "seven"]) == 7
     assert capsys.readouterr().out.startswith("imported\n")
 
 
@@ -84,7 +84,7 @@ def test_a_command_runs_by_its_name_and_is_imported_then(program: Program, capsy
 def test_what_is_wrong_is_one_line_and_a_code(
     program: Program, words: str, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_program(program, words.split()) == code
+    assert execute(program, words.split()) == code
     said = capsys.readouterr().err
     assert said.endswith(f"{text}\n") and said.count("\n") == 1
 
@@ -92,19 +92,19 @@ def test_what_is_wrong_is_one_line_and_a_code(
 def test_help_shows_flags_by_section_commands_and_examples(
     program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_program(program, ["-h"]) == 0
+    assert execute(program, ["-h"]) == 0
     shown = capsys.readouterr().out
     for text in ("How:\n  --loud           say it louder", "[default: 2]", "  say         Say a word.\n"):
         assert text in shown
-    assert run_program(program, ["say", "--help"]) == 0
+    assert execute(program, ["say", "--help"]) == 0
     shown = capsys.readouterr().out
     for text in ("Usage: prog say", "More of it.", "what to say  [default: nothing]", "Example:\n    prog say --word"):
         assert text in shown
 
 
 def test_a_reader_that_has_gone_is_no_traceback(program: Program, tmp_path: Path) -> None:
-    code = "import sys; from hyperbloom.common.commands import Program, run_program; "
-    code += f"sys.exit(run_program(Program('prog', {program.package!r}), ['say', '--word', 'hello']))"
+    code = "import sys; from hyperbloom.common.commands import Program, execute; "
+    code += f"sys.exit(execute(Program('prog', {program.package!r}), ['say', '--word', 'hello']))"
     near, far = os.pipe()
     os.close(near)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
@@ -115,7 +115,7 @@ def test_a_reader_that_has_gone_is_no_traceback(program: Program, tmp_path: Path
 
 def test_another_pipe_that_breaks_is_not_hidden(program: Program) -> None:
     with pytest.raises(BrokenPipeError):
-        run_program(program, ["say", "--word", "pipe"])
+        execute(program, ["say", "--word", "pipe"])
 
 
 @pytest.mark.parametrize("program", [flower_server, flower_client], ids=lambda program: program.name)

@@ -107,12 +107,12 @@ def test_int8_keeps_whole_steps_exactly() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38, 1e36])
-def test_the_smallest_and_the_largest_values_stay_finite(name: str, scale: float) -> None:
-    flat = scale * torch.arange(-165.0, 135.0)
-    decoded = there_and_back(name, flat)
-    assert bool(decoded.isfinite().all())
-    assert bool(((decoded - flat).abs() <= flat.abs().max()).all())
+def test_the_smallest_and_the_largest_values_stay_finite(name: str) -> None:
+    for scale in (0.0, 1e-45, 1e-38, 1e36):
+        flat = scale * torch.arange(-165.0, 135.0)
+        decoded = there_and_back(name, flat)
+        assert bool(decoded.isfinite().all()), scale
+        assert bool(((decoded - flat).abs() <= flat.abs().max()).all()), scale
 
 
 # ---------------------------------------------------------------------- the largest
@@ -190,13 +190,12 @@ def test_indices_are_in_elias_fano_code(numel: int, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("found", [0, -1, 1, 10**6])
-def test_another_length_is_refused(name: str, found: int) -> None:
+def test_another_length_is_refused(name: str) -> None:
     size = codec(name).size(LAYOUT)
-    length = size + found if found else 0
-    with pytest.raises(WireError) as caught:
-        codec(name).decode(bytes(length), LAYOUT)
-    assert str(caught.value) == f"{name}: expected {size} bytes for 300 values in 4 tensors, found {length}"
+    for length in (0, size - 1, size + 1, size + 10**6):
+        with pytest.raises(WireError) as caught:
+            codec(name).decode(bytes(length), LAYOUT)
+        assert str(caught.value) == f"{name}: expected {size} bytes for 300 values in 4 tensors, found {length}"
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, -1.0])

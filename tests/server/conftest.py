@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.worker import worker_for
 from hyperbloom.common.messages import Greeting, Introduction, Notice
-from hyperbloom.server import asynchronous, federation, rounds
+from hyperbloom.server import asynchronous, federation, live_grid, rounds
 
 Answer = Callable[[Message], RecordDict | Error | None]
 
@@ -106,9 +106,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return the clock that the federation and the loops over rounds look at."""
+    """Return the clock that the federation, its grid and the loops over rounds look at."""
     turned = Clock()
-    for module in (federation, rounds, asynchronous):
+    for module in (federation, live_grid, rounds, asynchronous):
         monkeypatch.setattr(module, "time", turned)
     return turned
 

@@ -11,7 +11,7 @@ from flwr.common.constant import ErrorCode
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
-from hyperbloom.common.messages import Greeting, Notice, ReferenceOrder, RepresentOrder, weigh
+from hyperbloom.common.messages import UNREADABLE, Greeting, Notice, ReferenceOrder, RepresentOrder, weigh
 from hyperbloom.server.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation, Traffic
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import PersonalisedStrategy
@@ -277,6 +277,7 @@ def test_the_first_client_decides_for_the_others(party: Party, grid: ScriptedGri
     ("answer", "reason"),
     [
         (app_error("DataError: no such file"), "it cannot say who it is: DataError: no such file"),
+        (Error(UNREADABLE, "it was never uploaded"), "it cannot say who it is: it was never uploaded"),
         (RecordDict(), "expected a record 'hyperbloom' with a Introduction, found []"),
         (Greeting("0.1.0").pack(), "Introduction: field 'client_id' is missing"),
     ],
@@ -399,6 +400,58 @@ def test_no_orders_are_no_exchange(party: Party, grid: ScriptedGrid, clock: Cloc
     before = clock.now
     assert party.exchange() == []
     assert (grid.sent, clock.now) == ([], before)
+
+
+class StallingGrid(ScriptedGrid):
+    """A grid over which the replies to one node's orders are announced at once and never arrive."""
+
+    def __init__(self, clock: Clock, node: int) -> None:
+        """Let them count as stalled after five seconds, and be given up after thirty."""
+        super().__init__(clock)
+        self.begun: dict[str, float] = {}
+
+        def answer(message: Message) -> Error | None:
+            begun = self.begun.setdefault(message.metadata.message_id, clock.now)
+            return Error(UNREADABLE, "it was never uploaded") if clock.now > begun + 30 else None
+
+        self.join(node, "stalls", orders=answer)
+
+    def stalled(self) -> set[str]:
+        """Return the orders whose replies do not arrive."""
+        return {order for order, begun in self.begun.items() if order in self._waiting and self.clock.now > begun + 5}
+
+
+def test_a_round_goes_on_without_a_stalled_upload_which_counts_as_a_lie_when_it_is_given_up(clock: Clock) -> None:
+    grid = StallingGrid(clock, 3)
+    grid.join(2, "a")
+    party = Party(grid)
+    party.begin(2)
+    for lies in (1, 2, 3):
+        start = clock.now
+        assert party.exchange(2, 3, timeout_s=300.0) == [2]
+        assert clock.now - start == pytest.approx(5, abs=0.1)
+        assert [client.client_id for client in party.roster.idle] == ["a"], "the other is not asked meanwhile"
+        assert len(party.strategy.round.lied) == lies - 1
+        while clock.now < start + 31:
+            assert party.exchange(2) == [2]
+            clock.sleep(0.5)
+        assert party.strategy.round.lied == ["stalls"] * lies
+        assert party.strategy.round.refused["stalls"] == "it was never uploaded"
+    assert party.strategy.round.quarantined == {"stalls": 10}
+    assert not party.roster.busy
+
+
+def test_a_stalled_upload_is_given_up_before_other_answers(clock: Clock) -> None:
+    grid = StallingGrid(clock, 3)
+    grid.join(2, "a", orders=lambda message: None)
+    party = Party(grid)
+    party.begin(2)
+    orders = order_to(2, 3)
+    party.federation.send(orders)
+    party.federation.poll()
+    clock.sleep(6)
+    party.federation.give_up(300.0)
+    assert [party.federation.expects(each) for each in ids(orders)] == [True, False]
 
 
 def test_replies_are_yielded_as_they_come(party: Party, grid: ScriptedGrid, clock: Clock) -> None:

@@ -135,6 +135,7 @@ class Child:
     def wait(self, timeout: float | None = None) -> int:
         """Return at once, or time out."""
         if self.ends_at in self.told:
+            self.returncode = 0
             return 0
         assert timeout is not None, "waits for ever"
         raise subprocess.TimeoutExpired(self.command, timeout)
@@ -238,6 +239,28 @@ def test_clients_that_do_not_leave_are_ended_and_killed_if_they_are_deaf(childre
         ["goodbye", "terminate"],
         ["goodbye", "terminate", "kill"],
     ]
+
+
+def test_many_deaf_clients_are_not_waited_for_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, children: list[Child], tmp_path: Path
+) -> None:
+    now = 0.0
+
+    def wait(child: Child, timeout: float | None = None) -> int:
+        nonlocal now
+        if "kill" in child.told:
+            child.returncode = -9
+            return -9
+        assert timeout is not None, "waits for ever"
+        now += timeout
+        raise subprocess.TimeoutExpired(child.command, timeout)
+
+    monkeypatch.setattr(Child, "wait", wait)
+    monkeypatch.setattr("hyperbloom.server.local_clients.monotonic", lambda: now)
+    with local_clients(9, "a:1", [], RunConfig(), tmp_path):
+        pass
+    assert [child.told for child in children] == [["goodbye", "terminate", "kill"]] * 9
+    assert now == 20.0
 
 
 # ---------------------------------------------------------------------- virtual clients

@@ -7,15 +7,20 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 from flwr.app import ConfigRecord
-from flwr.proto.fleet_pb2 import PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.message_handler import message_handler
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server import superlink_limits
-from hyperbloom.server.superlink_limits import TOO_LARGE, Fleet, Store, largest_message, reply_limit
+from hyperbloom.server.superlink_limits import MOST_OBJECTS, TOO_LARGE, Fleet, Store, largest_message, reply_limit
 
 
 class Aborted(Exception):
@@ -182,13 +187,32 @@ def test_of_too_many_objects_as_many_are_kept_as_show_it(link: Link) -> None:
     assert len(link.store) == 66
 
 
-def test_what_is_no_object_has_a_megabyte(link: Link) -> None:
-    with pytest.raises(Aborted):
-        link.fleet.RegisterNode(RegisterNodeFleetRequest(public_key=bytes(2**20)), Context())  # type: ignore[arg-type]
-    tree = ObjectTree(object_id=_id(b""), children=[ObjectTree(object_id="a" * 2**20)])
-    with pytest.raises(Aborted):
-        link.push_messages(tree)
-    assert len(link.store) == 0
+def test_objects_that_are_parts_of_each_other_are_walked_once(link: Link) -> None:
+    tree = ObjectTree(object_id=_id(b"0"))
+    for level in range(1, 17):
+        same = ObjectTree(object_id=tree.object_id)
+        tree = ObjectTree(object_id=_id(b"%d" % level), children=[tree, same])
+    link.push_messages(tree)
+    names = [node.object_id for node in iterate_object_tree(link.store.get_object_tree(tree.object_id))]
+    assert len(names) == len(set(names)) == 17  # there are 2 ** 16 ways to the innermost
+
+
+def test_objects_of_several_announcements_are_walked_no_further_than_shows_that_they_are_too_many(link: Link) -> None:
+    inner = ObjectTree(object_id=_id(b"inner"), children=[ObjectTree(object_id=_id(bytes([n]))) for n in range(60)])
+    link.push_messages(inner)
+    leaves = [ObjectTree(object_id=_id(bytes([n]))) for n in range(60, 70)]
+    outer = ObjectTree(object_id=_id(b"outer"), children=[ObjectTree(object_id=inner.object_id), *leaves])
+    link.push_messages(outer)
+    assert len(list(iterate_object_tree(link.store.get_object_tree(outer.object_id)))) == MOST_OBJECTS + 1
+
+
+def test_a_reply_to_no_order_leaves_nothing(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()).state()
+    monkeypatch.setattr(state, "store_message_and_object_tree", lambda *args: (False, []))
+    monkeypatch.setattr(state, "store_traffic", lambda *args, **kwargs: None)
+    monkeypatch.setattr(link, "state", state)
+    assert link.push_messages(ObjectTree(object_id=_id(b"root"))).session_id
+    assert state._object_push_sessions == {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["0", "2048", "-1", "1.5", "many"])
