@@ -77,7 +77,7 @@ def _turn(
 
 def _live(config: RunConfig, address: str, folder: Path) -> AbstractContextManager[object]:
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
-    return local_clients(settings, address, ["--insecure"])
+    return local_clients(settings, ["--server", address, "--insecure"])
 
 
 def stock_grid(grid: LiveGrid) -> HttpGrid:

@@ -191,7 +191,7 @@ def _config(flags: dict[str, Any]) -> "RunConfig":
 def _check(config: "RunConfig", machines: "Machines") -> None:
     """Refuse flags that do not go together."""
     if machines.engine == "grpc":
-        machines.security()
+        machines.certificates()
     if machines.vectorise is not None and machines.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {machines.engine}")
     if config.secure_aggregation and machines.engine == "ray":

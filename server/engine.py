@@ -122,15 +122,12 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
         with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
             yield simulated
         return
-    security = machines.security()
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
-    keys = make_keys(settings, folder / "clients") if settings and security.ca else None
-    with open_superlink(machines, security, folder, say, tell, keys) as grid:
+    keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")
+    with open_superlink(machines, folder, say, tell, keys) as grid:
         if len(settings) < config.clients:
             first, last = config.part(len(settings))[0], config.part(config.clients - 1)[0]
-            numbers = f"from {first} to {last}" if first < last else f"= {first}"
-            line = printed_line(machines.address, security.client_flags(machines.address, "NAME.pem"), config)
-            say(f"run this on each machine, NAME its own and I {numbers}:\n  {line}")
-        flags = security.client_flags(machines.local_address)
-        with local_clients(settings, machines.local_address, flags) as watch:
+            say(f"run this on each machine, NAME its own and I {f'from {first} to' if first < last else '='} {last}:")
+            say(f"  {printed_line(machines.client_flags(machines.address, 'NAME.pem'), config)}")
+        with local_clients(settings, machines.client_flags(machines.local_address)) as watch:
             yield grid, watch

@@ -4,7 +4,6 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -38,22 +37,6 @@ def sayer(console: "Console") -> Say:
         console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     return say
-
-
-@dataclass(frozen=True)
-class Security:
-    """TLS files and the registry of clients, or none of them for plain text."""
-
-    certificate: Path | None = None
-    key: Path | None = None
-    ca: Path | None = None
-    clients: Path | None = None
-
-    def client_flags(self, address: str, key: str = "") -> list[str]:
-        """Return the flags of a client that connects to `HOST:PORT`, with its `key` where there are keys."""
-        if self.ca:
-            return ["--root-certificates", str(self.ca), *(["--key", key] if key else [])]
-        return ["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)
 
 
 class Machines(Section):
@@ -93,8 +76,8 @@ class Machines(Section):
         certs = None if self.insecure or self.engine != "grpc" else str((self.certs or default_folder()).resolve())
         return self.model_dump() | {"certs": certs}
 
-    def security(self) -> Security:
-        """Find and check the TLS files.
+    def certificates(self) -> Certificates | None:
+        """Find and check the TLS files; None for plain text.
 
         Raises:
             ConfigError: flags do not go together, or a file is missing, expired or of another certificate.
@@ -103,15 +86,22 @@ class Machines(Section):
             if self.certs:
                 raise ConfigError("--insecure: expected alone or not at all, found with --certs")
             check_insecure("--host", self.host, self.insecure)
-            return Security()
+            return None
         files = Certificates(self.certs or default_folder())
         if not files.server.is_file():
             raise ConfigError(
                 f"no certificates in {files.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
                 "or speak plain text on this machine with --insecure"
             )
-        check_files(files.server, files.server_key, files.ca, ["server.pem", "server.key", "ca.pem"])
-        return Security(files.server, files.server_key, files.ca, files.clients)
+        check_files(files)
+        return files
+
+    def client_flags(self, address: str, key: str = "") -> list[str]:
+        """Return the flags of a client that connects to `HOST:PORT`, with its `key` if that is known."""
+        if self.insecure:
+            return ["--server", address, *["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)]
+        ca = Certificates(self.certs or default_folder()).ca
+        return ["--server", address, "--root-certificates", str(ca), *(["--key", key] if key else [])]
 
 
 SECURITY = {"insecure", "certs"}
@@ -138,19 +128,18 @@ def check_port(host: str, port: int) -> None:
 
 @contextmanager
 def open_superlink(
-    machines: Machines, security: Security, folder: Path, say: Say, tell: Tell, keys: Path | None = None
+    machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
 ) -> Iterator["LiveGrid"]:
     """Run a SuperLink, its log in `folder`, for the registered clients and those of `keys`, and yield its grid."""
     from hyperbloom.server.superlink import Tls, superlink
 
-    if machines.insecure and not is_loopback(machines.host):
-        say("--insecure: everyone on the network can read and forge what is sent", "yellow")
-    tls = None
-    if security.certificate and security.key and security.ca and security.clients:
-        if not keys and not security.clients.exists():
+    files, tls = machines.certificates(), None
+    if files:
+        if not keys and not files.clients.exists():
             say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
-        registries = (security.clients, keys) if keys else (security.clients,)
-        tls = Tls(security.certificate, security.key, security.ca, registries)
+        tls = Tls(files.server, files.server_key, files.ca, (files.clients, *([keys] if keys else [])))
+    elif not is_loopback(machines.host):
+        say("--insecure: everyone on the network can read and forge what is sent", "yellow")
     with superlink(f"{machines.host}:{machines.port}", folder, __version__, tls, tell) as grid:
         yield grid
 
@@ -158,15 +147,15 @@ def open_superlink(
 @contextmanager
 def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
     """Check where to listen, run a SuperLink with its logs in `folder`, and say how newcomers reach it."""
-    security = machines.security()
+    machines.certificates()
     if machines.port:
         check_port(machines.host, machines.port)
     machines = machines.with_port()
     folder.mkdir(parents=True, exist_ok=True)
-    with log_to(folder / "server.log"), open_superlink(machines, security, folder, say, tell) as grid:
-        flags = " ".join(security.client_flags(machines.address, "NAME.pem"))
+    with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:
+        flags = " ".join(machines.client_flags(machines.address, "NAME.pem"))
         say("ready; a newcomer runs:")
-        say(f"  flower-client join --server {machines.address} {flags} --data WHAT --out model")
+        say(f"  flower-client join {flags} --data WHAT --out model")
         yield grid
 
 

@@ -54,7 +54,7 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
     )
 
 
-def printed_line(address: str, security: Sequence[str], config: RunConfig) -> str:
+def printed_line(connection: Sequence[str], config: RunConfig) -> str:
     """Return the line to run on another machine; NAME and I stand for what differs between clients.
 
     Where the run takes several sizes or models, the line names them all, and its user chooses.
@@ -68,7 +68,7 @@ def printed_line(address: str, security: Sequence[str], config: RunConfig) -> st
         state_dir=None,
         model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
     )
-    words = ["flower-client", "--server", address, *security, *line.to_flags()]
+    words = ["flower-client", *connection, *line.to_flags()]
     return f"{shlex.join(words)} --partition I/{first.data.partitions}"
 
 
@@ -86,10 +86,8 @@ def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:
 
 
 @contextmanager
-def local_clients(
-    settings: Sequence[ClientSettings], address: str, security: Sequence[str]
-) -> Iterator[Callable[[], None]]:
-    """Run clients as processes of their own, each with its log beside its state folder.
+def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Run clients as processes of their own, each with its log beside its state folder; `connection` are flags.
 
     They share this machine's cores, and end with this process. One with a key (`make_keys`) uses it.
 
@@ -104,7 +102,7 @@ def local_clients(
             each.folder.parent.mkdir(parents=True, exist_ok=True)
             log = each.folder.with_name(f"{each.client_id}.log")
             key = each.folder / KEY
-            command = [sys.executable, "-m", "hyperbloom.client", "--server", address, *security]
+            command = [sys.executable, "-m", "hyperbloom.client", *connection]
             command += [*(["--key", str(key)] if key.exists() else []), *each.to_flags(), *own]
             children[log] = subprocess.Popen(
                 command,

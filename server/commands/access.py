@@ -180,12 +180,8 @@ def _certificates(files: "Certificates") -> "list[Finding]":
     if not files.server.is_file():
         do = "flower-server certs init --host NAME_OR_IP; or --insecure, for one machine"
         return [Finding("certificates", "failure", f"none in {files.folder}", do)]
-    where = ["server.pem", "server.key", "ca.pem"]
     findings = [
-        check_file(
-            "certificates",
-            lambda: "for " + ", ".join(check_files(files.server, files.server_key, files.ca, where)),
-        ),
+        check_file("certificates", lambda: "for " + ", ".join(check_files(files))),
         check_expiry("server.pem", files.server, "flower-server certs renew"),
         check_expiry("ca.pem", files.ca, "flower-server certs init --force, and the new ca.pem to every client"),
         _issuer(files),

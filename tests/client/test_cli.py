@@ -61,13 +61,13 @@ def test_the_least_that_one_must_say(start: Callable[..., int], joined: Joined, 
 
 
 def test_every_flag_reaches_the_settings(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
-    flags = ["--data", "digits", "--root", str(tmp_path), "--download", "--split", "dirichlet", "--alpha", "5"]
+    flags = ["--data", "digits", "--root", str(tmp_path), "--split", "dirichlet", "--alpha", "5"]
     flags += ["--classes-per-client", "3", "--partition", "2/6", "--max-train", "50", "--data-seed", "9"]
     flags += ["--device", "cpu", "--size", "S", "--stay", "--disclose-class-shares"]
     flags += ["--model", "plain-4", "--disclose", "graph"]
     assert start(*flags) == 0
     _, _, config, stay = joined[0]
-    spec = DataSpec("digits", tmp_path, True, "dirichlet", 3, 5.0, 2, 6, 50, 9)
+    spec = DataSpec("digits", tmp_path, False, "dirichlet", 3, 5.0, 2, 6, 50, 9)
     assert ClientSettings.from_node_config(config) == ClientSettings(
         "ward-7", spec, "cpu", "S", tmp_path / "state", True, "plain-4", "graph"
     )
@@ -375,7 +375,7 @@ def test_a_state_folder_that_cannot_be_made_is_told(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert start("--state-dir", str(tmp_path / "file")) == 2
-    assert "'--state-dir': Directory" in capsys.readouterr().err
+    assert "'--state-dir': Dir '" in capsys.readouterr().err
     path = tmp_path / "file" / "deeper"
     assert start("--state-dir", str(path)) == 2
     assert capsys.readouterr().err == f"flower-client: --state-dir: cannot use {path}: Not a directory\n"

@@ -456,25 +456,9 @@ def test_a_wrong_flag_is_told_in_one_line_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-TLS = "--tls-certificate {file} --tls-key {file} --tls-ca {file}"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--tls-ca {file}", "expected all three TLS files or none; missing: --tls-certificate, --tls-key"),
-        ("--insecure --tls-key {file}", "--insecure: expected alone or not at all, found with --tls-key"),
-        (f"--insecure {TLS}", "--insecure: expected alone or not at all, found with --tls-certificate"),
-        ("--insecure --certs {folder}", "--insecure: expected alone or not at all, found with --certs"),
-        (f"{TLS} --tls-ca {{none}}", "--tls-ca: expected a file, found none at {none}"),
-        (f"{TLS} --tls-certificate {{folder}}", "--tls-certificate: expected a file, found none at {folder}"),
-    ],
-)
-def test_tls_is_all_or_nothing(refused: Callable[..., str], tmp_path: Path, flags: str, message: str) -> None:
-    files = init(tmp_path / "certs", [], 30)
-    places = {"file": files.server, "none": tmp_path / "none.pem", "folder": tmp_path}
-    assert refused(*flags.format(**places).split(), engine="grpc") == message.format(**places)
-    assert not (tmp_path / "run").exists()
+def test_plain_text_goes_with_no_certificates(refused: Callable[..., str]) -> None:
+    message = refused("--insecure", "--certs", "certs", engine="grpc")
+    assert message == "--insecure: expected alone or not at all, found with --certs"
 
 
 def test_without_certificates_one_line_says_what_to_do(
@@ -676,8 +660,8 @@ def faked_network(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
         yield inline_grid(load_run_config(None, {"clients": 3, "data.max_train": 60}), folder)
 
     @contextmanager
-    def fake_clients(settings: list[ClientSettings], address: str, security: list[str]) -> Iterator[Any]:
-        started.append((len(settings), address, security))
+    def fake_clients(settings: list[ClientSettings], connection: list[str]) -> Iterator[Any]:
+        started.append((len(settings), *connection))
         yield lambda: started.append("watched")
 
     monkeypatch.setattr(superlink, "superlink", fake_superlink)
@@ -692,7 +676,7 @@ def test_the_line_for_other_machines_is_printed_with_a_warning(monkeypatch: pyte
     assert done.code == 0
     port = started[0][0].removeprefix("0.0.0.0:")
     assert int(port) > 0
-    assert started[:2] == [(f"0.0.0.0:{port}", None), (0, f"127.0.0.1:{port}", ["--insecure"])]
+    assert started[:2] == [(f"0.0.0.0:{port}", None), (0, "--server", f"127.0.0.1:{port}", "--insecure")]
     assert "watched" in started
     lines = done.output.splitlines()
     assert "--insecure: everyone on the network can read and forge what is sent" in lines
@@ -729,7 +713,7 @@ def test_local_clients_need_no_line_and_loopback_no_warning(monkeypatch: pytest.
     assert done.code == 0
     address = started[0][0]
     assert address.startswith("127.0.0.1:")
-    assert started[:2] == [(address, None), (3, address, ["--insecure"])]
+    assert started[:2] == [(address, None), (3, "--server", address, "--insecure")]
     assert "flower-client" not in done.output
     assert "--insecure" not in done.output
 
@@ -745,7 +729,7 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
     assert done.code == 0
     found = Certificates(Path("certs"))
     assert started[0][1] == superlink.Tls(found.server, found.server_key, found.ca, (found.clients,))
-    assert started[1][2] == ["--root-certificates", str(found.ca)]
+    assert started[1][3:] == ("--root-certificates", str(found.ca))
     assert f"--root-certificates {found.ca} --key NAME.pem --client-id NAME --data" in done.output
     assert "forge" not in done.output
     assert "no client may join yet: flower-server clients add NAME --public-key FILE" in done.output
@@ -753,10 +737,8 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
     started.clear()
     monkeypatch.chdir(tmp_path / "run")
     ClientRegistry(files.clients).add("ward-7", public_pem(make_key()))
-    others = init(tmp_path / "other", [], 30)
-    flags = ["--tls-certificate", str(others.server), "--tls-key", str(others.server_key), "--tls-ca", str(others.ca)]
-    done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder), *flags)
-    assert started[0][1] == superlink.Tls(others.server, others.server_key, others.ca, (files.clients,))
+    done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder))
+    assert started[0][1] == superlink.Tls(files.server, files.server_key, files.ca, (files.clients,))
     assert "no client may join yet" not in done.output
 
 
@@ -793,7 +775,7 @@ def test_help_shows_examples_that_parse(capsys: pytest.CaptureFixture[str], monk
     for title in (
         "The run:",
         "Machines:",
-        "TLS and clients' keys (instead of --insecure):",
+        "Where to listen:",
         "Commands:",
         "exit codes:",
     ):

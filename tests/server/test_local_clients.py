@@ -34,7 +34,7 @@ CONFIGS = [
 
 def started(count: int, folder: Path) -> list[ClientSettings]:
     """Return the settings of the first clients of a run."""
-    return [client_settings(RunConfig(), index, folder) for index in range(count)]
+    return [client_settings(RunConfig(clients=9), index, folder) for index in range(count)]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def understood(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], ClientS
 
 
 def test_the_printed_line_of_the_default_run() -> None:
-    assert printed_line("10.0.0.5:9092", ["--insecure"], RunConfig()) == (
+    assert printed_line(["--server", "10.0.0.5:9092", "--insecure"], RunConfig()) == (
         "flower-client --server 10.0.0.5:9092 --insecure --client-id NAME --data digits --partition I/6"
     )
 
@@ -81,28 +81,33 @@ def test_the_printed_line_of_another_run() -> None:
             "data.max_train": 100,
         },
     )
-    assert printed_line("server.example.org:9092", ["--root-certificates", "/etc/ca.pem"], config) == (
-        "flower-client --server server.example.org:9092 --root-certificates /etc/ca.pem --client-id NAME "
+    assert printed_line(["--root-certificates", "/etc/ca.pem"], config) == (
+        "flower-client --root-certificates /etc/ca.pem --client-id NAME "
         "--data cifar10 --root '/my data' --split dirichlet --alpha 0.1 --max-train 100 --data-seed 7 --partition I/40"
     )
 
 
 def test_the_printed_line_counts_the_parts_of_the_data_set() -> None:
-    line = printed_line("a:1", ["--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
+    line = printed_line(["--server", "a:1", "--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
     assert line.endswith(" --client-id NAME --data digits --partition I/12")
 
 
 @pytest.mark.parametrize(("sizes", "words"), [(["S"], "--size S "), (["S", "L"], "--size 'S|L' "), (["M"], "")])
 def test_the_printed_line_names_the_sizes_that_the_run_takes(sizes: list[str], words: str) -> None:
     config = load_run_config(None, {"sizes": sizes})
-    assert printed_line("a:1", ["--insecure"], config) == (
+    assert printed_line(["--server", "a:1", "--insecure"], config) == (
         f"flower-client --server a:1 --insecure --client-id NAME --data digits {words}--partition I/6"
     )
 
 
 def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[list[str]], ClientSettings]) -> None:
     config = load_run_config(None, {"descriptor": "class-shares", "sizes": ["L"]})
-    words = printed_line("127.0.0.1:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
+    words = (
+        printed_line(["--server", "127.0.0.1:1", "--insecure"], config)
+        .replace("NAME", "x")
+        .replace("I/", "0/")
+        .split()[1:]
+    )
     settings = understood(words)
     assert (settings.disclose_class_shares, settings.size) == (True, "L")
 
@@ -118,7 +123,7 @@ def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[l
     ],
 )
 def test_the_printed_line_asks_for_a_model_where_clients_bring_their_own(overrides: dict[str, Any], words: str) -> None:
-    assert words in printed_line("a:1", ["--insecure"], load_run_config(None, overrides))
+    assert words in printed_line(["--server", "a:1", "--insecure"], load_run_config(None, overrides))
 
 
 # ---------------------------------------------------------------------- child processes
@@ -185,7 +190,7 @@ def test_started_clients_are_the_virtual_clients_of_the_inline_engine(
 ) -> None:
     config = load_run_config(None, overrides)
     settings = [client_settings(config, index, tmp_path) for index in range(config.clients)]
-    with local_clients(settings, "127.0.0.1:9", ["--insecure"]):
+    with local_clients(settings, ["--server", "127.0.0.1:9", "--insecure"]):
         assert len(children) == config.clients
     for index, child in enumerate(children):
         assert child.command[:3] == [sys.executable, "-m", "hyperbloom.client"]
@@ -205,18 +210,18 @@ def test_clients_share_the_cores(
     threads: str,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    with local_clients(started(count, tmp_path), "a:1", []):
+    with local_clients(started(count, tmp_path), []):
         pass
     assert {child.command[child.command.index("--threads") + 1] for child in children} == {threads}
 
 
 def test_no_clients_are_no_processes(children: list[Child], tmp_path: Path) -> None:
-    with local_clients([], "a:1", []):
+    with local_clients([], []):
         assert children == []
 
 
 def test_a_client_that_could_not_start_is_told_with_the_end_of_its_log(children: list[Child], tmp_path: Path) -> None:
-    with local_clients(started(3, tmp_path), "a:1", []) as watch:
+    with local_clients(started(3, tmp_path), []) as watch:
         watch()
         children[0].returncode = 0  # it left in good order
         watch()
@@ -232,7 +237,7 @@ def test_a_client_that_could_not_start_is_told_with_the_end_of_its_log(children:
 
 
 def test_clients_that_do_not_leave_are_ended_and_killed_if_they_are_deaf(children: list[Child], tmp_path: Path) -> None:
-    with pytest.raises(KeyError), local_clients(started(3, tmp_path), "a:1", []):
+    with pytest.raises(KeyError), local_clients(started(3, tmp_path), []):
         raise KeyError  # however the run ends
     assert [child.told for child in children] == [
         ["goodbye"],
@@ -257,7 +262,7 @@ def test_many_deaf_clients_are_not_waited_for_one_after_the_other(
 
     monkeypatch.setattr(Child, "wait", wait)
     monkeypatch.setattr("hyperbloom.server.local_clients.monotonic", lambda: now)
-    with local_clients(9, "a:1", [], RunConfig(), tmp_path):
+    with local_clients(started(9, tmp_path), []):
         pass
     assert [child.told for child in children] == [["goodbye", "terminate", "kill"]] * 9
     assert now == 20.0
