@@ -219,11 +219,11 @@ def _join(
     check_writable(out)  # before the budget is spent
     link = make_link(flags)
 
+    from hyperbloom.client.keep.state import default_state_dir
     from hyperbloom.client.newcomer.join import join
+    from hyperbloom.client.newcomer.ledger import Ledger
     from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
     from hyperbloom.client.newcomer.sources import Sources
-    from hyperbloom.client.newcomer.ledger import Ledger
-    from hyperbloom.client.keep.state import default_state_dir
 
     promise = Promise(eps, delta) if eps is not None and delta is not None else None
     spec = data_spec(flags)

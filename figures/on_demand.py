@@ -175,13 +175,6 @@ def privacy(study: Study, draws: int) -> list[dict[str, Any]]:
     return results
 
 
-def promise(encoder: Encoder, examples: int, epsilon: float, mechanism: str) -> Guarantee:
-    """Return what noise it takes: what clients add, or what the paper's formula asks for (below epsilon 1)."""
-    promised = guarantee(encoder, examples, epsilon, DELTA)
-    classical = promised.sensitivity * math.sqrt(2 * math.log(1.25 / DELTA)) / epsilon
-    return promised if mechanism == "analytic" else replace(promised, sigma=classical)
-
-
 def scores(study: Study, descriptors: Tensor) -> list[float]:
     """Return each novel client's mean accuracy over its descriptors `(novel clients, draws, k)`."""
     return [

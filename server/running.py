@@ -16,9 +16,9 @@ from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.engine import open_grid
 from hyperbloom.server.fleet import Machines, Say, Tell, check_port, log_to, sayer
 from hyperbloom.server.loop.listener import Listener, Resume, Selection
+from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.report import write_report
 from hyperbloom.server.run_folder import RunFolder, adopt_identities, new_run_folder
-from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.view import TerminalView, results_table
 from hyperbloom.strategies.algorithm import is_novel
 

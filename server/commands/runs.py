@@ -122,7 +122,6 @@ def export(run: Path, client: str | None, every: bool, out: Path | None, class_n
     Flag("--seeds", "how many, from the run's seed on", default=3),
     set_flag("set a key of the run (data.split=iid), or one strategy's option (pfedhn.learning_rate=0.05)"),
     *SERIES,
-    Flag("--no-picture", "write no picture, which takes matplotlib", is_flag=True),
     example="flower-server compare --strategies pfedhn,fedavg,local --config run.yaml --seeds 3 --out runs/compared",
     epilog="exit codes: 0 all runs are complete, 2 wrong settings, 4 a strategy could not be trained, 130 Ctrl-C",
 )
@@ -133,11 +132,10 @@ def compare(
     assignments: tuple[str, ...],
     out: Path | None,
     engine: str,
-    no_picture: bool,
 ) -> int:
     """Compare strategies on the same clients, data and seeds.
 
-    Writes one table and one picture. Every strategy and seed is an ordinary run folder under --out. Call the command
+    Writes one table and one page. Every strategy and seed is an ordinary run folder under --out. Call the command
     again with the same --out to go on: finished runs are kept, and the others are run. You may add strategies and
     seeds; any other change is refused. All clients run on this machine. To compare strategies with clients elsewhere,
     use `flower-server --baselines`.
@@ -150,11 +148,9 @@ def compare(
     from rich.console import Console
 
     from hyperbloom.server.comparison import check_cells, open_comparison, plan, run_cells, shared_by
-    from hyperbloom.server.comparison_table import check_matplotlib, write_table
+    from hyperbloom.server.comparison_table import write_table
     from hyperbloom.server.comparison_view import ComparisonView
 
-    if not no_picture:
-        check_matplotlib()
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
     check_cells(cells, engine)
@@ -162,7 +158,7 @@ def compare(
         print(f"comparison: {out} ({len(cells)} runs; the same command with --out {out} goes on where this one stops)")
         with ComparisonView(Console(), cells) as view:
             failures = run_cells(cells, engine, view)
-        print(f"\n{write_table(out, cells, not no_picture)}")
+        print(f"\n{write_table(out, cells)}")
     print(f"everything is in {out}")
     return failures[0].exit_code if failures else 0
 

@@ -30,9 +30,9 @@ from hyperbloom.server.certificates import Certificates, init, renew
 from hyperbloom.server.cli import flower_server, main
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.session import Session
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.run_folder import read_run
-from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies import STRATEGIES
 from tests.parsing import flags, parse
 

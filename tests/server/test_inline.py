@@ -16,10 +16,10 @@ from hyperbloom.client.app import train_all
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.messages import Greeting, Introduction, TrainOrder, TrainResult
 from hyperbloom.server import engine
-from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.roster import Roster

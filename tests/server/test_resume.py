@@ -16,8 +16,8 @@ from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
 from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.loop.listener import Listener, RoundReport
-from hyperbloom.server.run_folder import RunFolder
 from hyperbloom.server.loop.session import Session
+from hyperbloom.server.run_folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.
