@@ -1,6 +1,6 @@
 """What the programs share: synthetic CIFAR-10, a run over it, and rounds that are driven one at a time.
 
-`Rounds` is the server's own loop (`hyperbloom.server.rounds`) with the exchange of messages left open, so that two ways
+`Rounds` is the server's own loop (`hyperbloom.server.loop.rounds`) with the exchange of messages left open, so that two
 of exchanging them can be timed around the same strategy.
 """
 
@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.server.federation import Federation
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.roster import Roster
 

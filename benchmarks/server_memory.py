@@ -26,8 +26,8 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.wire.pack import pack
 from hyperbloom.server import rounds
-from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.hypernetworks import learner
 from hyperbloom.strategies.roster import Roster

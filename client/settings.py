@@ -71,6 +71,21 @@ class ClientSettings:
             if value is not None
         }
 
+    def to_flags(self) -> list[str]:
+        """Return the flags of `flower-client` that mean these settings; the data set is always named.
+
+        What is as `flower-client` has it without a flag is left out.
+        """
+        flat, usual = ({**asdict(each), **asdict(each.data)} for each in (self, ClientSettings("unnamed")))
+        words = ["--client-id", self.client_id, "--data", self.data.data]
+        for key, value in flat.items():
+            if value != usual[key] and key not in ("client_id", "data", "partition", "partitions"):
+                flag = "--data-seed" if key == "seed" else f"--{key.replace('_', '-')}"
+                words += [flag] if value is True else [flag, str(value)]
+        if self.data.partition is not None:
+            words += ["--partition", f"{self.data.partition}/{self.data.partitions}"]
+        return words
+
     @classmethod
     def from_node_config(cls, config: Mapping[str, Scalar]) -> "ClientSettings":
         """Read a node config with the keys of `to_node_config`.

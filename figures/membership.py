@@ -34,7 +34,7 @@ from hyperbloom.common.models import build
 from hyperbloom.common.privacy import epsilon_of
 from hyperbloom.server.engine import client_settings, inline_grid
 from hyperbloom.server.loop.listener import Listener
-from hyperbloom.server.session import Session
+from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 
 CLIENTS = 8

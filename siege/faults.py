@@ -6,7 +6,7 @@ personal heads that are nowhere but on the clients. Until most rounds are done, 
 * a client, the server or the SuperLink is killed (SIGKILL); clients start again, the server with --resume;
 * a client or the server is frozen (SIGSTOP) for some seconds;
 * one client's or all clients' connections hang, or are cut and refused, for some seconds;
-* a stranger attacks the port (`benchmarks/stranger.py`) for some seconds.
+* a stranger attacks the port (`siege/stranger.py`) for some seconds.
 
 All the while a fourth member announces replies and never uploads them (`siege/hostile_member.py`).
 
@@ -40,7 +40,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from benchmarks import LEASH
-from benchmarks.stranger import ATTACKS, Stranger
+from siege.stranger import ATTACKS, Stranger
 
 __all__ = ["Proxy", "Siege", "besiege"]
 

@@ -9,10 +9,10 @@ from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, TrainOrder, TrainResult, Weights
-from hyperbloom.server.asynchronous import run_asynchronously
-from hyperbloom.server.federation import Federation
-from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.server.rounds import run_rounds
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.roster import Roster
 

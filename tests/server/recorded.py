@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.run_folder import RunFolder
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round

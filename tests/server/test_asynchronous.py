@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.cli import main
-from hyperbloom.server.listener import RoundReport
+from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.run_folder import RunFolder
 
 from .conftest import Clock, app_error

@@ -25,7 +25,7 @@ from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.events import Event, Kind
-from hyperbloom.server.listener import RoundReport
+from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Round
 from hyperbloom.strategies.roster import Roster
@@ -243,9 +243,9 @@ def test_one_that_is_killed_before_its_first_round_can_be_begun_again(
         raise KeyboardInterrupt
 
     here = tmp_path / "stopped"
-    for name in ("adopt_identities", "inline_grid", "shutil.rmtree", "Session.run"):
+    for name in ("running.adopt_identities", "engine.inline_grid", "comparison.shutil.rmtree", "session.Session.run"):
         with monkeypatch.context() as patch:  # the one behind meets what this one has left
-            patch.setattr(f"hyperbloom.server.comparison.{name}", stop)
+            patch.setattr(f"hyperbloom.server.{name}", stop)
             assert compare(file, here, strategies="local", seeds=1) == 130
         (here / "local-seed0" / "clients" / "client-0").mkdir(parents=True, exist_ok=True)
     assert compare(file, here, strategies="local", seeds=1) == 0

@@ -12,7 +12,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
 from hyperbloom.common.messages import UNREADABLE, Greeting, Notice, ReferenceOrder, RepresentOrder, weigh
-from hyperbloom.server.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation, Traffic
+from hyperbloom.server.loop.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation, Traffic
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import PersonalisedStrategy
 from hyperbloom.strategies.roster import Roster

@@ -16,11 +16,11 @@ from hyperbloom.client.app import train_all
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.messages import Greeting, Introduction, TrainOrder, TrainResult
 from hyperbloom.server import engine
-from hyperbloom.server.asynchronous import run_asynchronously
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.federation import Federation
 from hyperbloom.server.inline import InlineGrid
-from hyperbloom.server.rounds import run_rounds
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.roster import Roster
 
@@ -158,7 +158,7 @@ def test_replies_and_errors_are_those_of_one_by_one(tmp_path: Path, groups: list
     one_by_one = answers(four_clients(folder, vectorise=False))
     for path in folder.rglob("*.safetensors"):
         path.unlink()
-    engine.worker_for.cache_clear()
+    engine.client_for.cache_clear()
     at_once = answers(four_clients(folder, vectorise=True))
     assert groups == [2]
     assert [type(answer) for answer in at_once] == [float, Introduction, float, str, str, str, float]
@@ -189,7 +189,7 @@ def test_only_orders_to_train_are_answered_together(tmp_path: Path) -> None:
 def test_clients_on_cuda_train_at_once_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(engine, "worker_for", lambda settings: SimpleNamespace(device=torch.device(device)))
+    monkeypatch.setattr(engine, "client_for", lambda settings: SimpleNamespace(device=torch.device(device)))
     config = RunConfig(clients=2)
     assert inline_grid(config, tmp_path).train_all is (train_all if expected else None)
     assert inline_grid(config, tmp_path, True).train_all is train_all

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.messages import EvaluateResult, TrainResult
 from hyperbloom.server.events import Event, Kind
-from hyperbloom.server.listener import NOTHING_DONE, Checkpoint, RoundReport
+from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport
 from hyperbloom.server.metrics import REASONS, RunMetrics, reason_of, served
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Evaluation, Round

@@ -15,8 +15,8 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
 from hyperbloom.server.comparison_view import ComparisonView
-from hyperbloom.server.listener import RoundReport
-from hyperbloom.server.session import Session
+from hyperbloom.server.loop.listener import RoundReport
+from hyperbloom.server.loop.session import Session
 
 TABLE = """
 paper: A, B

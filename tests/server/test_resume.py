@@ -15,9 +15,9 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.listener import Listener, RoundReport
+from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.loop.session import Session
 from hyperbloom.server.run_folder import RunFolder
-from hyperbloom.server.session import Session
 from hyperbloom.strategies import STRATEGIES
 
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.
@@ -239,6 +239,9 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     assert "is complete; there is nothing to go on with" in refusal()
     assert "--rounds would change the run" in refusal("--rounds", "3")
+    assert "--rounds would change the run" in refusal("--rounds", "0")
+    assert "--seed would change the run" in refusal("--seed", "0")
+    assert "--baselines would change the run" in refusal("--baselines", "")
     assert "--data would change the run" in refusal("--data", "mnist")
     assert "--set would change the run" in refusal("--set", "seed=3")
     assert "--vectorise would change the run" in refusal("--vectorise")
@@ -304,7 +307,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_leaves_it_alone(
         monkeypatch.setattr(RunFolder, "round_done", killed)
         with monkeypatch.context() as early, pytest.raises(Crash):
             if not when:
-                early.setattr("hyperbloom.server.session.Session.run", lambda session: killed_early())
+                early.setattr("hyperbloom.server.loop.session.Session.run", lambda session: killed_early())
             main(supervised)
     monkeypatch.setattr(RunFolder, "round_done", real)
     assert main([*supervised, "--set", "seed=1"]) == 2

@@ -19,7 +19,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.run_folder import RunFolder, new_run_folder, read_run
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round

@@ -7,7 +7,7 @@ import pytest
 
 from hyperbloom.common.messages import TrainResult
 from hyperbloom.server.board import Board
-from hyperbloom.server.listener import RoundReport
+from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.run_lines import Tail, client_lines, metrics_line, read_lines
 from hyperbloom.strategies.personalised import Round
 

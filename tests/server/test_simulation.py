@@ -26,8 +26,8 @@ from hyperbloom.server import simulation
 from hyperbloom.server.cli import main
 from hyperbloom.server.engine import VirtualClients, inline_grid, virtual_clients
 from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.session import Session
 from hyperbloom.server.run_folder import RunFolder
-from hyperbloom.server.session import Session
 
 RAY = Mock()
 CONFIG = RunConfig(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round

@@ -6,7 +6,7 @@
 * `gzip`: calls that bring half a megabyte each, which unpacks to 500 MB;
 * `silent`: TCP connections that send nothing.
 
-    python -m benchmarks.stranger HOST:PORT --ca CA.pem --how calls --seconds 16
+    python -m siege.stranger HOST:PORT --ca CA.pem --how calls --seconds 16
 """
 
 import argparse
