@@ -4,6 +4,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ class Flag(click.Option):
 
 
 def section(title: str, *flags: Flag) -> list[Flag]:
-    """Put flags into a section of `--help`."""
-    for flag in flags:
-        flag.section = title
-    return [*flags]
+    """Return the flags in a section of `--help`."""
+    copies = [copy(flag) for flag in flags]
+    for each in copies:
+        each.section = title
+    return copies
 
 
 class _Told(click.Command):
@@ -45,9 +47,8 @@ class _Told(click.Command):
         """Write the flags, section by section."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                other = "Arguments" if isinstance(parameter, click.Argument) else Flag.section
-                rows.setdefault(getattr(parameter, "section", other), []).append(record)
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                rows.setdefault(getattr(parameter, "section", Flag.section), []).append(record)
         for title, some in rows.items():
             with formatter.section(title):
                 formatter.write_dl(some)
@@ -76,10 +77,10 @@ class _Command(_Told):
 
 
 class _Group(_Told, click.Group):
-    """A command that has subcommands."""
+    """A command that has subcommands; `--help` lists them after its flags."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags, then the commands."""
+        """Write both."""
         super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
 
@@ -99,14 +100,9 @@ def group(name: str, text: str, *commands: click.Command, example: str) -> click
 
 
 class Program(_Group):
-    """A program: its subcommands, and what runs without one, with the context and the values of its flags.
+    """A program: its subcommands, and `run`, which gets the context and the values of `flags` if there is none of them.
 
-    Args:
-        name: of the program.
-        commands: its subcommands, beside `completion`.
-        run: its docstring is the program's help.
-        flags: of `run`.
-        epilog: the end of the help.
+    The docstring of `run` is the beginning of `--help`, `epilog` its end.
     """
 
     def __init__(
@@ -123,16 +119,9 @@ class Program(_Group):
                 ctx.fail(f"--{flag}: expected no command behind the flags of a run, found {word!r}.")
 
         settings = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100}
-        super().__init__(
-            name,
-            [*commands, _completion],
-            invoke_without_command=True,
-            context_settings=settings,
-            callback=alone,
-            params=[*flags],
-            help=run.__doc__,
-            epilog=epilog,
-        )
+        details: dict[str, Any] = {"callback": alone, "params": [*flags], "help": run.__doc__, "epilog": epilog}
+        every = [*commands, _completion]
+        super().__init__(name, every, invoke_without_command=True, context_settings=settings, **details)
         click.version_option(__version__, message="hyperbloom %(version)s")(self)
 
 

@@ -231,7 +231,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a flag would change the run, or the folder is not one of a run.
     """
-    from hyperbloom.server.fleet import SECURITY
+    from hyperbloom.server.fleet import SECURITY, Machines
 
     anew = given(ctx)
     for flag in _RUN:
@@ -245,7 +245,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     if "vectorise" in anew and flags["vectorise"] != began.get("vectorise"):
         raise ConfigError("--resume: --vectorise would change the run (in the last bits); leave it out")
     anew |= SECURITY if anew & SECURITY else set()
-    return {name: value for name, value in began.items() if name not in anew}
+    return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew}
 
 
 _COMMANDS = (certs, clients, compare, doctor, export, report, reproduce, serve, watch)

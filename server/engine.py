@@ -27,12 +27,6 @@ Opened = tuple[Grid, Callable[[], None]]
 """A grid, and what to call while waiting for clients; it raises if one that was started here has failed."""
 
 
-class _VirtualGrid(InlineGrid):
-    """Keeps the data set open as long as there are clients: ten thousand must not read it ten thousand times."""
-
-    source: DataSource
-
-
 def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) -> InlineGrid:
     """Return a grid of `config.clients` virtual clients whose state lies under `folder`.
 
@@ -52,9 +46,8 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
     devices = {client_for(ClientSettings.from_node_config(each)).device.type for each in configs}
     if vectorise is None:
         vectorise = "cuda" in devices
-    grid = _VirtualGrid(app, configs, train_all if vectorise else None)
-    grid.source = source
-    return grid
+    # The grid keeps the data set open: ten thousand clients must not read it ten thousand times.
+    return InlineGrid(app, configs, train_all if vectorise else None, source)
 
 
 class VirtualClients(ClientApp):
