@@ -1,6 +1,6 @@
 """What the programs share: synthetic CIFAR-10, a run over it, and rounds that are driven one at a time.
 
-`Rounds` is the server's own loop (`hyperbloom.server.loop.rounds`) with the exchange of messages left open, so that two
+`Rounds` is the server's own loop (`hyperbloom.server.loop.rounds`) with the exchange of messages left open, so that two ways
 of exchanging them can be timed around the same strategy.
 """
 
@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["LENET_FLOATS", "Rounds", "run_config", "write_images"]
 
@@ -75,7 +75,7 @@ class Rounds:
         """Wait until the clients are here, and build the hypernetwork."""
         self.config, self.grid = config, grid
         roster = Roster(config.seed)
-        self.strategy = make_strategy(config, run_id, roster)
+        self.strategy = make_algorithm(config, run_id, roster)
         self.federation = Federation(grid, roster, lambda text: None)
         self.federation.gather(self.strategy, config.clients, config.join_timeout_s)
         roster.sort(0)

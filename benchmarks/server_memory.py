@@ -20,17 +20,17 @@ from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
-from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common import wire
 from hyperbloom.common.wire.pack import pack
+from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.server import rounds
-from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.strategies import make_strategy
+from hyperbloom.server.inline import InlineGrid
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.hypernetworks import learner
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 ANSWERS_AT_ONCE = 32
 
@@ -56,7 +56,7 @@ def serve(clients: int, bounded: bool) -> float:
         rounds.MOST_AT_ONCE = 2**40
     config = RunConfig(clients=clients, cohort=clients, rounds=2, eval_every=2, model="lenet")
     roster = Roster(0)
-    strategy = make_strategy(config, "benchmark", roster)
+    strategy = make_algorithm(config, "benchmark", roster)
     federation = Federation(_Crowd(clients), roster, lambda text: None)
     federation.gather(strategy, clients, 60.0)
     federation.begin(strategy, 0)

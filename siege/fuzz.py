@@ -41,9 +41,9 @@ from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.checkpoint import read_resume, write_checkpoint
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Selection
-from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.run_folder import read_run
+from hyperbloom.server.loop.roster import Roster
 
 __all__ = ["TARGETS", "mutate", "sound"]
 

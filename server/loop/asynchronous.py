@@ -8,6 +8,7 @@ A round is `cohort` applied replies, so that a run trains as many client steps a
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop.exchange import Outcome, told
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
-from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Letter, Traffic
+from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
 from hyperbloom.server.loop.rounds import FRUITLESS_ROUNDS, Run, Save, better, due, evaluated, give_up
 from hyperbloom.strategies.algorithm import Evaluation
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
@@ -55,8 +56,8 @@ class _Pending:
     state: dict[str, Tensor]
     asked: float
     exchanges: Exchanges[Evaluation]
-    ask: Ask[object]
-    letters: dict[str, Letter]
+    ask: Ask[object] = field(default_factory=lambda: Ask((), lambda clients: ()))
+    letters: dict[str, Letter] = field(default_factory=dict)
     answers: list[tuple[Client, object]] = field(default_factory=list)
     outcome: Outcome = field(default_factory=Outcome)
 
@@ -147,13 +148,15 @@ class _Loop:
             written = self._written.pop(arrival.letter.id, None)
             if written is not None:
                 self._apply(written, arrival)
+            elif isinstance(arrival.content, Failure) and arrival.late:
+                self.director.blame(arrival.letter.about.client, arrival.content.text, self.outcome)
             elif self._pending and self._pending.letters.pop(arrival.letter.id, None):
                 pending, client = self._pending, arrival.letter.about.client
                 for answer in self.director.judge(pending.ask, arrival, pending.outcome):
                     pending.answers.append((client, answer))
         self._forget_lost()
         if self._pending and not self._pending.letters:
-            self._go_on(self._pending)
+            self._go_on(self._pending, sorted(self._pending.answers, key=lambda pair: pair[0].row))
         if self._useless >= FRUITLESS_ROUNDS * self.config.cohort:
             give_up(self.outcome, f"among the last {self._useless}")
         return bool(arrivals)
@@ -201,24 +204,20 @@ class _Loop:
         """Send everyone their weights to score, behind whatever work they have; training goes on meanwhile."""
         state = {name: tensor.detach().clone() for name, tensor in self.of.algorithm.state().items()}
         exchanges = self.of.algorithm.evaluate(self.of.turn(number), self.federation.trusted)
-        ask, outcome = next(exchanges), Outcome()
-        self._pending = _Pending(number, elapsed, state, time.perf_counter(), exchanges, ask, {}, outcome=outcome)
-        self._send(self._pending)
+        self._pending = _Pending(number, elapsed, state, time.perf_counter(), exchanges)
+        self._go_on(self._pending, None)
 
-    def _send(self, pending: _Pending) -> None:
-        letters = self.director.send(pending.ask, list(pending.ask.clients), pending.outcome)
-        pending.letters, pending.answers = {letter.id: letter for letter in letters}, []
-
-    def _go_on(self, pending: _Pending) -> None:
-        """Play the evaluation's next exchange, or conclude it."""
-        pending.answers.sort(key=lambda pair: pair[0].row)
+    def _go_on(self, pending: _Pending, answers: Sequence[tuple[Client, object]] | None) -> None:
+        """Play the evaluation's next exchange, given the answers to the one before, or conclude it."""
         try:
-            pending.ask = pending.exchanges.send(pending.answers)
+            pending.ask = pending.exchanges.send(answers)
         except StopIteration as over:
             self._pending = None
             self._conclude(pending, over.value)
-        else:
-            self._send(pending)
+            return
+        clients = self.director.still(pending.ask.clients, self.federation.roster.live, pending.outcome)
+        letters = self.director.send(pending.ask, clients, pending.outcome)
+        pending.letters, pending.answers = {letter.id: letter for letter in letters}, []
 
     def _finish_evaluation(self) -> None:
         """Wait until the evaluation on its way is complete; no new work is handed out."""

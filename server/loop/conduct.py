@@ -23,6 +23,10 @@ class _Record:
     terms: int = 0  # quarantines so far
     until: int = 0  # last round of the last one
 
+    def holds_in(self, round_number: int) -> bool:
+        """Return whether there is a quarantine in this round, which may be number 0."""
+        return self.terms > 0 and round_number <= self.until
+
 
 class Conduct:
     """Who has lied how often, and who is in quarantine."""
@@ -44,11 +48,11 @@ class Conduct:
     def in_quarantine(self, name: str, round_number: int) -> bool:
         """Return whether a client is asked nothing in this round."""
         record = self._records.get(name)
-        return record is not None and round_number <= record.until
+        return record is not None and record.holds_in(round_number)
 
     def count_in_quarantine(self, round_number: int) -> int:
         """Return how many clients are asked nothing in this round."""
-        return sum(round_number <= record.until for record in list(self._records.values()))
+        return sum(record.holds_in(round_number) for record in list(self._records.values()))
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known, as the roster stores it."""

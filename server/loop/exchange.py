@@ -161,7 +161,7 @@ class Director:
         accepted: list[tuple[Client, Any]] = []
         waiting: list[Letter] = []
         for clients in slices(ask.clients, ask.size):
-            waiting += self.send(ask, self._there(clients, outcome), outcome)
+            waiting += self.send(ask, self.still(clients, self.federation.idle, outcome), outcome)
             if ask.in_turns:
                 accepted += self._collect(ask, waiting, outcome)
                 waiting = []
@@ -178,9 +178,9 @@ class Director:
         examples = capped_examples([client for client, _ in accepted], self.config.examples_cap)
         return [replace(update, examples=count) for (_, update), count in zip(accepted, examples, strict=True)]
 
-    def _there(self, clients: Sequence[Client], outcome: Outcome) -> list[Client]:
-        """Look clients up again: while others were asked, some may have left or moved to another node."""
-        now = {client.row: client for client in self.federation.idle}
+    def still(self, clients: Sequence[Client], now_here: Sequence[Client], outcome: Outcome) -> list[Client]:
+        """Look clients up again: while others were asked, some may have left or joined again from elsewhere."""
+        now = {client.row: client for client in now_here}
         for client in clients:
             if client.row not in now and client.client_id not in outcome.refused:
                 outcome.leave_out(client, Reason.LEFT, "left before it was asked")

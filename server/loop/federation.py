@@ -112,7 +112,9 @@ class Federation:
         deadline = time.monotonic() + timeout_s
         while self.idle_count < wanted:
             self._watch()
-            self.poll()
+            for arrival in self.poll():  # no round waits for answers now, so these are late lies
+                if isinstance(arrival.content, Failure):
+                    self.blame(arrival.letter.about.client.client_id, arrival.content.text)
             if self.idle_count < wanted and time.monotonic() > deadline:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
@@ -138,12 +140,15 @@ class Federation:
         return letters
 
     def poll(self) -> list[Arrival]:
-        """Return the answers to orders that have come in time; greet and welcome who is new, drop what is late."""
+        """Return the answers to orders that have come in time; greet and welcome who is new, drop what is late.
+
+        A lie is returned however late it comes: it is held against its client.
+        """
         arrived = []
         for arrival in self.post.poll():
             if arrival.letter.kind is Greeting:
                 self._welcome(arrival.letter.node, arrival.content)
-            elif arrival.late:
+            elif arrival.late and not arrival.is_lie:
                 self._drop(arrival)
             elif arrival.letter.kind is not Notice:
                 arrived.append(arrival)
@@ -151,14 +156,10 @@ class Federation:
         return arrived
 
     def _drop(self, arrival: Arrival) -> None:
-        client, content = self.roster.on_node(arrival.letter.node), arrival.content
-        if client is None:
-            return
-        if not isinstance(content, Failure):
+        client = self.roster.on_node(arrival.letter.node)
+        if client is not None and not isinstance(arrival.content, Failure):
             self.late += 1
             self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
-        elif content.reason.is_lie:
-            self.blame(client.client_id, content.text)
 
     def blame(self, name: str, text: str) -> int | None:
         """Hold an answer's content against a client; return the last round of the quarantine that it leads to."""

@@ -71,6 +71,11 @@ class Arrival:
     content: RecordDict | Failure
     late: bool
 
+    @property
+    def is_lie(self) -> bool:
+        """Return whether it is known without a look at its content that it is held against its client."""
+        return isinstance(self.content, Failure) and self.content.reason.is_lie
+
 
 class Post:
     """Sends orders, and matches what comes back to them.

@@ -17,7 +17,7 @@ from hyperbloom.server.cli import main
 from hyperbloom.strategies import find_strategy
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.personalised import ClientUpdate
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("hospital", "momentum", "text", "text_on_demand")

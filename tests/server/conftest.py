@@ -17,8 +17,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.messages import Greeting, Introduction, Notice
-from hyperbloom.server import asynchronous, federation, live_grid, rounds
+from hyperbloom.common.wire import Greeting, Introduction, Notice, TrainResult
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.server import live_grid
+from hyperbloom.server.loop import asynchronous, exchange, federation, post, rounds
+from hyperbloom.server.loop.post import UNREADABLE
 
 Answer = Callable[[Message], RecordDict | Error | None]
 
@@ -34,6 +37,9 @@ ABOUT = Introduction(
     test_examples=20,
     class_shares=(),
 )
+
+TRAINED = pack(TrainResult(0.0))
+"""A sound answer to an order to train that nothing travels with."""
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -108,7 +114,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock that the federation, its grid and the loops over rounds look at."""
     turned = Clock()
-    for module in (federation, live_grid, rounds, asynchronous):
+    for module in (asynchronous, exchange, federation, live_grid, post, rounds):
         monkeypatch.setattr(module, "time", turned)
     return turned
 
@@ -184,14 +190,14 @@ class ScriptedGrid(Grid):
 
     def greeted(self) -> list[int]:
         """Return the nodes that were greeted, in order."""
-        return [m.metadata.dst_node_id for _, m in self.sent if m.metadata.message_type == Greeting.type]
+        return [m.metadata.dst_node_id for _, m in self.sent if m.metadata.message_type == Greeting.message_type]
 
     def notices(self) -> list[tuple[int, Notice]]:
         """Return the notices that were sent, in order."""
         return [
-            (m.metadata.dst_node_id, Notice.unpack(m.content))
+            (m.metadata.dst_node_id, unpack(Notice, m.content))
             for _, m in self.sent
-            if m.metadata.message_type == Notice.type
+            if m.metadata.message_type == Notice.message_type
         ]
 
     def join(
@@ -201,17 +207,38 @@ class ScriptedGrid(Grid):
         said = replace(ABOUT, client_id=name, token=token or f"secret of {name}", **about)  # type: ignore[arg-type]
 
         def answer(message: Message) -> RecordDict | Error | None:
-            if message.metadata.message_type == Greeting.type:
-                return said.pack()
-            if message.metadata.message_type == Notice.type:
+            if message.metadata.message_type == Greeting.message_type:
+                return pack(said)
+            if message.metadata.message_type == Notice.message_type:
                 return message.content
-            return orders(message) if orders else RecordDict()
+            return orders(message) if orders else TRAINED
 
         self.nodes[node] = answer
 
     def leave(self, node: int) -> None:
         """Let a node disappear."""
         del self.nodes[node]
+
+
+class StallingGrid(ScriptedGrid):
+    """A grid over which the replies to one node's orders are announced at once and never arrive.
+
+    They count as stalled after five seconds, and are given up after thirty.
+    """
+
+    def __init__(self, clock: Clock, node: int) -> None:
+        super().__init__(clock)
+        self.begun: dict[str, float] = {}
+
+        def answer(message: Message) -> Error | None:
+            begun = self.begun.setdefault(message.metadata.message_id, clock.now)
+            return Error(UNREADABLE, "it was never uploaded") if clock.now > begun + 30 else None
+
+        self.join(node, "stalls", orders=answer)
+
+    def stalled(self) -> set[str]:
+        """Return the orders whose replies do not arrive."""
+        return {order for order, begun in self.begun.items() if order in self._waiting and self.clock.now > begun + 5}
 
 
 @pytest.fixture

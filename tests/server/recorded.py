@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
+from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.run_folder import RunFolder
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
 
 from .conftest import ABOUT
 
@@ -23,6 +25,16 @@ ROUNDS = 6
 def some_config(**changes: object) -> RunConfig:
     """Return the description of a run of six rounds."""
     return RunConfig(strategy="pfedhn", rounds=ROUNDS, eval_every=2, baselines=("local",)).model_copy(update=changes)
+
+
+def score(val_correct: int, val_total: int, test_correct: int, test_total: int, loss: float = 1.0) -> EvaluateResult:
+    """Return a client's scores."""
+    return EvaluateResult(SplitScore(val_correct, val_total, loss), SplitScore(test_correct, test_total, loss))
+
+
+def left_out(**why: str) -> dict[str, Refused]:
+    """Return who was left out of a round, with what each client said of it."""
+    return {name: Refused(Reason.FAILED, text) for name, text in why.items()}
 
 
 class Recording:
@@ -52,10 +64,9 @@ class Recording:
             self.roster.admit(row + 1, said)
         self.state = dict(state or {"embeddings": torch.eye(len(names), 4)})
 
-    def strategy(self, name: str) -> PersonalisedStrategy:
-        """Return a strategy with this run's clients and state."""
-        config = self.config.model_copy(update={"strategy": name, "baselines": ()})
-        strategy = make_strategy(config, "run-1", self.roster)
+    def strategy(self, name: str) -> Algorithm:
+        """Return a strategy with this run's state."""
+        strategy = make_algorithm(self.config.model_copy(update={"strategy": name, "baselines": ()}))
         strategy.state = lambda: dict(self.state)  # type: ignore[method-assign]
         return strategy
 
@@ -72,10 +83,10 @@ class Recording:
         evaluation = None
         if number % self.config.eval_every == 0:
             right = {name: min(100, 10 * number + row) for row, name in enumerate(self.names)}
-            scores = {name: EvaluateResult(5, 10, 1.0, hits, 100, 1.0) for name, hits in right.items()}
-            evaluation = Evaluation(scores)
-        results = {self.names[0]: TrainResult(1.0 / number, 0.1, None)}
-        outcome = Round(results, evaluation, refused)
+            scores = {name: score(5, 10, hits, 100) for name, hits in right.items()}
+            evaluation = Evaluated(scores)
+        results = {self.names[0]: TrainResult(0.1, loss=1.0 / number)}
+        outcome = Outcome(results, evaluation, left_out(**refused))
         return RoundReport(number, self.config.rounds, outcome, 0.5, 0.5 * number, 0, 2000, 1000)
 
     def go(self, number: int, **refused: str) -> None:
@@ -83,7 +94,7 @@ class Recording:
         report = self.report(number, **refused)
         self.folder.round_done(report)
         if evaluation := report.outcome.evaluation:
-            accuracy = {name: 100 * result.score("test").accuracy for name, result in evaluation.scores.items()}
+            accuracy = {name: 100 * result.test.accuracy for name, result in evaluation.scores.items()}
             selection = Selection(number, evaluation.metrics(), accuracy)
             self.folder.selected(selection, self.state, self.roster)
 

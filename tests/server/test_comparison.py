@@ -25,12 +25,12 @@ from hyperbloom.server.comparison import Cell, open_comparison, plan
 from hyperbloom.server.comparison_table import markdown, read_results, write_table
 from hyperbloom.server.comparison_view import ComparisonView
 from hyperbloom.server.events import Event, Kind
+from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import make_algorithm
 
 from .pages import Page, check_self_contained
+from .recorded import left_out
 
 CONFIG = """
 strategy: pfedhn
@@ -243,9 +243,9 @@ def test_one_that_is_killed_before_its_first_round_can_be_begun_again(
         raise KeyboardInterrupt
 
     here = tmp_path / "stopped"
-    for name in ("running.adopt_identities", "engine.inline_grid", "comparison.shutil.rmtree", "session.Session.run"):
+    for name in ("adopt_identities", "inline_grid", "shutil.rmtree", "Session.run"):
         with monkeypatch.context() as patch:  # the one behind meets what this one has left
-            patch.setattr(f"hyperbloom.server.{name}", stop)
+            patch.setattr(f"hyperbloom.server.comparison.{name}", stop)
             assert compare(file, here, strategies="local", seeds=1) == 130
         (here / "local-seed0" / "clients" / "client-0").mkdir(parents=True, exist_ok=True)
     assert compare(file, here, strategies="local", seeds=1) == 0
@@ -451,7 +451,7 @@ def follow(view: ComparisonView, cell: Cell, rounds: int) -> None:
     """Let a cell run."""
     listener = view.begin(cell)
     for number in range(1, rounds + 1):
-        listener.round_done(RoundReport(number, rounds, Round(), 0.1, 0.1))
+        listener.round_done(RoundReport(number, rounds, Outcome(), 0.1, 0.1))
     view.done(cell, 3.2, 2)
 
 
@@ -505,11 +505,11 @@ def told(tmp_path: Path) -> Events:
                 listener = view.begin(cell)
                 for text in before:
                     listener.event(text)
-                listener.phase(make_strategy(config, "run", Roster(0)), "local")
+                listener.phase(make_algorithm(config), "local")
                 for text in within:
                     listener.event(text)
-                for number, left_out in enumerate(refused, start=1):
-                    listener.round_done(RoundReport(number, 5, Round(refused=left_out), 0.1, 0.1))
+                for number, names in enumerate(refused, start=1):
+                    listener.round_done(RoundReport(number, 5, Outcome(refused=left_out(**names)), 0.1, 0.1))
         assert isinstance(console.file, io.StringIO)
         lines = console.file.getvalue().splitlines()
         # What was told of the first cell is told of the next one as well.
@@ -564,7 +564,7 @@ def test_on_a_terminal_it_stands_beside_the_bar_who_is_waited_for(tmp_path: Path
     with ComparisonView(console, [cell]) as view:
         view.begin(cell).event(WAITING)
         assert view._progress.tasks[0].fields["state"] == f"local-seed0, {WAITING}"
-        view.phase(make_strategy(config, "run", Roster(0)), "local")
+        view.phase(make_algorithm(config), "local")
         assert view._progress.tasks[0].fields["state"] == "local-seed0"
 
 

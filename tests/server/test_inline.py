@@ -20,9 +20,9 @@ from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import run_rounds
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import make_algorithm
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Run a strategy; returns the server's state at the end, and each client's loss in the last round's training."""
     roster = Roster(config.seed)
-    strategy = make_strategy(config, "run", roster)
+    strategy = make_algorithm(config, "run", roster)
     federation = Federation(inline_grid(config, folder, vectorise), roster, lambda text: None)
     federation.gather(strategy, config.clients, 10.0)
     roster.sort(0)
@@ -158,7 +158,7 @@ def test_replies_and_errors_are_those_of_one_by_one(tmp_path: Path, groups: list
     one_by_one = answers(four_clients(folder, vectorise=False))
     for path in folder.rglob("*.safetensors"):
         path.unlink()
-    engine.client_for.cache_clear()
+    engine.worker_for.cache_clear()
     at_once = answers(four_clients(folder, vectorise=True))
     assert groups == [2]
     assert [type(answer) for answer in at_once] == [float, Introduction, float, str, str, str, float]
@@ -189,7 +189,7 @@ def test_only_orders_to_train_are_answered_together(tmp_path: Path) -> None:
 def test_clients_on_cuda_train_at_once_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(engine, "client_for", lambda settings: SimpleNamespace(device=torch.device(device)))
+    monkeypatch.setattr(engine, "worker_for", lambda settings: SimpleNamespace(device=torch.device(device)))
     config = RunConfig(clients=2)
     assert inline_grid(config, tmp_path).train_all is (train_all if expected else None)
     assert inline_grid(config, tmp_path, True).train_all is train_all

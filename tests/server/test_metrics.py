@@ -7,19 +7,24 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import ReferenceOrder, TrainResult, Weights
 from hyperbloom.server.events import Event, Kind
+from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport
-from hyperbloom.server.metrics import REASONS, RunMetrics, reason_of, served
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import Evaluation, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.metrics import RunMetrics, served
+from hyperbloom.strategies import make_algorithm
 
 from .conftest import ABOUT
-from .recorded import some_config
+from .recorded import score, some_config
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana-dashboard.json"
 
@@ -35,26 +40,35 @@ def scrape(url: str) -> dict[str, float]:
     }
 
 
+def some_federation(*names: str) -> Federation:
+    """Return a federation of clients that have been admitted."""
+    federation = Federation(InlineGrid(lambda message, context: message, []), Roster(0), lambda text: None)
+    for node, name in enumerate(names, start=1):
+        federation.roster.admit(node, replace(ABOUT, client_id=name, token=name))
+    return federation
+
+
 def busy_run() -> RunMetrics:
     """Return the metrics of a run with four clients in which something of everything has happened."""
-    metrics, roster = RunMetrics(), Roster(0)
-    for node, name in enumerate("abcd", start=1):
-        roster.admit(node, replace(ABOUT, client_id=name, token=name))
-    roster.leave(4)
-    roster.busy = {2}
+    metrics, federation = RunMetrics(), some_federation(*"abcd")
+    federation.roster.leave(4)
+    federation.post.send([(2, ReferenceOrder("", Weights(Layout(()), torch.zeros(0))), None)])
     for _ in range(3):
-        roster.conduct.lied("c", 1)
-    roster.round = 2
-    metrics.gathering(roster)
-    strategy = make_strategy(some_config(baselines=()), "run", roster)
-    metrics.phase(strategy, "pfedhn")
+        federation.roster.conduct.lied("c", 1)
+    federation.round = 2
+    metrics.gathering(federation)
+    metrics.phase(make_algorithm(some_config(baselines=())), "pfedhn")
     metrics.event(Event("refused node 7: a client named 'a' is connected", Kind.REFUSED))
     metrics.event("refused nobody")
-    refused = {"c": "tensor fc1: 3 values are not finite", "d": "no reply", "b": "MemoryError: 3 GB"}
-    result = TrainResult(1.0, 0.1, None)
-    metrics.round_done(RoundReport(1, 6, Round({"a": result}, None, refused, lied=["c"]), 0.3, 0.3, 2, 800, 300))
-    scores = {"a": EvaluateResult(1, 2, 1.0, 3, 4, 1.0), "b": EvaluateResult(1, 2, 1.0, 1, 4, 1.0)}
-    metrics.round_done(RoundReport(2, 6, Round({"a": result}, Evaluation(scores)), 3.0, 3.3, 0, 200, 100))
+    refused = {
+        "c": Refused(Reason.CONTENT, "tensor fc1: 3 values are not finite"),
+        "d": Refused(Reason.NO_REPLY, "no reply"),
+        "b": Refused(Reason.MEMORY, "MemoryError: 3 GB"),
+    }
+    result = TrainResult(0.1, loss=1.0)
+    metrics.round_done(RoundReport(1, 6, Outcome({"a": result}, None, refused), 0.3, 0.3, 2, 800, 300))
+    evaluation = Evaluated({"a": score(1, 2, 3, 4), "b": score(1, 2, 1, 4)})
+    metrics.round_done(RoundReport(2, 6, Outcome({"a": result}, evaluation), 3.0, 3.3, 0, 200, 100))
     return metrics
 
 
@@ -83,7 +97,7 @@ def test_everything_is_exported_over_http() -> None:
         "hyperbloom_bytes_total direction=up": 400,
         "hyperbloom_refusals_total reason=content": 1,
         "hyperbloom_refusals_total reason=timeout": 1,
-        "hyperbloom_refusals_total reason=failed": 1,
+        "hyperbloom_refusals_total reason=memory": 1,
         "hyperbloom_refusals_total reason=join": 1,
         "hyperbloom_refusals_total reason=busy": 0,
         "hyperbloom_late_replies_total": 2,
@@ -97,38 +111,27 @@ def test_everything_is_exported_over_http() -> None:
 
 
 def test_who_is_where_is_what_it_is_when_somebody_asks() -> None:
-    metrics, roster = RunMetrics(), Roster(0)
-    metrics.gathering(roster)
+    metrics, federation = RunMetrics(), some_federation()
+    metrics.gathering(federation)
     with served(metrics, "0") as url:
         assert scrape(url)["hyperbloom_clients state=live"] == 0
-        roster.admit(1, ABOUT)
+        federation.roster.admit(1, ABOUT)
         assert scrape(url)["hyperbloom_clients state=live"] == 1
 
 
 def test_an_evaluation_apart_from_its_round_is_no_round() -> None:
     metrics = busy_run()
-    scores = {"a": EvaluateResult(1, 2, 1.0, 4, 4, 1.0)}
-    metrics.round_done(RoundReport(2, 6, Round(evaluation=Evaluation(scores)), 9.0, 3.3))
+    scores = {"a": score(1, 2, 4, 4)}
+    metrics.round_done(RoundReport(2, 6, Outcome(evaluation=Evaluated(scores)), 9.0, 3.3))
     assert metrics.registry.get_sample_value("hyperbloom_rounds_total", {"strategy": "pfedhn"}) == 2
-    metrics.round_done(RoundReport(3, 6, Round(evaluation=Evaluation(scores)), 9.0, 3.3, 0, 200))  # nobody answered
+    metrics.round_done(RoundReport(3, 6, Outcome(evaluation=Evaluated(scores)), 9.0, 3.3, 0, 200))  # nobody answered
     assert metrics.registry.get_sample_value("hyperbloom_rounds_total", {"strategy": "pfedhn"}) == 3
 
 
-@pytest.mark.parametrize(
-    ("why", "kind"),
-    [
-        ("no reply", "timeout"),
-        ("its node cannot be reached", "unreachable"),
-        ("left before it was asked", "unreachable"),
-        ("not evaluated: it still works on an earlier round", "busy"),
-        ("dropped: only 1 of 4 answered", "dropped"),
-        ("staleness 9 is over the limit of 4", "stale"),
-        ("MemoryError", "failed"),
-    ],
-)
-def test_reasons_have_classes(why: str, kind: str) -> None:
-    assert reason_of(why) == kind
-    assert kind in {*REASONS.values(), "failed"}
+def test_all_reasons_are_exported_before_anything_happens() -> None:
+    metrics = RunMetrics()
+    for reason in (*Reason, "join"):
+        assert metrics.registry.get_sample_value("hyperbloom_refusals_total", {"reason": str(reason)}) == 0
 
 
 @pytest.mark.parametrize(("address", "wrong"), [("x", "'x'"), ("0.0.0.0:", "'0.0.0.0:'"), ("70000", "'70000'")])

@@ -18,24 +18,40 @@ from torch import Tensor
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
+from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.run_folder import RunFolder, new_run_folder, read_run
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
 
 from .conftest import ABOUT
 
 CONFIG = RunConfig(strategy="local", rounds=20, seed=3)
 
 
-def some_strategy(state: Mapping[str, Tensor] | None = None) -> PersonalisedStrategy:
-    """Return a strategy with two clients and this state."""
+def some_roster() -> Roster:
+    """Return two clients."""
     roster = Roster(3)
     for node, name in ((5, "a"), (4, "b")):
         roster.admit(node, replace(ABOUT, client_id=name, token=f"secret of {name}"))
-    strategy = make_strategy(CONFIG, "run-1", roster)
+    return roster
+
+
+def some_folder(path: Path, config: RunConfig = CONFIG) -> RunFolder:
+    """Return the folder of a run that these clients take part in."""
+    folder = RunFolder(path, config, "run-1")
+    folder.gathering(Federation(InlineGrid(lambda message, context: message, []), some_roster(), lambda text: None))
+    return folder
+
+
+def some_strategy(state: Mapping[str, Tensor] | None = None) -> Algorithm:
+    """Return a strategy with this state."""
+    strategy = make_algorithm(CONFIG)
     strategy.state = lambda: dict(state or {})  # type: ignore[method-assign]
     return strategy
 
@@ -108,7 +124,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, below: str, rea
 
 
 def test_the_beginning_of_a_run_is_its_configuration_and_environment(tmp_path: Path) -> None:
-    RunFolder(tmp_path, CONFIG, "run-1")
+    some_folder(tmp_path)
     assert files(tmp_path) == ["config.yaml", "environment.json"]
     assert load_run_config(tmp_path / "config.yaml", {}) == CONFIG
     environment = json.loads((tmp_path / "environment.json").read_text())
@@ -122,15 +138,24 @@ def test_the_beginning_of_a_run_is_its_configuration_and_environment(tmp_path: P
 
 
 def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    folder = some_folder(tmp_path)
     folder.phase(some_strategy(), "local")
-    results = {"a": TrainResult(1.0, 0.25, None), "b": TrainResult(2.0, 0.123456, None)}
+    results = {"a": TrainResult(0.25, loss=1.0), "b": TrainResult(0.123456, loss=2.0)}
     folder.round_done(
-        RoundReport(1, 20, Round(results, None, {"c": "no reply"}, [3, 0, 9]), 0.512349, 1.512349, 2, 800, 640)
+        RoundReport(
+            1,
+            20,
+            Outcome(results, None, {"c": Refused(Reason.NO_REPLY, "no reply")}, [3, 0, 9]),
+            0.512349,
+            1.512349,
+            2,
+            800,
+            640,
+        )
     )
-    folder.round_done(RoundReport(2, 20, Round({}, None, {}), 0.5, 2.0))
-    scores = {"a": EvaluateResult(1, 4, 0.5, 3, 4, 1.5)}
-    folder.round_done(RoundReport(3, 20, Round({"a": results["a"]}, Evaluation(scores), {}), 0.5, 2.25))
+    folder.round_done(RoundReport(2, 20, Outcome({}, None, {}), 0.5, 2.0))
+    scores = {"a": EvaluateResult(SplitScore(1, 4, 0.5), SplitScore(3, 4, 1.5))}
+    folder.round_done(RoundReport(3, 20, Outcome({"a": results["a"]}, Evaluated(scores), {}), 0.5, 2.25))
     metrics = lines(tmp_path / "metrics.jsonl")
     assert metrics[:2] == [
         {"round": 1, "seconds": 0.5123, "clients": 2, "elapsed": 1.5123, "loss": 1.5, "late": 2}
@@ -139,11 +164,11 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
         {"round": 2, "seconds": 0.5, "clients": 0, "elapsed": 2.0, "bytes_down": 0, "bytes_up": 0},
     ]
     line = {"round": 3, "seconds": 0.5, "clients": 1, "elapsed": 2.25, "loss": 1.0, "bytes_down": 0, "bytes_up": 0}
-    assert metrics[2] == line | Evaluation(scores).metrics()
+    assert metrics[2] == line | Evaluated(scores).metrics()
     assert lines(tmp_path / "clients.jsonl") == [
         {"round": 1, "client": "a", "loss": 1.0, "seconds": 0.25},
         {"round": 1, "client": "b", "loss": 2.0, "seconds": 0.1235},
-        {"round": 1, "client": "c", "refused": "no reply"},
+        {"round": 1, "client": "c", "refused": "no reply", "reason": "timeout"},
         {"round": 3, "client": "a", "loss": 1.0, "seconds": 0.25},
         {
             "round": 3,
@@ -162,7 +187,7 @@ def test_events_are_lines_with_the_time_and_the_round_before(tmp_path: Path) -> 
     folder = RunFolder(tmp_path, CONFIG.model_copy(update={"baselines": ("fedavg",)}), "run-1")
     folder.event("a joined")
     folder.phase(some_strategy(), "local")
-    folder.round_done(RoundReport(1, 20, Round(), 0.5, 0.5))
+    folder.round_done(RoundReport(1, 20, Outcome(), 0.5, 0.5))
     folder.event("a left\n")
     folder.phase(some_strategy(), "fedavg")
     folder.event("a is back")
@@ -176,10 +201,10 @@ def test_events_are_lines_with_the_time_and_the_round_before(tmp_path: Path) -> 
 
 
 def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    folder = some_folder(tmp_path)
     best, last = torch.tensor([1.0]), torch.tensor([2.0])
     folder.phase(some_strategy(), "local")
-    folder.selected(Selection(7, {"val_mean": 50.0}, {"a": 60.0}), {"w": best}, some_strategy({"w": best}).roster)
+    folder.selected(Selection(7, {"val_mean": 50.0}, {"a": 60.0}), {"w": best}, some_roster())
     folder.phase_done(some_strategy({"w": last}))
     for name, value, metadata in (
         ("hypernetwork.safetensors", best, {"round": "7"}),
@@ -194,11 +219,11 @@ def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> 
 
 
 def test_baselines_get_folders_of_their_own_and_share_the_summary(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    folder = some_folder(tmp_path)
     for name, state in (("local", None), ("fedavg", {"w": torch.zeros(1)})):
         folder.phase(some_strategy(), name)
-        folder.round_done(RoundReport(1, 20, Round(), 0.5, 0.5))
-        folder.selected(Selection(1, {"val_mean": 1.0}, {}), state, some_strategy(state).roster)
+        folder.round_done(RoundReport(1, 20, Outcome(), 0.5, 0.5))
+        folder.selected(Selection(1, {"val_mean": 1.0}, {}), state, some_roster())
         folder.phase_done(some_strategy(state))
     assert files(tmp_path) == [
         "baselines/fedavg/clients.jsonl",
@@ -216,7 +241,7 @@ def test_baselines_get_folders_of_their_own_and_share_the_summary(tmp_path: Path
 
 
 def test_the_roster_is_kept_without_secrets(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, CONFIG, "run-1")
+    folder = some_folder(tmp_path)
     folder.phase_done(some_strategy())
     text = (tmp_path / "roster.json").read_text()
     assert "secret of" not in text
@@ -233,7 +258,7 @@ def finished(tmp_path: Path) -> Path:
     folder.selected(
         Selection(7, {"val_mean": 50.0}, {}),
         {"w": torch.tensor([1.5])},
-        some_strategy({"w": torch.tensor([1.5])}).roster,
+        some_roster(),
     )
     return tmp_path / "run"
 
@@ -241,7 +266,7 @@ def finished(tmp_path: Path) -> Path:
 def test_a_finished_run_is_read_back(finished: Path) -> None:
     tensors, roster = read_run(finished)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"w": [1.5]}
-    assert [(client.client_id, client.row, client.node_id) for client in roster] == [("a", 0, None), ("b", 1, None)]
+    assert [(client.client_id, client.row) for client in roster] == [("a", 0), ("b", 1)] and roster.live == []
     assert roster.seed == 3
 
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.messages import TrainResult
+from hyperbloom.common.wire import TrainResult
 from hyperbloom.server.board import Board
+from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.run_lines import Tail, client_lines, metrics_line, read_lines
-from hyperbloom.strategies.personalised import Round
 
 
 def without_loss(*names: str, **told: float) -> RoundReport:
     """Return a round in which some clients keep their losses to themselves."""
-    results = {name: TrainResult(told.get(name), 0.1, None) for name in (*names, *told)}
-    return RoundReport(1, 6, Round(results), 0.5, 0.5)
+    results = {name: TrainResult(0.1, loss=told.get(name)) for name in (*names, *told)}
+    return RoundReport(1, 6, Outcome(results), 0.5, 0.5)
 
 
 def test_a_loss_that_nobody_told_is_no_zero() -> None:

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.config import PrivacyConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.messages import TrainResult
+from hyperbloom.common.wire import TrainResult
 from hyperbloom.server import tensorboard
 from hyperbloom.server.tensorboard import TensorBoard, check_tensorboard
 
-from .recorded import Recording, some_config
+from .recorded import Recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 
@@ -39,15 +38,12 @@ def test_curves_are_those_of_the_run(tmp_path: Path) -> None:
         assert found["round/bytes down"] == [(number, 2000.0) for number in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("why", ["noise on the client", "no loss was told"])
-def test_without_losses_there_is_no_curve_of_zeros(tmp_path: Path, why: str) -> None:
+def test_without_losses_there_is_no_curve_of_zeros(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    noisy = PrivacyConfig(where="client", noise=1.0) if why.startswith("noise") else PrivacyConfig()
-    run, board = Recording(tmp_path / "run", config=some_config(privacy=noisy)), TensorBoard(tmp_path)
+    run, board = Recording(tmp_path / "run"), TensorBoard(tmp_path)
     board.phase(run.strategy("pfedhn"), "pfedhn")
     report = run.report(1)
-    if not why.startswith("noise"):
-        report.outcome.results["a"] = TrainResult(None, 0.1, None)
+    report.outcome.results["a"] = TrainResult(0.1, loss=None)
     board.round_done(report)
     board.close()
     found = curves(tmp_path / "tensorboard" / "pfedhn")

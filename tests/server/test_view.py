@@ -9,12 +9,14 @@ import pytest
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.messages import EvaluateResult, TrainResult
+from hyperbloom.common.wire import TrainResult
+from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.view import MOST_ROWS, TerminalView, results_table
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import Evaluation, PersonalisedStrategy, Round
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
+
+from .recorded import left_out, score
 
 
 def console(terminal: bool = False) -> Console:
@@ -28,9 +30,9 @@ def text(shown: Console) -> str:
     return shown.file.getvalue()
 
 
-def strategy(rounds: int = 20) -> PersonalisedStrategy:
+def strategy(rounds: int = 20) -> Algorithm:
     """Return a strategy that does nothing."""
-    return make_strategy(RunConfig(strategy="local", rounds=rounds), "run-1", Roster(0))
+    return make_algorithm(RunConfig(strategy="local", rounds=rounds))
 
 
 def selection(number: int, accuracy: Mapping[str, float], **metrics: float) -> Selection:
@@ -119,8 +121,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(number: int, evaluated: bool = True, **refused: str) -> RoundReport:
     """Return a round of half a second with two clients, one of them right in 3 of 4 and one in 1 of 4 cases."""
-    scores = {"a": EvaluateResult(1, 4, 1.0, 3, 4, 1.0), "b": EvaluateResult(1, 4, 1.0, 1, 4, 1.0)}
-    outcome = Round({"a": TrainResult(1.0, 0.1, None)}, Evaluation(scores) if evaluated else None, refused)
+    evaluation = Evaluated({"a": score(1, 4, 3, 4), "b": score(1, 4, 1, 4)}) if evaluated else None
+    outcome = Outcome({"a": TrainResult(0.1, loss=1.0)}, evaluation, left_out(**refused))
     return RoundReport(number, 20, outcome, 0.5, number * 0.5)
 
 

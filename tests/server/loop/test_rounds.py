@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ import torch
 from flwr.app import Error, Message
 
 from hyperbloom.common.errors import CohortError
-from hyperbloom.common.messages import EvaluateResult, TrainResult
-from hyperbloom.server import rounds
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import Weights
+from hyperbloom.server.loop import exchange
+from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.run_folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
-from hyperbloom.strategies.local import Local
-from hyperbloom.strategies.personalised import Leg
-from hyperbloom.strategies.roster import Client
+from hyperbloom.strategies.exchange import Client
 
-from .conftest import Clock, app_error
-from .crew import Crew, LoggingGrid
+from ..conftest import Clock, app_error
+from .crew import Crew, LoggingGrid, Twice
 
 HYPERNETWORK = {"strategy": "pfedhn", "options": {"hidden_dim": 4, "embedding_dim": 2, "learning_rate": 0.2}}
 
@@ -71,7 +71,9 @@ def test_a_straggler_is_dropped_counted_and_asked_again_when_it_has_answered(
     late = {report.number: report.late for report in run.told.reports if report.late}
     (number,) = late
     assert late == {number: 1} and number > 10
-    first = next(r.number for r in run.told.reports if r.outcome.refused.get("slow") == "no reply")
+    first = next(
+        r.number for r in run.told.reports if r.outcome.refused.get("slow") == Refused(Reason.NO_REPLY, "no reply")
+    )
     again = next(r.number for r in run.told.reports if "slow" in r.outcome.results)
     assert first < number < again
     assert run.events.count("slow answered after the deadline; its reply is dropped") == 1
@@ -85,7 +87,7 @@ def test_a_straggler_is_dropped_counted_and_asked_again_when_it_has_answered(
 
 def test_who_still_works_is_not_evaluated_and_is_named(crew: Callable[..., Crew], clock: Clock, tmp_path: Path) -> None:
     run = late_run(crew, clock, tmp_path)
-    why = "not evaluated: it still works on an earlier round"
+    why = Refused(Reason.BUSY, "not evaluated: it still works on an earlier round")
     evaluated = {r.number: r.outcome for r in run.told.reports if r.outcome.evaluation}
     assert sorted(evaluated) == list(range(10, 81, 10))
     for number, outcome in evaluated.items():
@@ -105,13 +107,7 @@ def test_a_late_reply_leaves_no_trace_in_what_is_learned(crew: Callable[..., Cre
         run = everyone(crew(clients=2, cohort=2, rounds=15, eval_every=15, round_timeout_s=1.0, **HYPERNETWORK), "a")
         run.join(3, "slow", train=pace)
         # However fast, it takes no part afterwards.
-        only_a = [0]
-
-        def trainable(run: Crew = run, rounds: list[int] = only_a) -> list[Any]:
-            rounds[0] += 1
-            return [c for c in run.roster.idle if c.client_id == "a" or rounds[0] == 1]
-
-        run.strategy.trainable = trainable
+        run.algorithm.trains = lambda client, run=run: client.client_id == "a" or run.federation.round < 2
         # The losses, and so the changes, are numbered by message, which counts what the evaluation asks; it is last.
         run.run()
         states.append((run.federation.late, run.state()))
@@ -167,7 +163,7 @@ def test_a_late_client_that_leaves_is_not_counted_and_may_come_back(crew: Callab
     clock.after(3.0, lambda: run.join(4, "slow"))
     run.run()
     assert run.federation.late == 0
-    assert run.roster.busy == set()
+    assert run.federation.post.busy == set()
     assert any("slow" in report.outcome.results for report in run.told.reports)
 
 
@@ -190,22 +186,22 @@ def test_a_round_counts_if_the_fraction_of_those_asked_answered_in_time(
 ) -> None:
     run = everyone(crew(clients=4, cohort=4, rounds=1, round_timeout_s=1.0, min_replies=share, **HYPERNETWORK), *"abc")
     run.join(5, "d", train=math.inf)
-    begin, before = run.strategy.begin_round, {}
+    play, before = run.algorithm.round, {}
 
-    def remember(*args: Any) -> Any:
+    def remember(turn: Any) -> Any:
         before.update(run.state())
-        return begin(*args)
+        return play(turn)
 
-    run.strategy.begin_round = remember
+    run.algorithm.round = remember
     run.run()
     (report,) = run.told.reports
     if counts:
         assert list(report.outcome.results) == ["a", "b", "c"] and len(run.learned) == 3
-        assert {name: why for name, why in report.outcome.refused.items() if "evaluated" not in why} == {}
+        assert all(why.reason is Reason.BUSY for why in report.outcome.refused.values())
     else:
         assert (report.outcome.results, run.learned) == ({}, [])
         assert {name: why for name, why in report.outcome.refused.items() if name != "d"} == dict.fromkeys(
-            "abc", "dropped: only 3 of 4 answered"
+            "abc", Refused(Reason.DROPPED, "dropped: only 3 of 4 answered")
         )
         assert "d" in report.outcome.refused
     same = all(torch.equal(tensor, before[name]) for name, tensor in run.state().items())
@@ -239,51 +235,28 @@ def test_one_round_that_counts_starts_the_count_anew(crew: Callable[..., Crew]) 
     assert len(run.learned) == 2
 
 
-# ---------------------------------------------------------------------- rounds of several legs
-
-
-class TwoLegs(Local):
-    """Asks its cohort, then those who answered again; learns from the second answers."""
-
-    def legs(self, server_round: int, cohort: Sequence[Client]) -> Iterator[Leg]:
-        answers: list[Client] = []
-
-        def take(replies: Iterator[Message]) -> None:
-            answers.extend(client for client, _ in self.collect(replies, TrainResult))
-
-        yield Leg(cohort, partial(self.train_orders, server_round), take)
-        if answers:
-            yield Leg(answers, partial(self.train_orders, server_round), partial(self.aggregate_train, server_round))
-
-    def evaluation_legs(self, server_round: int, clients: Sequence[Client]) -> Iterator[Leg]:
-        answers: list[Client] = []
-
-        def take(replies: Iterator[Message]) -> None:
-            answers.extend(client for client, _ in self.collect(replies, EvaluateResult, quorum=False))
-
-        yield Leg(clients, partial(self.evaluation_orders, server_round), take)
-        yield from super().evaluation_legs(server_round, answers)
+# ---------------------------------------------------------------------- rounds of several exchanges
 
 
 @pytest.fixture
-def two_legs(crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Crew]:
-    """Return how to make a run of rounds with two legs, of training and of evaluation."""
-    monkeypatch.setitem(STRATEGIES, "local", TwoLegs)
+def twice(crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Crew]:
+    """Return how to make a run of rounds with two exchanges, of training and of evaluation."""
+    monkeypatch.setitem(STRATEGIES, "local", Twice)
     return crew
 
 
 def asked(run: Crew, kind: str = "train") -> list[list[str]]:
-    """Return the names of those who were asked, leg by leg."""
-    legs: list[list[str]] = [[]]
+    """Return the names of those who were asked, exchange by exchange."""
+    names: list[list[str]] = [[]]
     for entry in run.entries(kind):
-        if entry.what == "order" and entry.client in legs[-1]:
-            legs.append([])
-        legs[-1] += [entry.client] if entry.what == "order" else []
-    return legs
+        if entry.what == "order" and entry.client in names[-1]:
+            names.append([])
+        names[-1] += [entry.client] if entry.what == "order" else []
+    return names
 
 
-def test_who_misses_a_leg_is_out_of_the_next(two_legs: Callable[..., Crew], clock: Clock) -> None:
-    run = everyone(two_legs(clients=4, cohort=4, rounds=1, round_timeout_s=1.0), *"ab")
+def test_who_misses_an_exchange_is_out_of_the_next(twice: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(twice(clients=4, cohort=4, rounds=1, round_timeout_s=1.0), *"ab")
     run.join(4, "slow", train=math.inf)
     run.join(5, "wrong")
     run.answer["wrong"] = lambda message: app_error("ValueError: no")
@@ -291,14 +264,14 @@ def test_who_misses_a_leg_is_out_of_the_next(two_legs: Callable[..., Crew], cloc
     (report,) = run.told.reports
     assert asked(run) == [["a", "b", "slow", "wrong"], ["a", "b"]]
     assert len(run.learned) == 2 and list(report.outcome.results) == ["a", "b"]
-    assert report.outcome.refused["wrong"] == "ValueError: no"
+    assert report.outcome.refused["wrong"] == Refused(Reason.FAILED, "ValueError: no")
     assert "slow" in report.outcome.refused
     assert asked(run, "evaluate") == [["a", "b", "wrong"], ["a", "b"]]
     assert report.outcome.evaluation is not None and list(report.outcome.evaluation.scores) == ["a", "b"]
 
 
-def test_a_late_reply_to_a_leg_is_counted_and_dropped(two_legs: Callable[..., Crew], clock: Clock) -> None:
-    run = everyone(two_legs(clients=2, cohort=2, rounds=30, eval_every=30, round_timeout_s=1.0), "a")
+def test_a_late_reply_to_a_first_exchange_is_counted_and_dropped(twice: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(twice(clients=2, cohort=2, rounds=30, eval_every=30, round_timeout_s=1.0), "a")
     run.join(3, "slow", train=2.0)
     clock.after(2.5, lambda: run.set_pace("slow", "train", 0.1))
     run.run()
@@ -308,37 +281,39 @@ def test_a_late_reply_to_a_leg_is_counted_and_dropped(two_legs: Callable[..., Cr
     assert asked(run)[:2] == [["a", "slow"], ["a"]] and asked(run)[-2:] == [["a", "slow"]] * 2
 
 
-@pytest.mark.parametrize(("share", "legs"), [(0.5, [["a", "b", "c"], ["a", "b"]]), (0.7, [["a", "b", "c"]])])
-def test_too_few_in_a_leg_end_the_round(two_legs: Callable[..., Crew], share: float, legs: list[list[str]]) -> None:
-    run = everyone(two_legs(clients=3, cohort=3, rounds=1, min_replies=share), *"abc")
+@pytest.mark.parametrize(("share", "exchanges"), [(0.5, [["a", "b", "c"], ["a", "b"]]), (0.7, [["a", "b", "c"]])])
+def test_too_few_in_an_exchange_end_the_round(
+    twice: Callable[..., Crew], share: float, exchanges: list[list[str]]
+) -> None:
+    run = everyone(twice(clients=3, cohort=3, rounds=1, min_replies=share), *"abc")
     run.answer["c"] = lambda message: app_error("ValueError: no")
     run.run()
     (report,) = run.told.reports
-    assert asked(run) == legs
-    assert list(report.outcome.results) == (["a", "b"] if len(legs) == 2 else [])
-    assert report.outcome.refused.get("a") == (None if len(legs) == 2 else "dropped: only 2 of 3 answered")
+    assert asked(run) == exchanges
+    dropped = Refused(Reason.DROPPED, "dropped: only 2 of 3 answered")
+    assert list(report.outcome.results) == (["a", "b"] if len(exchanges) == 2 else [])
+    assert report.outcome.refused.get("a") == (None if len(exchanges) == 2 else dropped)
 
 
-def test_who_leaves_between_two_legs_is_named(two_legs: Callable[..., Crew], clock: Clock) -> None:
-    run = everyone(two_legs(clients=2, cohort=2, rounds=1), "a")
+def test_who_leaves_between_two_exchanges_is_named(twice: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(twice(clients=2, cohort=2, rounds=1), "a")
     run.join(3, "b", train=2.0)
-    clock.after(1.0, lambda: run.grid.leave(2))  # a has answered its first leg by then
+    clock.after(1.0, lambda: run.grid.leave(2))  # a has answered its first order by then
     run.run()
     (report,) = run.told.reports
-    assert report.outcome.refused == {"a": "left before it was asked"}
+    assert report.outcome.refused == {"a": Refused(Reason.LEFT, "left before it was asked")}
     assert list(report.outcome.results) == ["b"]
 
 
-def test_every_leg_is_sent_slice_by_slice(two_legs: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "MOST_AT_ONCE", 2)
-    run = everyone(two_legs(clients=3, cohort=3, rounds=1), *"abc")
+def test_every_exchange_is_sent_slice_by_slice(twice: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MOST_AT_ONCE", 2)
+    run = everyone(twice(clients=3, cohort=3, rounds=1), *"abc")
     written: list[list[str]] = []
-    train_orders = run.strategy.train_orders
 
-    def watched(number: int, clients: Sequence[Client]) -> list[Message]:
+    def watched(clients: Sequence[Client]) -> Sequence[Weights] | None:
         written.append([client.client_id for client in clients])
-        return list(train_orders(number, clients))
+        return None
 
-    run.strategy.train_orders = watched
+    run.algorithm.weights = watched
     run.run()
-    assert written == [["a", "b"], ["c"]] * 2
+    assert written == [["a", "b"], ["c"]] * 4

@@ -1,63 +1,86 @@
 """The clients as the server sees them, over a scripted grid and a clock that a test turns."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
-from hyperbloom.common.messages import UNREADABLE, Greeting, Notice, ReferenceOrder, RepresentOrder, weigh
-from hyperbloom.server.loop.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation, Traffic
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import PersonalisedStrategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import SGD, Greeting, Notice, Scope, Target, TrainOrder
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.server.events import Event, Kind
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.exchange import Director, Outcome
+from hyperbloom.server.loop.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation
+from hyperbloom.server.loop.post import UNREADABLE
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.session import greeting_of
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Ask, Client, ask
 
-from .conftest import ABOUT, Clock, ScriptedGrid, app_error
+from ..conftest import ABOUT, TRAINED, Clock, ScriptedGrid, StallingGrid, app_error
 
 IMPOSTOR = (
     "a client named 'a' with another identity is connected. Choose another --client-id, or, if this is that client, "
     "give it back the state folder (--state-dir) that it had"
 )
 
+TRAIN = TrainOrder(Scope("run-1", 1, 0), Target("mlp", 10, "all"), SGD(1, 1, 0.1, 0.0, 0.0, 1.0), "nothing")
+
 
 class Party:
-    """A federation, its strategy, and everything that it told."""
+    """A federation, its algorithm, and everything that it told."""
 
-    def __init__(self, grid: ScriptedGrid, **config: Any) -> None:
+    def __init__(self, grid: ScriptedGrid, watch: Callable[[], None] = lambda: None, **config: Any) -> None:
         self.grid = grid
         self.events: list[str] = []
         self.joined: list[str] = []
+        self.outcome = Outcome()
         self.roster = Roster(0)
-        self.strategy: PersonalisedStrategy = make_strategy(
-            RunConfig(**{"strategy": "local", **config}), "run-1", self.roster
-        )
-        self.strategy.joined = lambda client: self.joined.append(client.client_id)  # type: ignore[method-assign]
-        self.federation = Federation(grid, self.roster, self.events.append)
+        self.config = RunConfig(**{"strategy": "local", **config})
+        algorithm = make_algorithm(self.config)
+        algorithm.join = lambda client, first: self.joined.extend([client.client_id] * first)  # type: ignore[method-assign]
+        self.federation = Federation(grid, self.roster, self.events.append, watch)
+        self.federation.admission = Admission(self.config, algorithm)
+        self.federation.greeting = greeting_of(algorithm)
 
     def gather(self, wanted: int, timeout_s: float = 60.0) -> None:
         """Wait for clients."""
-        self.federation.gather(self.strategy, wanted, timeout_s)
+        self.federation.gather(wanted, timeout_s)
 
     def begin(self, wanted: int) -> None:
-        """Wait for clients and hand them to the strategy."""
+        """Wait for clients and hand them to the algorithm."""
         self.gather(wanted)
-        self.federation.begin(self.strategy, 0)
+        self.federation.admission.begin(self.roster, 0)
         self.events.clear()
         self.grid.sent.clear()
 
     def where(self) -> dict[str, int | None]:
         """Return the node of each client."""
-        return {client.client_id: client.node_id for client in self.roster}
+        return {client.client_id: self.roster.node_of(client) for client in self.roster}
 
-    def exchange(self, *nodes: int, timeout_s: float = 60.0) -> list[int]:
-        """Send each node an order; returns the nodes whose replies came, in order."""
-        orders = [Message(RecordDict({"order": ConfigRecord({"to": node})}), node, "train") for node in nodes]
-        return [reply.metadata.src_node_id for reply in self.federation.exchange([orders], timeout_s)]
+    def idle(self) -> list[str]:
+        """Return the names of those who have no order left to answer."""
+        return [client.client_id for client in self.federation.idle]
+
+    def on(self, *nodes: int) -> list[Client]:
+        """Return the clients on some nodes."""
+        return [client for node in nodes if (client := self.roster.on_node(node))]
+
+    def exchange(
+        self, *nodes: int, timeout_s: float = 60.0, heard: Callable[[Client, Any], object] = lambda client, answer: None
+    ) -> list[str]:
+        """Ask the clients on some nodes to train; returns those whose answers came in time, in order of rows."""
+        director = Director(self.federation, self.config.model_copy(update={"round_timeout_s": timeout_s}))
+        wanted = Ask(self.on(*nodes), lambda clients: [TRAIN] * len(clients), heard)
+        answers: Sequence[tuple[Client, Any]] = director.play(ask(wanted), self.outcome)
+        return [client.client_id for client, _ in answers]
 
 
 @pytest.fixture
@@ -83,13 +106,14 @@ def test_newcomers_are_greeted_once_and_admitted(party: Party, grid: ScriptedGri
     assert grid.greeted() == [7, 5]
     assert clock.passed == pytest.approx(3.5, abs=0.6)
     greeting = grid.sent[0][1]
-    assert Greeting.unpack(greeting.content) == Greeting(__version__, asks="own")
+    assert unpack(Greeting, greeting.content) == Greeting(__version__, asks="own")
     assert greeting.metadata.ttl == GREETING_TTL_S
     assert party.events[1:] == [
         "b joined (60 training examples, size M); 1 client is here",
         "a joined (1 training examples, size M); 2 clients are here",
     ]
     assert re.fullmatch(r"waiting for 2 clients until \d\d:\d\d:\d\d", party.events[0])
+    assert [getattr(event, "kind", None) for event in party.events] == [Kind.WAITING, Kind.JOINED, Kind.JOINED]
 
 
 def test_a_client_is_who_its_key_says(party: Party, grid: ScriptedGrid) -> None:
@@ -136,7 +160,7 @@ def test_a_silent_node_is_greeted_again_when_its_greeting_has_expired(
     grid.nodes[4] = lambda message: None
     with pytest.raises(CohortError):
         party.gather(1, timeout_s=2.5 * GREETING_TTL_S)
-    moments = [moment for moment, message in grid.sent if message.metadata.message_type == Greeting.type]
+    moments = [moment for moment, message in grid.sent if message.metadata.message_type == Greeting.message_type]
     assert moments == pytest.approx([0, GREETING_TTL_S, 2 * GREETING_TTL_S], abs=1.5)
     assert grid.notices() == []
 
@@ -187,10 +211,9 @@ def test_waiting_ends_when_it_has_become_pointless(grid: ScriptedGrid, clock: Cl
         if clock.passed > 3:
             raise CohortError("client-2 ended with code 2")
 
-    party = Party(grid)
-    federation = Federation(grid, party.roster, party.events.append, watch)
+    party = Party(grid, watch)
     with pytest.raises(CohortError, match=r"^client-2 ended with code 2$"):
-        federation.gather(party.strategy, 1, 600.0)
+        party.gather(1, 600.0)
     assert clock.passed == pytest.approx(3, abs=0.1)
 
 
@@ -241,7 +264,9 @@ def test_a_newcomer_that_does_not_fit_is_told_why(
     assert grid.greeted() == [4]  # and it is not asked again
     assert grid.notices() == [(4, Notice("refused", reason))]
     assert grid.sent[-1][1].metadata.ttl == NOTICE_TTL_S
-    assert party.events[1:] == [f"refused node 4: {reason}"]
+    (refused,) = party.events[1:]
+    assert isinstance(refused, Event)
+    assert (refused, refused.kind, refused.reason) == (f"refused node 4: {reason}", Kind.REFUSED, reason)
     assert len(party.roster) == 0
 
 
@@ -279,13 +304,14 @@ def test_the_first_client_decides_for_the_others(party: Party, grid: ScriptedGri
         (app_error("DataError: no such file"), "it cannot say who it is: DataError: no such file"),
         (Error(UNREADABLE, "it was never uploaded"), "it cannot say who it is: it was never uploaded"),
         (RecordDict(), "expected a record 'hyperbloom' with a Introduction, found []"),
-        (Greeting("0.1.0").pack(), "Introduction: field 'client_id' is missing"),
+        (pack(Greeting("0.1.0")), "Introduction.client_id is missing"),
     ],
 )
 def test_a_newcomer_that_cannot_introduce_itself_is_told_why(
     party: Party, grid: ScriptedGrid, answer: RecordDict | Error, reason: str
 ) -> None:
-    grid.nodes[4] = lambda message: answer if message.metadata.message_type == Greeting.type else message.content
+    greets = Greeting.message_type
+    grid.nodes[4] = lambda message: answer if message.metadata.message_type == greets else message.content
     grid.join(5, "b")
     party.gather(1)
     assert grid.notices() == [(4, Notice("refused", reason))]
@@ -308,7 +334,9 @@ def test_an_introduction_from_another_node_is_refused(
     monkeypatch.setattr(grid, "pull_messages", forged)
     with pytest.raises(CohortError):
         party.gather(1, timeout_s=2)
-    assert grid.notices() == [(4, Notice("refused", "the introduction came from another node than was greeted"))]
+    assert grid.notices() == [
+        (4, Notice("refused", "it cannot say who it is: the reply came from another node than the order went to"))
+    ]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE])
@@ -376,49 +404,30 @@ def test_a_client_that_comes_back_with_a_third_of_its_data_is_known_by_what_is_l
 # ---------------------------------------------------------------------- beginning
 
 
-def test_beginning_hands_over_the_clients_that_the_strategy_does_not_know(party: Party, grid: ScriptedGrid) -> None:
+def test_beginning_makes_rows_for_clients_that_the_algorithm_does_not_know(party: Party, grid: ScriptedGrid) -> None:
     for node, name in ((2, "a"), (3, "b"), (4, "c")):
         grid.join(node, name)
     party.gather(3)
     assert party.joined == []
-    party.federation.begin(party.strategy, 1)
+    party.federation.admission.begin(party.roster, 1)
     assert party.joined == ["b", "c"]
 
 
 def test_beginning_refuses_a_client_that_another_strategy_admitted(party: Party, grid: ScriptedGrid) -> None:
     grid.join(2, "a")
     party.gather(1)
-    picky = make_strategy(RunConfig(strategy="local", num_classes=3), "run-1", party.roster)
+    config = RunConfig(strategy="local", num_classes=3)
     with pytest.raises(RefusedError, match="expected 3 classes as in this federation, found 10"):
-        party.federation.begin(picky, 0)
+        Admission(config, make_algorithm(config)).begin(party.roster, 0)
 
 
-# ---------------------------------------------------------------------- orders and replies
+# ---------------------------------------------------------------------- exchanges
 
 
-def test_no_orders_are_no_exchange(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
+def test_nobody_to_ask_is_no_exchange(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
     before = clock.now
     assert party.exchange() == []
     assert (grid.sent, clock.now) == ([], before)
-
-
-class StallingGrid(ScriptedGrid):
-    """A grid over which the replies to one node's orders are announced at once and never arrive."""
-
-    def __init__(self, clock: Clock, node: int) -> None:
-        """Let them count as stalled after five seconds, and be given up after thirty."""
-        super().__init__(clock)
-        self.begun: dict[str, float] = {}
-
-        def answer(message: Message) -> Error | None:
-            begun = self.begun.setdefault(message.metadata.message_id, clock.now)
-            return Error(UNREADABLE, "it was never uploaded") if clock.now > begun + 30 else None
-
-        self.join(node, "stalls", orders=answer)
-
-    def stalled(self) -> set[str]:
-        """Return the orders whose replies do not arrive."""
-        return {order for order, begun in self.begun.items() if order in self._waiting and self.clock.now > begun + 5}
 
 
 def test_a_round_goes_on_without_a_stalled_upload_which_counts_as_a_lie_when_it_is_given_up(clock: Clock) -> None:
@@ -427,45 +436,42 @@ def test_a_round_goes_on_without_a_stalled_upload_which_counts_as_a_lie_when_it_
     party = Party(grid)
     party.begin(2)
     for lies in (1, 2, 3):
-        start = clock.now
-        assert party.exchange(2, 3, timeout_s=300.0) == [2]
+        start, party.outcome = clock.now, Outcome()
+        assert party.exchange(2, 3, timeout_s=300.0) == ["a"]
         assert clock.now - start == pytest.approx(5, abs=0.1)
-        assert [client.client_id for client in party.roster.idle] == ["a"], "the other is not asked meanwhile"
-        assert len(party.strategy.round.lied) == lies - 1
+        assert party.idle() == ["a"], "the other is not asked meanwhile"
+        assert party.outcome.refused["stalls"].reason is Reason.NO_REPLY and party.outcome.lied == []
         while clock.now < start + 31:
-            assert party.exchange(2) == [2]
+            assert party.exchange(2) == ["a"]
             clock.sleep(0.5)
-        assert party.strategy.round.lied == ["stalls"] * lies
-        assert party.strategy.round.refused["stalls"] == "it was never uploaded"
-    assert party.strategy.round.quarantined == {"stalls": 10}
-    assert not party.roster.busy
+        assert party.outcome.lied == ["stalls"]
+        assert party.outcome.refused["stalls"].text == "it was never uploaded"
+        assert party.outcome.quarantined == ({"stalls": 10} if lies == 3 else {})
+    why = "another reply was refused for its content (it was never uploaded)"
+    assert party.events == [f"stalls is in quarantine until after round 10: {why}"]
+    assert party.federation.late == 0 and not party.federation.post.busy
 
 
-def test_a_stalled_upload_is_given_up_before_other_answers(clock: Clock) -> None:
+def test_a_lie_that_comes_while_clients_are_waited_for_is_held_against_its_client(clock: Clock) -> None:
     grid = StallingGrid(clock, 3)
-    grid.join(2, "a", orders=lambda message: None)
     party = Party(grid)
-    party.begin(2)
-    orders = order_to(2, 3)
-    party.federation.send(orders)
-    party.federation.poll()
-    clock.sleep(6)
-    party.federation.give_up(300.0)
-    assert [party.federation.expects(each) for each in ids(orders)] == [True, False]
+    party.begin(1)
+    for _ in range(3):
+        party.exchange(3, timeout_s=300.0)
+        party.gather(1)
+    assert party.roster.conduct.in_quarantine("stalls", 10)
 
 
-def test_replies_are_yielded_as_they_come(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
-    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+def test_answers_are_judged_as_they_come(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
+    grid.join(2, "a", orders=lambda message: TRAINED if clock.now > ready else None)
     grid.join(3, "b")
     party.begin(2)
     ready = clock.now + 1.0
-    orders = [Message(RecordDict(), node, "train") for node in (2, 3)]
-    replies = party.federation.exchange([orders], 60.0)
-    assert next(replies).metadata.src_node_id == 3
-    assert clock.now < ready
-    assert next(replies).metadata.src_node_id == 2
-    assert ready < clock.now < ready + 0.1
-    assert list(replies) == []
+    heard: list[tuple[str, float]] = []
+    answered = party.exchange(2, 3, heard=lambda client, answer: heard.append((client.client_id, clock.now)))
+    assert answered == ["a", "b"]
+    assert [name for name, _ in heard] == ["b", "a"]
+    assert heard[0][1] < ready < heard[1][1] < ready + 0.1
 
 
 def test_the_deadline_ends_an_exchange_with_those_who_answered(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
@@ -473,7 +479,7 @@ def test_the_deadline_ends_an_exchange_with_those_who_answered(party: Party, gri
     grid.join(3, "b", orders=lambda message: None)
     party.begin(2)
     start = clock.now
-    assert party.exchange(2, 3, timeout_s=7.0) == [2]
+    assert party.exchange(2, 3, timeout_s=7.0) == ["a"]
     assert clock.now - start == pytest.approx(7.0, abs=0.06)
 
 
@@ -483,7 +489,7 @@ def test_an_order_to_a_node_that_vanishes_is_not_waited_for(party: Party, grid: 
     party.begin(2)
     start = clock.now
     clock.after(2.0, lambda: grid.leave(3))
-    assert party.exchange(2, 3, timeout_s=300.0) == [2]
+    assert party.exchange(2, 3, timeout_s=300.0) == ["a"]
     assert 2.0 <= clock.now - start < 2.7
     assert party.events == ["b left"]
 
@@ -494,7 +500,7 @@ def test_an_order_to_a_client_that_moves_is_not_waited_for(party: Party, grid: S
     party.begin(2)
     start = clock.now
     clock.after(2.0, lambda: grid.join(8, "b"))
-    assert party.exchange(2, 3, timeout_s=300.0) == [2]
+    assert party.exchange(2, 3, timeout_s=300.0) == ["a"]
     assert 2.0 <= clock.now - start < 2.7
     assert party.where() == {"a": 2, "b": 8}
     assert grid.notices() == [(3, Notice("refused", "b has joined again from another process"))]
@@ -506,26 +512,20 @@ def test_an_order_that_flower_could_not_push_is_not_waited_for(party: Party, gri
     party.begin(2)
     grid.unreachable.add(3)
     start = clock.now
-    assert party.exchange(2, 3) == [2]
+    assert party.exchange(2, 3) == ["a"]
     assert clock.now - start < 1
+    assert party.outcome.refused["b"].reason is Reason.UNREACHABLE
 
 
 def test_newcomers_are_welcomed_while_a_round_runs(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
-    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+    grid.join(2, "a", orders=lambda message: TRAINED if clock.now > ready else None)
     party.begin(1)
     ready = clock.now + 4.0
     clock.after(1.0, lambda: grid.join(3, "b"))
-    assert party.exchange(2) == [2]
+    assert party.exchange(2) == ["a"]
     assert party.where() == {"a": 2, "b": 3}
     assert party.joined == ["a", "b"]
     assert party.events == ["b joined (60 training examples, size M); 2 clients are here"]
-
-
-def test_error_replies_are_replies(party: Party, grid: ScriptedGrid) -> None:
-    grid.join(2, "a", orders=lambda message: app_error("ValueError: no"))
-    party.begin(1)
-    (reply,) = party.federation.exchange([[Message(RecordDict(), 2, "train")]], 60.0)
-    assert reply.error.reason == "ValueError: no"
 
 
 def test_polls_slow_down_while_nothing_comes(
@@ -544,86 +544,38 @@ def test_polls_slow_down_while_nothing_comes(
     party.exchange(2, timeout_s=2.0)
     assert waits[:4] == pytest.approx([0.004, 0.006, 0.009, 0.0135])
     assert waits[-1] == 0.05
-    grid.join(3, "b")
-    party.gather(1)  # a still works on its order
+    answer = clock.now + 1.5
+    grid.join(3, "b", orders=lambda message: TRAINED if clock.now > answer else None)
+    grid.join(4, "c", orders=lambda message: None)
+    party.gather(2)  # a still works on its order
     waits.clear()
-    answer = clock.now + 1.0
-    grid.join(3, "b", orders=lambda message: RecordDict() if clock.now > answer else None)
-    party.exchange(2, 3, timeout_s=2.0)
+    party.exchange(3, 4, timeout_s=2.0)
     assert waits.count(0.004) == 2  # fast at first, and again after an answer
 
 
-# ---------------------------------------------------------------------- the parts of an exchange
-
-
-def order_to(*nodes: int) -> list[Message]:
-    return [Message(RecordDict(), node, "train") for node in nodes]
-
-
-def ids(messages: list[Message]) -> list[str]:
-    return [message.metadata.message_id for message in messages]
-
-
-def test_an_order_is_expected_and_its_client_busy_until_it_is_answered(
+def test_a_client_is_busy_until_it_has_answered_and_idle_again_after_that(
     party: Party, grid: ScriptedGrid, clock: Clock
 ) -> None:
-    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+    grid.join(2, "a", orders=lambda message: TRAINED if clock.now > ready else None)
     grid.join(3, "b")
     party.begin(2)
     ready, federation = clock.now + 1.0, party.federation
-    orders = order_to(2, 3)
-    federation.send(orders)
-    assert party.roster.busy == {2, 3} and party.roster.idle_count == 0
-    assert [federation.expects(i) for i in ids(orders)] == [True, True]
-    assert [reply.metadata.src_node_id for reply in federation.poll()] == [3]
-    assert party.roster.busy == {2}
-    assert [client.client_id for client in party.roster.idle] == ["b"]
-    assert [federation.expects(i) for i in ids(orders)] == [True, False]
+    federation.send([(client, TRAIN, None) for client in party.on(2, 3)])
+    assert party.idle() == [] and federation.idle_count == 0
+    federation.poll()
+    assert party.idle() == ["b"] and [federation.is_busy(client) for client in party.on(2, 3)] == [True, False]
+    assert federation.count() == {"live": 2, "idle": 1, "busy": 1, "away": 0, "quarantined": 0}
     clock.sleep(1.1)
-    assert [reply.metadata.src_node_id for reply in federation.poll()] == [2]
-    assert party.roster.busy == set() and party.roster.idle_count == 2
-    assert federation.poll() == [] and federation.late == 0
-
-
-def test_a_client_with_two_orders_is_busy_until_it_has_answered_both(
-    party: Party, grid: ScriptedGrid, clock: Clock
-) -> None:
-    grid.join(2, "a", orders=lambda message: RecordDict() if message.metadata.message_type == answered else None)
-    party.begin(1)
-    party.federation.send([*order_to(2), Message(RecordDict(), 2, "evaluate")])
-    answered = "train"
-    assert len(party.federation.poll()) == 1 and party.roster.busy == {2}
-    answered = "evaluate"
-    assert len(party.federation.poll()) == 1 and party.roster.busy == set()
-
-
-def test_only_orders_that_are_old_enough_are_given_up(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
-    for node, name in ((2, "a"), (3, "b")):
-        grid.join(node, name, orders=lambda message: RecordDict() if clock.now > ready else None)
-    party.begin(2)
-    ready, federation = clock.now + 10.0, party.federation
-    orders = order_to(2, 3)
-    federation.send(orders[:1])
-    clock.sleep(3.0)
-    federation.send(orders[1:])
-    clock.sleep(2.0)
-    federation.give_up(5.0)
-    assert [federation.expects(i) for i in ids(orders)] == [False, True]
-    assert party.roster.busy == {2, 3}  # who is given up works all the same
-    assert federation.poll() == []
-    clock.sleep(6.0)
-    assert [reply.metadata.src_node_id for reply in federation.poll()] == [3]
-    assert federation.late == 1
-    assert party.events == ["a answered after the deadline; its reply is dropped"]
-    assert party.roster.busy == set()
+    federation.poll()
+    assert federation.idle_count == 2
 
 
 def test_those_who_are_busy_do_not_count_as_gathered(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
-    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+    grid.join(2, "a", orders=lambda message: TRAINED if clock.now > ready else None)
     grid.join(3, "b")
     party.begin(2)
     ready = clock.now + 20.0
-    assert party.exchange(2, 3, timeout_s=1.0) == [3]
+    assert party.exchange(2, 3, timeout_s=1.0) == ["b"]
     with pytest.raises(
         CohortError, match=r"^1 of 2 clients joined within 5 s \(a, b\); 1 still work on an earlier round"
     ):
@@ -631,6 +583,7 @@ def test_those_who_are_busy_do_not_count_as_gathered(party: Party, grid: Scripte
     party.gather(2, timeout_s=60.0)
     assert clock.now == pytest.approx(ready, abs=0.1)
     assert party.federation.late == 1
+    assert "a answered after the deadline; its reply is dropped" in party.events
 
 
 def test_a_node_that_an_order_cannot_reach_is_looked_for_at_once(
@@ -640,43 +593,19 @@ def test_a_node_that_an_order_cannot_reach_is_looked_for_at_once(
     grid.join(3, "b")
     party.begin(2)
     party.federation.poll()  # has just looked
+    clients = party.on(2, 3)
     grid.unreachable.add(3)
     grid.leave(3)
-    party.federation.send(order_to(2, 3))
+    party.federation.send([(client, TRAIN, None) for client in clients])
     assert party.where() == {"a": 2, "b": None}
-    assert party.roster.busy == {2}
-
-
-@pytest.mark.parametrize(
-    ("kind", "counts"),
-    [
-        ("train", True),
-        ("train.describe", True),
-        (ReferenceOrder.type, True),
-        (RepresentOrder.type, True),
-        ("evaluate", False),
-        ("evaluate.many", False),
-    ],
-)
-def test_traffic_is_what_training_sends_of_whatever_type(
-    party: Party, grid: ScriptedGrid, kind: str, counts: bool
-) -> None:
-    content = RecordDict({"order": ConfigRecord({"values": b"1234567"})})
-    grid.join(2, "a", orders=lambda message: content)
-    party.begin(1)
-    assert party.federation.take_traffic() == Traffic()  # it was greeted, and has introduced itself
-    list(party.federation.exchange([[Message(content, 2, kind)]], 60.0))
-    size = weigh(content) if counts else 0
-    assert party.federation.take_traffic() == Traffic(down=size, up=size)
-    party.federation.say_goodbye("done")
-    assert party.federation.take_traffic() == Traffic()
+    assert party.federation.post.busy == {2}
 
 
 # ---------------------------------------------------------------------- goodbye
 
 
 def test_everyone_who_is_here_hears_that_the_run_is_over(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
-    grid.join(2, "a", orders=lambda message: RecordDict() if clock.now > ready else None)
+    grid.join(2, "a", orders=lambda message: TRAINED if clock.now > ready else None)
     grid.join(3, "b")
     grid.join(4, "c")
     party.begin(3)

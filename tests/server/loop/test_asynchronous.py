@@ -10,15 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Error
 from safetensors.torch import load_file
 
 from hyperbloom.common.errors import CohortError
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import EvaluateResult, SplitScore
 from hyperbloom.server.cli import main
+from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.loop.listener import RoundReport
+from hyperbloom.server.loop.post import UNREADABLE
 from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.strategies import STRATEGIES
+from hyperbloom.strategies.algorithm import Evaluation, Turn
+from hyperbloom.strategies.exchange import Exchanges
 
-from .conftest import Clock, app_error
-from .crew import Crew, Entry, LoggingGrid
+from ..conftest import Clock, app_error
+from .crew import Crew, Entry, LoggingGrid, Twice
 
 HYPERNETWORK = {"strategy": "pfedhn", "options": {"hidden_dim": 4, "embedding_dim": 2, "learning_rate": 0.2}}
 
@@ -216,6 +224,23 @@ def _took(run: Crew, identity: str) -> float:
     return run.grid.answered[identity] - sent
 
 
+def test_lies_that_come_late_are_reported_and_lead_to_quarantine(crew: Callable[..., Crew]) -> None:
+    run = crew(clients=2, cohort=2, rounds=40, eval_every=40, round_timeout_s=1.0)
+    run.join(2, "a", train=0.2)
+    run.join(3, "liar", train=2.0)
+    run.answer["liar"] = lambda message: Error(UNREADABLE, "it was never uploaded")
+    run.run()
+    lies = [r for r in run.told.reports if r.outcome.lied]
+    assert len(lies) >= 3 and run.federation.late == 0
+    assert all(r.outcome.refused["liar"] == Refused(Reason.CONTENT, "it was never uploaded") for r in lies)
+    last = lies[2]
+    assert last.outcome.quarantined == {"liar": last.number + 10}
+    why = "another reply was refused for its content (it was never uploaded)"
+    assert run.events[0] == f"liar is in quarantine until after round {last.number + 10}: {why}"
+    after = [r for r in run.told.reports if last.number < r.number <= last.number + 10]
+    assert not any("liar" in r.outcome.refused for r in after)
+
+
 def test_replies_without_use_in_a_row_end_the_run(crew: Callable[..., Crew]) -> None:
     run = crew(clients=2, cohort=2, rounds=100, eval_every=100)
     for node, name in ((2, "a"), (3, "b")):
@@ -286,7 +311,7 @@ def test_clients_that_have_nothing_to_learn_are_not_waited_for_for_ever(
     run = crew(clients=2, cohort=1, rounds=4, eval_every=4, join_timeout_s=30.0)
     run.join(2, "old", train=100.0)
     # As with a frozen hypernetwork that knows who is on the first row.
-    monkeypatch.setattr(run.strategy, "trainable", lambda: [c for c in run.roster.idle if c.client_id != "old"])
+    monkeypatch.setattr(run.algorithm, "trains", lambda client: client.client_id != "old")
     clock.after(20.0, lambda: run.join(3, "novel", train=1.0))
     clock.after(22.5, lambda: run.grid.leave(3))
     with pytest.raises(CohortError, match="none of the clients that are here can be trained, and no other came within"):
@@ -343,7 +368,7 @@ def test_what_is_evaluated_was_generated_when_it_was_asked_for(crew: Callable[..
     generated: dict[int, torch.Tensor] = {}
 
     def hears(report: RoundReport) -> None:
-        generated.setdefault(report.number, run.strategy.learner.generate([0, 1, 2], "M"))
+        generated.setdefault(report.number, run.algorithm.learner.generate([0, 1, 2], "M"))
 
     run.told.hears = hears
     for node, name in ((2, "a"), (3, "b"), (4, "c")):
@@ -396,7 +421,49 @@ def test_who_could_not_be_evaluated_is_named_with_that_evaluation(crew: Callable
     report = run.told.reports[-1]
     assert report.number == 2 and report.outcome.evaluation is not None
     assert list(report.outcome.evaluation.scores) == ["a"]
-    assert report.outcome.refused == {"bad": "ValueError: no", "gone": "no reply", "slow": "no reply"}
+    assert report.outcome.refused == {
+        "bad": Refused(Reason.FAILED, "ValueError: no"),
+        "gone": Refused(Reason.NO_REPLY, "no reply"),
+        "slow": Refused(Reason.NO_REPLY, "no reply"),
+    }
+
+
+def test_an_evaluation_may_have_several_exchanges_and_who_leaves_between_them_is_named(
+    crew: Callable[..., Crew], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STRATEGIES, "local", Twice)
+    run = crew(clients=3, cohort=1, rounds=2, eval_every=2)
+    run.join(2, "a", evaluate=1.0)
+    run.join(3, "b")
+    run.join(4, "goes", train=math.inf)
+    run.told.hears = lambda report: None if report.outcome.evaluation else leave(report.number)
+
+    def leave(number: int) -> None:
+        if number == 2:
+            run.set_pace("goes", "train", 0.0)  # it has answered when it leaves, and a has not
+            clock.after(0.5, lambda: run.grid.leave(4))
+
+    run.run()
+    report = run.told.reports[-1]
+    assert report.outcome.evaluation is not None and list(report.outcome.evaluation.scores) == ["a", "b"]
+    assert report.outcome.refused == {"goes": Refused(Reason.LEFT, "left before it was asked")}
+    assert [entry.client for entry in run.entries("evaluate") if entry.what == "order"] == ["a", "b", "goes", "a", "b"]
+
+
+def test_an_evaluation_that_asks_nobody_is_over_at_once(
+    crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = crew(clients=1, cohort=1, rounds=2, eval_every=1)
+    run.join(2, "a")
+    scores = {"a": EvaluateResult(SplitScore(5, 10, 1.0), SplitScore(5, 10, 1.0))}
+
+    def known(turn: Turn, clients: object) -> Exchanges[Evaluation]:
+        return Evaluation(scores)
+        yield
+
+    monkeypatch.setattr(run.algorithm, "evaluate", known)
+    assert run.run().metrics["test_mean"] == 50
+    assert [r.number for r in run.told.reports if r.outcome.evaluation] == [1, 2]
 
 
 def test_an_evaluation_that_nobody_answers_is_reported_and_at_last_ends_the_run(crew: Callable[..., Crew]) -> None:

@@ -8,15 +8,21 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.messages import EvaluateOrder, EvaluateResult, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, Scope, SplitScore, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
-from hyperbloom.server.loop.rounds import run_rounds
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.rounds import Run, run_rounds
+from hyperbloom.server.loop.session import greeting_of
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Evaluation, Turn
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask, train
+from hyperbloom.strategies.local import Local
 
-from .conftest import Clock, ScriptedGrid
+from ..conftest import Clock, ScriptedGrid
 
 Pace = Callable[[str], float]
 
@@ -81,8 +87,8 @@ class Told(Listener):
 
     @property
     def refused(self) -> list[tuple[int, str, str]]:
-        """Return round, name and reason of all who were left out."""
-        return [(r.number, name, why) for r in self.reports for name, why in r.outcome.refused.items()]
+        """Return round, name and text of all who were left out."""
+        return [(r.number, name, why.text) for r in self.reports for name, why in r.outcome.refused.items()]
 
 
 class Crew:
@@ -92,7 +98,7 @@ class Crew:
         pace: by client and kind of order (`train`, `evaluate`), the seconds that it takes, looked up at every poll,
             given the order's id.
         answer: by client, what it answers instead of a sound reply.
-        learned: losses of the replies that the strategy learned from; the loss of a reply is its order's number.
+        learned: losses of the replies that the algorithm learned from; the loss of a reply is its order's number.
     """
 
     def __init__(self, grid: LoggingGrid, clock: Clock, **config: Any) -> None:
@@ -101,8 +107,10 @@ class Crew:
         self.config = RunConfig(**(values | config))
         self.events: list[str] = []
         self.roster = Roster(self.config.seed)
-        self.strategy: Any = make_strategy(self.config, "run-1", self.roster)
+        self.algorithm: Any = make_algorithm(self.config)
         self.federation = Federation(grid, self.roster, self.events.append)
+        self.federation.admission = Admission(self.config, self.algorithm)
+        self.federation.greeting = greeting_of(self.algorithm)
         self.told = Told()
         self.pace: dict[tuple[str, str], Pace] = {}
         self.answer: dict[str, Callable[[Message], RecordDict | Error]] = {}
@@ -111,17 +119,13 @@ class Crew:
         self._watch_learning()
 
     def _watch_learning(self) -> None:
-        apply, update = self.strategy.apply, self.strategy.update
+        learn = self.algorithm.learn
 
-        def applied(one: Any, staleness: int) -> None:
-            self.learned.append(one.result.loss)
-            apply(one, staleness)
+        def learned(updates: Any) -> None:
+            self.learned += [update.result.loss for update in updates]
+            learn(updates)
 
-        def updated(many: Any) -> None:
-            self.learned += [one.result.loss for one in many]
-            update(many)
-
-        self.strategy.apply, self.strategy.update = applied, updated
+        self.algorithm.learn = learned
 
     def join(self, node: int, name: str, train: float | Pace = 0.1, evaluate: float | Pace = 0.01) -> None:
         """Let a client appear that works on its orders one after another."""
@@ -153,24 +157,25 @@ class Crew:
     def sound(self, name: str, message: Message) -> RecordDict:
         """Return a sound reply, with a small change if weights travel."""
         if message.metadata.message_type == "evaluate":
-            correct = self.accuracy(name, EvaluateOrder.unpack(message.content).round)
-            return EvaluateResult(correct, 10, 1.0, correct, 10, 1.0).pack()
-        order, number = TrainOrder.unpack(message.content), int(message.metadata.message_id[1:])
+            correct = self.accuracy(name, unpack(EvaluateOrder, message.content).scope.round)
+            return pack(EvaluateResult(SplitScore(correct, 10, 1.0), SplitScore(correct, 10, 1.0)))
+        order, number = unpack(TrainOrder, message.content), int(message.metadata.message_id[1:])
         weights = None
         if order.weights:
             generator = torch.Generator().manual_seed(number)
             values = 0.01 * torch.randn(order.weights.values.shape, generator=generator)
             weights = Weights(order.weights.layout, values)
-        return TrainResult(float(number), 0.0, weights).pack()
+        return pack(TrainResult(0.0, weights, float(number)))
 
     def run(self, *listeners: Listener) -> Selection:
         """Wait for the clients that have joined, and run all rounds."""
-        self.federation.gather(self.strategy, len(self.grid.nodes), 60.0)
+        self.federation.gather(len(self.grid.nodes), 60.0)
         self.roster.sort(0)
-        self.federation.begin(self.strategy, 0)
+        self.federation.admission.begin(self.roster, 0)
         self.events.clear()
-        run = run_asynchronously if self.config.asynchronous else run_rounds
-        return run(self.strategy, self.federation, self.config, [self.told, *listeners])
+        play = run_asynchronously if self.config.asynchronous else run_rounds
+        scope = Scope("run-1", 0, self.config.seed)
+        return play(Run(self.config, self.algorithm, self.federation, [self.told, *listeners], scope))
 
     def entries(self, kind: str, client: str | None = None) -> list[Entry]:
         """Return the lines of the log about orders of a kind."""
@@ -178,7 +183,21 @@ class Crew:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return a copy of the server's state."""
-        return {name: tensor.clone() for name, tensor in self.strategy.state().items()}
+        return {name: tensor.clone() for name, tensor in self.algorithm.state().items()}
 
 
-__all__ = ["Crew", "Entry", "LoggingGrid", "Told"]
+class Twice(Local):
+    """Asks its cohort, then those who answered again, and learns from the second answers; evaluates as well twice."""
+
+    def round(self, turn: Turn) -> Exchanges[None]:
+        first = yield from ask(Ask(turn.cohort, self.training(turn, turn.cohort).orders))
+        if first:
+            self.learn((yield from train(self.training(turn, [client for client, _ in first]))))
+
+    def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
+        first = yield from self.score(turn, clients)
+        again = [client for client in clients if client.client_id in first]
+        return Evaluation((yield from self.score(turn, again)))
+
+
+__all__ = ["Crew", "Entry", "LoggingGrid", "Told", "Twice"]
