@@ -14,10 +14,10 @@ help:  ## list the commands
 demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in two to three minutes
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6
 
-test: $(VENV)/.installed  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+test: $(VENV)/.installed  ## run the tests, in at most six minutes; `make check` runs the slow ones too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
-check: $(VENV)/.installed  ## lint, types and tests: what CI runs
+check: $(VENV)/.installed  ## lint, types and all tests: what CI runs
 	scripts/check $(BIN)
 
 siege: $(VENV)/.installed  ## kill, freeze and cut off real processes for MINUTES (30), and a third of that again read nonsense

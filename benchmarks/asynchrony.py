@@ -21,7 +21,7 @@ from flwr.app import Context, Message
 
 from benchmarks.measure import Comparison, machine
 from hyperbloom.common.config import DataConfig, RunConfig, dump_run_config
-from hyperbloom.server.local_clients import client_flags
+from hyperbloom.server.local_clients import client_settings
 from hyperbloom.server.superlink import free_port
 
 CLIENTS, COHORT = 10, 5
@@ -75,8 +75,7 @@ def play(folder: Path, asynchronous: bool, rounds: int) -> tuple[Curve, int]:
     for index in range(CLIENTS):
         client = [sys.executable, "-m", "benchmarks.asynchrony", "--client"]
         client += [str(SLOW_SECONDS if index == 0 else SECONDS), "--server", f"127.0.0.1:{port}", "--insecure"]
-        client += ["--client-id", f"client-{index}", "--partition", f"{index}/{CLIENTS}", "--threads", "1"]
-        commands.append([*client, *client_flags(config), "--state-dir", str(folder / f"client-{index}")])
+        commands.append([*client, *client_settings(config, index, folder).to_flags(), "--threads", "1"])
     with (folder / "log").open("wb") as log:
         children = [subprocess.Popen(command, stdout=log, stderr=log, env=_environment()) for command in commands]
         try:

@@ -19,14 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.federation import LENET_FLOATS
-from benchmarks.measure import Comparison, alternate, main
+from benchmarks.measure import Comparison, alternate, main, sgd_of
 from benchmarks.textbook import TextbookLeNet
 from hyperbloom.client.work.sgd import FlatPart, Network, draw_batches, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
-from hyperbloom.common.wire.orders import SGD
 
 SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)
 IMAGES = 800
@@ -76,7 +75,7 @@ def ours(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Call
     layout = Layout.of(module)
     network = Network(module, FlatPart(module, layout), FlatPart(module, Layout(())))
     start = layout.flatten(initial)
-    sgd = SGD(**local.order(1, 1))
+    sgd = sgd_of(local)
 
     def one_round() -> Tensor:
         network.shared.load(start)

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import torch
 
+from hyperbloom.common.config import LocalConfig
+from hyperbloom.common.wire.orders import SGD
+
 __all__ = ["Comparison", "alternate", "machine", "main", "timed"]
 
 Run = Callable[[bool], list["Comparison"]]
@@ -122,3 +125,8 @@ def main(run: Run, description: str | None) -> None:
     print(machine())
     for comparison in run(quick):
         print(comparison)
+
+
+def sgd_of(local: LocalConfig) -> SGD:
+    """Return the hyperparameters of a run without a schedule, as an order has them."""
+    return SGD(local.steps, local.batch_size, local.learning_rate, local.momentum, local.weight_decay, local.clip)

@@ -25,7 +25,7 @@ from benchmarks.supernodes import supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.server.live_grid import LiveGrid
-from hyperbloom.server.local_clients import local_clients
+from hyperbloom.server.local_clients import client_settings, local_clients
 from hyperbloom.server.superlink import free_port, superlink
 
 CLIENTS = 4
@@ -76,7 +76,8 @@ def _turn(
 
 
 def _live(config: RunConfig, address: str, folder: Path) -> AbstractContextManager[object]:
-    return local_clients(config.clients, address, ["--insecure"], config, folder)
+    settings = [client_settings(config, index, folder) for index in range(config.clients)]
+    return local_clients(settings, ["--server", address, "--insecure"])
 
 
 def stock_grid(grid: LiveGrid) -> HttpGrid:

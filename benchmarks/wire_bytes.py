@@ -28,11 +28,11 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from torch import nn
 
-from benchmarks.measure import Comparison, main
+from benchmarks.measure import Comparison, main, sgd_of
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MLP, LeNet
-from hyperbloom.common.wire.orders import SGD, Scope, Target, TrainOrder, TrainResult
+from hyperbloom.common.wire.orders import Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.inline import InlineGrid
@@ -114,7 +114,7 @@ def weigh(message: Message, to_client: bool) -> Exchange:
 def _order() -> TrainOrder:
     """Return an order to train without weights."""
     scope = Scope("20260101-120000-pfedhn-0123abcd", 100, 0)
-    return TrainOrder(scope, Target("lenet", 10, "none"), SGD(**LocalConfig().order(1, 1)), "delta")
+    return TrainOrder(scope, Target("lenet", 10, "none"), sgd_of(LocalConfig()), "delta")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,15 @@
-"""`python -m hyperbloom.client` is `flower-client`."""
+"""`flower-client`, and `python -m hyperbloom.client`."""
 
-import sys
+from typing import NoReturn
 
 from hyperbloom.client.cli import main
+from hyperbloom.common.signals import run_program
 
-sys.exit(main())
+
+def program() -> NoReturn:
+    """Run the command and end the process."""
+    run_program(main)
+
+
+if __name__ == "__main__":
+    program()

@@ -13,7 +13,7 @@ from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.client.work.encoding import backprop, describe
 from hyperbloom.client.work.evaluation import evaluate_order
 from hyperbloom.client.work.introduction import introduce, take_notice
-from hyperbloom.client.work.masks import deal_shares, make_keys, train_masked, unmask
+from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_masked, unmask
 from hyperbloom.client.work.others import send_errors, send_moments, try_many
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
@@ -39,6 +39,7 @@ HANDLERS: dict[type[wire.Order], Callable[[Client, Any], Any]] = {
     wire.KeysOrder: make_keys,
     wire.SharesOrder: deal_shares,
     wire.MaskedOrder: train_masked,
+    wire.ConfirmOrder: confirm,
     wire.UnmaskOrder: unmask,
     wire.EvaluateOrder: evaluate_order,
     wire.TryOrder: try_many,

@@ -2,8 +2,8 @@
 
 A stock SuperNode starts a process per message and sleeps seconds between polls. This client keeps its model and data
 loaded, polls fast while a run is active and backs off when it is idle. The only client module that uses Flower's
-internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat), `RetryInvoker`, and the functions
-that turn a message into objects and back.
+internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat) and the `flwr_exit` that it calls,
+`RetryInvoker`, and the functions that turn a message into objects and back.
 """
 
 import logging
@@ -15,11 +15,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.client.grpc_rere_client import connection as flower_connection
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -64,8 +65,13 @@ _REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
     "this server from whoever runs it",
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
+    "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
     "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
 }
+
+# What a server says that is away, or too busy; the last is a call that it gave up while this machine stood still.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+_TOO_LARGE = "message larger than max"  # what gRPC says, with the code of a server that is too busy
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
     certificates = link.root_certificates.read_bytes() if link.root_certificates else None
     keys = (link.key, link.key.public_key()) if link.key else None
     retries = _retries(link)
+    flower_connection.flwr_exit = _session_not_opened  # type: ignore[attr-defined]
     outcome: Exception | None = None
     channels: list[grpc.Channel] = []
 
@@ -199,8 +206,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
                 outcome = error  # Flower's context manager would log and swallow it
             finally:
                 patience.start()
-    except SystemExit:
-        # Flower ends the process when a session cannot be opened for a reason that waiting does not mend.
+    except SystemExit:  # from `_session_not_opened`
         raise _explanation(link, retries.gave_up_on) from None
     except RuntimeError as error:
         # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
@@ -296,6 +302,14 @@ def _quiet_heartbeat(failure: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failure)
 
 
+def _session_not_opened(code: int, *arguments: object, **options: object) -> NoReturn:
+    """Stand in for Flower's way to end the process when a session cannot be opened.
+
+    Flower's own starts a thread that ends the process 5 s later with exit code 1, whatever we still have to say.
+    """
+    raise SystemExit(code)
+
+
 def _failure(reason: str) -> Error:
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
@@ -307,7 +321,10 @@ class _Retries(RetryInvoker):
 
 
 def _retries(link: Link) -> _Retries:
-    """Retry while the server is away, for ever; give up at once on everything that waiting does not mend.
+    """Retry while the server is away or too busy, for ever; give up at once on everything that waiting does not mend.
+
+    A TLS handshake that fails is tried again unless the reason is one of `_REASONS`: a server under attack breaks off
+    handshakes as well.
 
     When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
     than that already.
@@ -321,12 +338,14 @@ def _retries(link: Link) -> _Retries:
     def hopeless(error: Exception) -> bool:
         if retries.max_tries is not None:
             return True
-        unavailable = cast(grpc.RpcError, error).code() == grpc.StatusCode.UNAVAILABLE
+        away = cast(grpc.RpcError, error).code() in _AWAY
         # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
-        wrong = "handshake" in str(error).lower() or (link.insecure and _speaks_tls(link.address))
-        if wrong or not unavailable:
+        wrong = any(sign in str(error) for sign in (*_REASONS, _TOO_LARGE)) or (
+            link.insecure and _speaks_tls(link.address)
+        )
+        if wrong or not away:
             retries.gave_up_on = error
-        return wrong or not unavailable
+        return wrong or not away
 
     def away(state: RetryState) -> None:
         if state.tries == 1:

@@ -35,6 +35,10 @@ class ClientSettings:
     disclose: Disclosure = "types"  # of the own model, at most
     min_noise: float | None = None  # trains only where a change leaves with so much noise, in units of its norm
     min_masked: int | None = None  # sends a change under masks alone, in a sum of at least so many clients
+    key: Path | None = None  # private key with which it signs in secure aggregation; None: a new one each round
+    peers: Path | None = None  # fingerprints of the clients that may be in a sum with this one; None: any
+    max_changes: int | None = None  # that it ever sends; None: 1,000 with min_noise or min_masked, else no bound
+    max_scores: int | None = None  # of models of its own making; None: 0 with min_noise or min_masked, else no bound
 
     def __post_init__(self) -> None:
         """Check the name, which becomes a folder's, and what may be told."""
@@ -46,6 +50,11 @@ class ClientSettings:
             raise ConfigError(
                 f"--min-masked: expected {FEWEST_CLIENTS} clients in a sum or more, found {self.min_masked}"
             )
+        if self.peers is not None and self.key is None:
+            raise ConfigError("--peers: expected with --key, by which the others know this client")
+        for flag, most in (("--max-changes", self.max_changes), ("--max-scores", self.max_scores)):
+            if most is not None and most < 0:
+                raise ConfigError(f"{flag}: expected a number from 0, found {most}")
         check_name(self.client_id, "--client-id")
 
     @property
@@ -62,6 +71,21 @@ class ClientSettings:
             if value is not None
         }
 
+    def to_flags(self) -> list[str]:
+        """Return the flags of `flower-client` that mean these settings; the data set is always named.
+
+        What is as `flower-client` has it without a flag is left out.
+        """
+        flat, usual = ({**asdict(each), **asdict(each.data)} for each in (self, ClientSettings("unnamed")))
+        words = ["--client-id", self.client_id, "--data", self.data.data]
+        for key, value in flat.items():
+            if value != usual[key] and key not in ("client_id", "data", "partition", "partitions"):
+                flag = "--data-seed" if key == "seed" else f"--{key.replace('_', '-')}"
+                words += [flag] if value is True else [flag, str(value)]
+        if self.data.partition is not None:
+            words += ["--partition", f"{self.data.partition}/{self.data.partitions}"]
+        return words
+
     @classmethod
     def from_node_config(cls, config: Mapping[str, Scalar]) -> "ClientSettings":
         """Read a node config with the keys of `to_node_config`.
@@ -70,7 +94,7 @@ class ClientSettings:
             ConfigError: the client's name is missing, or a key is unknown.
         """
         values = {key.replace("-", "_"): value for key, value in config.items()}
-        for key in ("state_dir", "root"):
+        for key in ("state_dir", "root", "key", "peers"):
             if key in values:
                 values[key] = Path(str(values[key]))  # type: ignore[assignment]
         own = {name: values.pop(name) for name in cls.__dataclass_fields__ if name != "data" and name in values}

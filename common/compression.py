@@ -11,8 +11,9 @@ stalls (Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, http
 The largest entries are chosen over the whole vector, not per tensor: of all vectors with k entries this one is nearest
 (section 2 there), and what a small tensor does not get into this reply grows in the memory until it does.
 
-Indices are in ascending order, in two bytes each for up to 65,536 values, in four beyond. As with the values, the
-length of a reply is known before it comes, and nothing in it says how large it is to become.
+Which entries these are is said by a bit for each of the P, or by their indices in ascending order if that is shorter:
+two bytes each for up to 65,536 values, four beyond. As with the values, the length of a reply is known before it comes,
+and nothing in it says how large it is to become.
 """
 
 import re
@@ -82,7 +83,7 @@ class Codec:
             return _pack_values(flat, layout.sizes, self.values)
         indices = flat.abs().topk(self.kept(layout.numel), sorted=False).indices.sort().values  # (k,)
         values = _pack_values(flat[indices], _per_tensor(indices, layout), self.values)
-        return indices.numpy().astype(_index_dtype(layout.numel)).tobytes() + values
+        return self._pack_indices(indices.numpy(), layout.numel) + values
 
     def decode(self, encoded: bytes, layout: Layout) -> Tensor:
         """Return the `(P,)` vector of float32 that was encoded, as exactly as the codec keeps it.
@@ -106,7 +107,13 @@ class Codec:
         return flat
 
     def _index_bytes(self, layout: Layout) -> int:
-        return 0 if self.share is None else self.kept(layout.numel) * _index_dtype(layout.numel).itemsize
+        if self.share is None:
+            return 0
+        return min(-(-layout.numel // 8), self.kept(layout.numel) * _index_dtype(layout.numel).itemsize)
+
+    def _has_bits(self, numel: int) -> bool:
+        """Tell whether a bit for each entry is shorter than indices."""
+        return -(-numel // 8) < self.kept(numel) * _index_dtype(numel).itemsize
 
     def _unpack_values(self, raw: bytes, groups: tuple[int, ...], layout: Layout) -> Tensor:
         """Return `(k,)` values, of which `groups[i]` belong to the layout's tensor i."""
@@ -120,11 +127,23 @@ class Codec:
             raise WireError(f"tensor {name}: expected a finite scale from 0, found {float(scales[first])}")
         return levels * torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
 
+    def _pack_indices(self, indices: np.ndarray, numel: int) -> bytes:
+        if not self._has_bits(numel):
+            return indices.astype(_index_dtype(numel)).tobytes()
+        chosen = np.zeros(numel, dtype=np.uint8)
+        chosen[indices] = 1
+        return np.packbits(chosen).tobytes()
+
     def _unpack_indices(self, raw: bytes, numel: int) -> Tensor:
         """Return `(k,)` indices in ascending order, each once and within `numel`."""
-        indices = np.frombuffer(raw, dtype=_index_dtype(numel)).astype(np.int64)
-        if len(indices) and not (np.all(np.diff(indices) > 0) and indices[-1] < numel):
-            raise WireError(f"{self.name}: expected indices in ascending order below {numel}, found others")
+        if self._has_bits(numel):
+            indices = np.flatnonzero(np.unpackbits(np.frombuffer(raw, dtype=np.uint8), count=numel))
+            if len(indices) != self.kept(numel):
+                raise WireError(f"{self.name}: expected {self.kept(numel)} indices, found {len(indices)}")
+        else:
+            indices = np.frombuffer(raw, dtype=_index_dtype(numel)).astype(np.int64)
+            if len(indices) and not (np.all(np.diff(indices) > 0) and indices[-1] < numel):
+                raise WireError(f"{self.name}: expected indices in ascending order below {numel}, found others")
         return torch.from_numpy(indices)
 
 

@@ -3,7 +3,6 @@
 Each check returns findings and raises nothing: what is wrong is a row of the table, with what to do about it.
 """
 
-import argparse
 import datetime as dt
 import os
 import platform
@@ -23,7 +22,6 @@ from hyperbloom.common.errors import HyperbloomError
 
 __all__ = [
     "Finding",
-    "add_common_flags",
     "check_expiry",
     "check_file",
     "check_folder",
@@ -54,14 +52,6 @@ class Finding:
     state: State
     found: str
     do: str = ""
-
-
-def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that both programs' `doctor` have."""
-    parser.add_argument("--server", metavar="HOST:PORT", help="test the way to this server, TLS included")
-    parser.add_argument(
-        "--insecure", action="count", default=0, help="plain text, as the run itself: expect neither TLS nor keys"
-    )
 
 
 def report(findings: Sequence[Finding]) -> int:

@@ -6,11 +6,12 @@ public key is kept and compared as PEM, in the one form that Flower sends (Subje
 
 import base64
 import hashlib
+import re
 import stat
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.errors import ConfigError
@@ -19,15 +20,21 @@ from hyperbloom.common.storage import write_bytes
 __all__ = [
     "check_private",
     "fingerprint",
+    "fingerprint_of_der",
     "make_key",
     "parse_public_key",
+    "public_der",
     "public_pem",
+    "read_fingerprints",
     "read_private_key",
     "read_public_key",
+    "sign",
+    "verify",
     "write_private_key",
 ]
 
 _NIST = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_ECDSA = ec.ECDSA(hashes.SHA256())
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
@@ -114,5 +121,46 @@ def read_public_key(path: Path, where: str) -> str:
 
 def fingerprint(public: str) -> str:
     """Return what people compare over the telephone: the SHA-256 of a public key's DER, as OpenSSH writes it."""
-    der = base64.b64decode("".join(public.strip().splitlines()[1:-1]))
+    return fingerprint_of_der(base64.b64decode("".join(public.strip().splitlines()[1:-1])))
+
+
+def fingerprint_of_der(der: bytes) -> str:
+    """Return the same of a public key in DER."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(der).digest()).decode().rstrip("=")
+
+
+def read_fingerprints(path: Path, where: str) -> frozenset[str]:
+    """Return all fingerprints in a text file, whatever stands beside them; `where` names the flag in an error.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    try:
+        found = frozenset(re.findall(r"SHA256:[A-Za-z0-9+/]{43}", path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not found:
+        raise ConfigError(f"{where}: expected fingerprints (SHA256:...) in {path}, found none")
+    return found
+
+
+def public_der(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the public half as DER."""
+    return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
+    """Return the ECDSA signature of `content`."""
+    return key.sign(content, _ECDSA)
+
+
+def verify(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Return whether `signature` is that of `content` under a public key in DER; False if the key is none of ours."""
+    try:
+        key = serialization.load_der_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _NIST):
+            return False
+        key.verify(signature, content, _ECDSA)
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+        return False
+    return True

@@ -30,7 +30,9 @@ With secure aggregation, instead of TrainOrder (common/secure_aggregation.py)
       | <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
       | -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
       | <------------------ MaskedResult ------- |   the change, masked
-      | -- UnmaskOrder (train.unmask) ------->  |   who has sent one, and who has vanished
+      | -- ConfirmOrder (train.confirm) ----->  |   who has sent one, and who has vanished
+      | <----------------- ConfirmResult ------- |   a signature: this is what I was told
+      | -- UnmaskOrder (train.unmask) ------->  |   everybody's signatures
       | <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
 
 and for novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
@@ -78,6 +80,8 @@ __all__ = [
     "UNREADABLE",
     "BackpropOrder",
     "BackpropResult",
+    "ConfirmOrder",
+    "ConfirmResult",
     "Delivery",
     "DescribeOrder",
     "DescribeResult",
@@ -591,10 +595,12 @@ class KeysOrder(Packable):
 
 @dataclass(frozen=True)
 class KeysResult(Packable):
-    """Public keys: for what other clients seal for this one, and for the masks that it shares with them."""
+    """Public keys of one round, signed by the client."""
 
-    cipher_key: bytes
-    mask_key: bytes
+    cipher_key: bytes  # for what other clients seal for this one
+    mask_key: bytes  # for the masks that it shares with them
+    identity: bytes  # the public key of the signature, DER
+    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -610,6 +616,8 @@ class SharesOrder(Packable):
     examples: int  # beyond which a client counts for no more
     cipher_keys: tuple[bytes, ...]
     mask_keys: tuple[bytes, ...]
+    identities: tuple[bytes, ...]
+    signatures: tuple[bytes, ...]  # of the keys, as each client has sent them
 
 
 @dataclass(frozen=True)
@@ -626,16 +634,17 @@ class SharesResult(Packable):
 class MaskedOrder(TrainOrder):
     """Train as ordered, and send the change masked.
 
-    `pieces` are three numbers for each stretch of the flat change that is summed: where it starts there, where in the
-    sum, and its length. The rest of the change stays on the client.
+    The sum has one part for each tensor, one after the other. `parts`, `lengths` and `owners` describe it, the same to
+    all clients. What a client trains and finds no part for stays there.
     """
 
     type: ClassVar[str] = "train.masked"
     there: tuple[int, ...] = ()  # places of the clients that have dealt shares
     sealed: tuple[bytes, ...] = ()  # the shares that each of these has sealed for this client
     digests: tuple[bytes, ...] = ()  # for each the digests of its two shares, one behind the other
-    pieces: tuple[int, ...] = ()
-    total: int = 0  # numbers in the sum, but for the loss
+    parts: tuple[bytes, ...] = ()  # digest of each tensor's name, shape and values
+    lengths: tuple[int, ...] = ()  # numbers in each
+    owners: tuple[bytes, ...] = ()  # for each the places of the clients that train it, a bit for a place
 
 
 @dataclass(frozen=True)
@@ -647,14 +656,31 @@ class MaskedResult(Packable):
 
 
 @dataclass(frozen=True)
-class UnmaskOrder(Packable):
-    """Reveal shares of the secrets of `alive` and of the keys of `dead`; places, together those that dealt shares."""
+class ConfirmOrder(Packable):
+    """Sign whose masked changes are in the sum: those of `alive`. They and `dead` are those that dealt shares."""
 
-    type: ClassVar[str] = "train.unmask"
+    type: ClassVar[str] = "train.confirm"
     run_id: str
     round: int
     alive: tuple[int, ...]
     dead: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ConfirmResult(Packable):
+    """A signature of that, and of all else that the client was told in this round."""
+
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class UnmaskOrder(Packable):
+    """Reveal shares of the secrets of those who are alive, and of the keys of the dead."""
+
+    type: ClassVar[str] = "train.unmask"
+    run_id: str
+    round: int
+    signatures: tuple[bytes, ...]  # of those who are alive, in order of places; empty for who has not signed
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ _ZEROS = bytes(4 * _AT_ONCE)
 def threshold_of(clients: int, share: float) -> int:
     """Return how many of `clients` must stay to the end: two thirds, or `share` of them if that is more, and three.
 
-    More than half, so that no two halves of a cohort can be told different stories of who has vanished.
+    With t of n, two sets of t clients have 2t - n in common. As long as fewer than that lie with the server, an honest
+    one is among them, which reveals one kind of share only and signs one set only (Bonawitz et al., section 6.2).
     """
     # A hair less, as 0.14 * 50 is a little more than 7.
     return max(FEWEST_CLIENTS, -(-2 * clients // 3), math.ceil(share * clients - 1e-9))
@@ -157,9 +158,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all clients of a round must have been told alike; keys and masks are made with its digest.
+    """What all clients must have been told alike when they deal shares; the keys for these are made with its digest.
 
-    Two clients that were told different things do not share a key any more, and nothing of the round can be read.
+    Two clients that were told different things cannot read each other's shares. `secure_sum.told` adds to the digest
+    what they are told before they train.
     """
 
     run_id: str
@@ -168,6 +170,7 @@ class Agreement:
     scale: Scale
     cipher_keys: tuple[bytes, ...]
     mask_keys: tuple[bytes, ...]
+    identities: tuple[bytes, ...]
 
     def check(self) -> None:
         """Refuse with a WireError a list of keys that would not hide a client."""
@@ -175,20 +178,19 @@ class Agreement:
         clients, keys = self.scale.clients, (*self.cipher_keys, *self.mask_keys)
         if len(self.cipher_keys) != clients or len(self.mask_keys) != clients:
             raise WireError(f"expected two keys for each of {clients} clients, found {len(keys)}")
+        signers = len(set(self.identities))
+        if not len(self.identities) == signers == clients:
+            raise WireError(f"expected {clients} clients that sign with keys of their own, found {signers}")
         if len(set(keys)) != len(keys) or any(len(key) != KEY_BYTES for key in keys):
             raise WireError(f"expected keys of {KEY_BYTES} bytes, all different")
-        if not max(clients / 2, FEWEST_CLIENTS - 1) < self.threshold <= clients:
-            raise WireError(
-                f"expected a threshold of more than half of {clients} clients, at least {FEWEST_CLIENTS}, found "
-                f"{self.threshold}"
-            )
+        least = threshold_of(clients, 0.0)
+        if not least <= self.threshold <= clients:
+            raise WireError(f"expected a threshold of at least {least} of {clients} clients, found {self.threshold}")
 
     @property
     def digest(self) -> bytes:
         """Hash of all."""
-        told = asdict(self)
-        told |= {name: [key.hex() for key in told[name]] for name in ("cipher_keys", "mask_keys")}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=bytes.hex).encode()).digest()
 
 
 def new_key() -> X25519PrivateKey:

@@ -1,16 +1,18 @@
 """Files that are whole or absent: written beside their place, flushed to the disk, then moved over it."""
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["keep", "write_bytes", "write_json", "write_tensors"]
+__all__ = ["keep", "locked", "write_bytes", "write_json", "write_tensors"]
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -32,6 +34,15 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock beside `path`, which is to be read and replaced; other processes wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def keep(source: Path, target: Path) -> None:

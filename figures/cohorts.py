@@ -29,12 +29,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.measure import sgd_of
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, DataSpec, load_client_data
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
@@ -78,7 +78,7 @@ class Study:
         """Let a client train from `sent` `(P,)`."""
         self.shared.load(sent)
         seed = derive(self.seed, f"client-{row}", number)
-        train(self.network, self.clients[row].train, SGD(**LocalConfig().order(1, 1)), seed)
+        train(self.network, self.clients[row].train, sgd_of(LocalConfig()), seed)
         return Reply(row, "M", sent.clone(), self.shared.values - sent)
 
     def asynchronous(self, places: int, corrected: bool) -> Iterator[float]:

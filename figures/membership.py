@@ -27,7 +27,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 from torch.func import functional_call
 
-from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.models import build
@@ -90,7 +90,7 @@ def threshold(members: Tensor, others: Tensor) -> tuple[float, float]:
     return float(roc_auc_score(truth, score)), float((true - false).max())
 
 
-def attack(strategy: PersonalisedStrategy, weights: Sequence[Tensor], workers: Sequence[Worker]) -> Attack:
+def attack(strategy: PersonalisedStrategy, weights: Sequence[Tensor], workers: Sequence[Client]) -> Attack:
     """Attack the model of each client."""
     found = []
     assert strategy.spec is not None

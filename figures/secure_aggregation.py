@@ -23,7 +23,7 @@ from benchmarks.measure import machine
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.federation import Federation, Traffic
+from hyperbloom.server.loop.federation import Federation, Traffic
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Leg
 from hyperbloom.strategies.roster import Client, Roster

@@ -1,7 +1,15 @@
-"""`python -m hyperbloom.server` is `flower-server`."""
+"""`flower-server`, and `python -m hyperbloom.server`."""
 
-import sys
+from typing import NoReturn
 
+from hyperbloom.common.signals import run_program
 from hyperbloom.server.cli import main
 
-sys.exit(main())
+
+def program() -> NoReturn:
+    """Run the command and end the process."""
+    run_program(main)
+
+
+if __name__ == "__main__":
+    program()

@@ -149,27 +149,22 @@ def describe(folder: Path) -> list[str]:
     return [*lines, f"{files.ca_key.name}: {safe}"]
 
 
-def check_files(certificate: Path, key: Path, ca: Path, where: Sequence[str]) -> list[str]:
+def check_files(files: Certificates) -> list[str]:
     """Check what the server is about to show, and return the names that its certificate is good for.
-
-    Args:
-        certificate: PEM, the server's own first if there are more.
-        key: its private key.
-        ca: PEM of the CA.
-        where: what the three are called in an error.
 
     Raises:
         ConfigError: a file is missing or no certificate, everyone can read the key, it belongs to another certificate,
             the certificate does not hold today, or does not name 127.0.0.1.
     """
-    shown, issuer = _read(certificate, where[0]), _read(ca, where[2])
-    check_private(key, where[1])
+    certificate, key, ca = files.server, files.server_key, files.ca
+    shown, issuer = _read(certificate, "server.pem"), _read(ca, "ca.pem")
+    check_private(key, "server.key")
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where[1]}: expected a private key in PEM without a password in {key} ({error})") from None
+        raise ConfigError(f"server.key: expected a private key in PEM without a password in {key} ({error})") from None
     if private.public_key() != shown.public_key():
-        raise ConfigError(f"{where[1]}: expected the key of {certificate}, found another one in {key}")
+        raise ConfigError(f"server.key: expected the key of {certificate}, found another one in {key}")
     for path, one in ((certificate, shown), (ca, issuer)):
         if one.not_valid_after_utc < _now():
             # --dir, because the folder may be named by the environment or on the command line

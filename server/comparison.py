@@ -11,33 +11,28 @@ batches, so two strategies with one seed train the same clients on the same batc
 import copy
 import fcntl
 import json
-import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
-from flwr.serverapp import Grid
 
-from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.storage import write_bytes, write_json
 from hyperbloom.server.checkpoint import has_begun, has_checkpoint, is_over, locked
-from hyperbloom.server.cli import log_to
-from hyperbloom.server.engine import inline_grid, virtual_clients
-from hyperbloom.server.loop.listener import Listener, Resume
-from hyperbloom.server.loop.session import Session, check_run
-from hyperbloom.server.run_folder import RunFolder, adopt_identities
+from hyperbloom.server.fleet import Machines
+from hyperbloom.server.loop.listener import Listener
+from hyperbloom.server.loop.session import check_run
+from hyperbloom.server.running import Run, begin, go_on
 from hyperbloom.strategies import strategy_names
 
-__all__ = ["ENGINES", "Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cells", "shared_by"]
+__all__ = ["Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cells", "shared_by"]
 
-ENGINES = ("inline", "grpc", "ray")
 SHARED = "comparison.yaml"
 FINISHED = "cell.json"
 BY_STRATEGY = "options_by_strategy"
@@ -292,28 +287,24 @@ def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[Hype
 
 def _run(cell: Cell, engine: str, listener: Listener) -> int:
     """Run a cell, from its last checkpoint if it has one; returns the round after which it went on."""
-    config, folder, resume = cell.config, cell.folder, None
+    config, folder = cell.config, cell.folder
     if is_over(folder, config):  # stopped before that was noted here
         return config.rounds
+    machines = _machines(config, engine)
     with locked(folder):
         # Checkpoints begin before the rounds do: rounds without any are of a run whose checkpoints are damaged.
         if has_checkpoint(folder) or (has_begun(folder) and config.checkpoint_every):
-            config = load_run_config(folder / "config.yaml", {})
-            recorder, resume = _take_back(folder, config, listener)
-            run_id = resume.checkpoint.run_id
+            run = _take_back(folder, load_run_config(folder / "config.yaml", {}), listener)
         else:
             _empty(folder)
-            run_id = f"{folder.name}-{secrets.token_hex(4)}"
-            recorder = RunFolder(folder, config, run_id, _machines(config, engine))
-            adopt_identities(config, folder)
-        with log_to(folder / "server.log"), _grid(engine, config, folder) as (grid, watch):
-            Session(config, grid, run_id, [recorder, listener], watch, resume).run()
-    return max(0, resume.checkpoint.progress.round) if resume else 0
+            run = begin(folder, config, machines)
+        run.carry_out(machines, [listener], lambda text, style="": None, lambda text: None)
+    return max(0, run.resume.checkpoint.progress.round) if run.resume else 0
 
 
-def _take_back(folder: Path, config: RunConfig, listener: Listener) -> tuple[RunFolder, Resume]:
+def _take_back(folder: Path, config: RunConfig, listener: Listener) -> Run:
     try:
-        return RunFolder.resume(folder, config, listener.event)
+        return go_on(folder, config, listener.event)
     except ConfigError as error:
         reason = str(error).removeprefix("--resume: ")
         raise ConfigError(f"--out: cannot go on in {folder} (delete it to run it anew): {reason}") from None
@@ -332,28 +323,7 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def _machines(config: RunConfig, engine: str) -> dict[str, Any]:
-    """Return the flags with which `flower-server --resume` would go on with a cell."""
-    return {"engine": engine} | ({"insecure": True, "local_clients": config.clients} if engine == "grpc" else {})
-
-
-@contextmanager
-def _grid(engine: str, config: RunConfig, folder: Path) -> Iterator[tuple[Grid, Callable[[], None]]]:
-    """Yield a grid of clients that are all on this machine, and what to call while waiting for them."""
-    if engine == "inline":
-        yield inline_grid(config, folder), lambda: None
-    elif engine == "ray":
-        from hyperbloom.server.simulation import simulation_grid
-
-        with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
-            yield simulated
-    else:
-        from hyperbloom.server.local_clients import local_clients
-        from hyperbloom.server.superlink import free_port, superlink
-
-        address = f"127.0.0.1:{free_port()}"
-        with (
-            superlink(address, folder, __version__) as grid,
-            local_clients(config.clients, address, ["--insecure"], config, folder / "clients") as watch,
-        ):
-            yield grid, watch
+def _machines(config: RunConfig, engine: str) -> Machines:
+    """Return where a cell runs: all clients are on this machine."""
+    own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}
+    return Machines.model_validate({"engine": engine, "port": 0, **own}).with_port()

@@ -1,11 +1,14 @@
-"""Virtual clients on the run's benchmark data, in this process or in Ray's. The one place where server meets client."""
+"""The clients that a run starts itself, and the grid that reaches all of its clients."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from hyperbloom.client.app import app, train_all
 from hyperbloom.client.keep.state import ClientState
@@ -14,42 +17,14 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.attempt import attempt
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
+from hyperbloom.server.fleet import Machines, Say, Tell, open_superlink
 from hyperbloom.server.inline import InlineGrid, answer
-from hyperbloom.server.local_clients import disclosure, own_model
+from hyperbloom.server.local_clients import client_settings, local_clients, make_keys, printed_line
 
-__all__ = ["VirtualClients", "client_settings", "inline_grid", "virtual_clients"]
+__all__ = ["VirtualClients", "client_settings", "inline_grid", "open_grid", "virtual_clients"]
 
-
-class _VirtualGrid(InlineGrid):
-    """Keeps the data set open as long as there are clients: ten thousand must not read it ten thousand times."""
-
-    source: DataSource
-
-
-def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
-    """Return the settings of virtual client `index`, the same as `--local-clients` gives to a process."""
-    data = config.data
-    part, parts = config.part(index)
-    spec = DataSpec(
-        data=data.name,
-        root=Path(data.root) if data.root else None,
-        split=data.split,
-        classes_per_client=data.classes_per_client,
-        alpha=data.alpha,
-        partition=part,
-        partitions=parts,
-        max_train=data.max_train,
-        seed=config.seed,
-    )
-    return ClientSettings(
-        client_id=f"client-{part}",
-        data=spec,
-        size=config.sizes[index % len(config.sizes)],
-        state_dir=folder / "clients" / f"client-{part}",
-        disclose_class_shares=config.options.get("descriptor") == "class-shares",
-        model=own_model(config, index),
-        disclose=disclosure(config),
-    )
+Opened = tuple[Grid, Callable[[], None]]
+"""A grid, and what to call while waiting for clients; it raises if one that was started here has failed."""
 
 
 def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) -> InlineGrid:
@@ -71,9 +46,8 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
     devices = {client_for(ClientSettings.from_node_config(each)).device.type for each in configs}
     if vectorise is None:
         vectorise = "cuda" in devices
-    grid = _VirtualGrid(app, configs, train_all if vectorise else None)
-    grid.source = source
-    return grid
+    # The grid keeps the data set open: ten thousand clients must not read it ten thousand times.
+    return InlineGrid(app, configs, train_all if vectorise else None, source)
 
 
 class VirtualClients(ClientApp):
@@ -123,3 +97,30 @@ def virtual_clients(config: RunConfig, folder: Path) -> VirtualClients:
     for index in range(config.clients):
         source.client(index)  # as in `inline_grid`
     return VirtualClients(config, folder)
+
+
+@contextmanager
+def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
+    """Open the grid of a run by the engine of its machines, and start the clients that belong to it.
+
+    Raises:
+        HyperbloomError: the data are not there, or the engine cannot be started.
+    """
+    if machines.engine == "inline":
+        yield inline_grid(config, folder, machines.vectorise), lambda: None
+        return
+    if machines.engine == "ray":
+        from hyperbloom.server.simulation import simulation_grid
+
+        with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
+            yield simulated
+        return
+    settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
+    keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")
+    with open_superlink(machines, folder, say, tell, keys) as grid:
+        if len(settings) < config.clients:
+            first, last = config.part(len(settings))[0], config.part(config.clients - 1)[0]
+            say(f"run this on each machine, NAME its own and I {f'from {first} to' if first < last else '='} {last}:")
+            say(f"  {printed_line(machines.client_flags(machines.address, 'NAME.pem'), config)}")
+        with local_clients(settings, machines.client_flags(machines.local_address)) as watch:
+            yield grid, watch

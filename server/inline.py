@@ -28,6 +28,7 @@ class InlineGrid(Grid):
         app: the `ClientApp`.
         node_configs: one per virtual client; node ids count from 2, as the SuperLink's own is 1.
         train_all: answers in the app's place all orders to train that wait together; None leaves them to the app.
+        keep: what has to live as long as the grid.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class InlineGrid(Grid):
         app: Callable[[Message, Context], Message],
         node_configs: Sequence[Mapping[str, str | int | float | bool]],
         train_all: TrainAll | None = None,
+        keep: object = None,
     ) -> None:
         """Make the contexts and the identity that Flower's `Message` asks for."""
         self.app = app
         self.train_all = train_all
+        self._keep = keep
         self._contexts = {
             node: Context(1, node, dict(config), RecordDict(), {}) for node, config in enumerate(node_configs, start=2)
         }

@@ -66,9 +66,9 @@ class ModelMaker:
     def __init__(self, trained: Trained) -> None:
         """Write the offer that all newcomers get."""
         strategy = trained.strategy
-        assert isinstance(strategy, ODPFL) and strategy.spec is not None
+        assert isinstance(strategy, ODPFL) and strategy.setting is not None
         self._strategy = strategy
-        self.layouts = strategy.layouts
+        self.layouts = dict(strategy.setting.layouts)
         scaling, known_by = trained.scaling
         self.offer = Offer(
             version=__version__,
@@ -76,10 +76,10 @@ class ModelMaker:
             round=trained.round,
             clients=sum(not strategy.is_novel(client) for client in trained.roster),
             accuracy=trained.metrics.get("novel_test_mean"),
-            model=strategy.spec.name,
+            model=strategy.setting.spec.name,
             sizes=tuple(trained.config.sizes),
-            input_shape=strategy.spec.input_shape,
-            num_classes=strategy.spec.num_classes,
+            input_shape=strategy.setting.spec.input_shape,
+            num_classes=strategy.setting.spec.num_classes,
             divisor=scaling.divisor,
             mean=scaling.mean,
             std=scaling.std,

@@ -7,11 +7,10 @@ Flower 1.39 lets every call to the Fleet port have 2 GB, and keeps whatever was 
   the server, which collects the reply, can count it against its sender;
 * all objects of a reply together may have twice that, and a reply may be announced as `MOST_OBJECTS` objects and one;
 * of an announcement that answers no order nothing is kept, and objects that are announced as parts of each other are
-  walked once;
-* whatever else is kept of a call (an announcement, a node's key) has at most `MOST_WORDS` bytes.
+  walked once.
 
 Flower takes one reply to each order, from the node that it went to. So what clients have in the store is bounded by the
-orders that are out, and what they have in calls by `largest_message()` each.
+orders that are out. `superlink_door.py` bounds what they have in calls.
 
 Internals used: `FleetServicer`, `InMemoryObjectStore`.
 """
@@ -21,12 +20,7 @@ import threading
 from dataclasses import dataclass
 
 import grpc
-from flwr.proto.fleet_pb2 import (
-    PushMessagesRequest,
-    PushMessagesResponse,
-    RegisterNodeFleetRequest,
-    RegisterNodeFleetResponse,
-)
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
@@ -52,7 +46,7 @@ MOST_OBJECTS = 64
 """Objects of a reply: ours have three."""
 
 MOST_WORDS = 2**20
-"""Bytes of a call without the values of a message."""
+"""Bytes of a call that uploads no object."""
 
 MOST_REPLIES = 10_000  # that are being uploaded
 
@@ -152,16 +146,8 @@ class Fleet(FleetServicer):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._replies: dict[str, _Reply] = {}  # by session
 
-    def RegisterNode(
-        self, request: RegisterNodeFleetRequest, context: grpc.ServicerContext
-    ) -> RegisterNodeFleetResponse:
-        """Register a node whose key is none of megabytes."""
-        _refuse_many_words(request, context)
-        return super().RegisterNode(request, context)
-
     def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
         """Take the announcement of a reply; of too many objects as many as show that there are."""
-        _refuse_many_words(request, context)
         for tree in request.message_object_trees:
             ids = [node.object_id for node in iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
@@ -191,8 +177,3 @@ class Fleet(FleetServicer):
             if reply.missing <= 0:
                 self._replies.pop(request.session_id, None)
         return response
-
-
-def _refuse_many_words(request: RegisterNodeFleetRequest | PushMessagesRequest, context: grpc.ServicerContext) -> None:
-    if request.ByteSize() > MOST_WORDS:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected at most {MOST_WORDS} bytes that are no object")

@@ -6,15 +6,15 @@ the port that it came from is told and kept once in `AGAIN_AFTER_S`.
 """
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import IO
 from urllib.parse import unquote
 
-__all__ = ["SAYS", "TRACE", "relay"]
+__all__ = ["TRACE", "relay", "say"]
 
-SAYS = "door: "
-"""What a line starts with that the server's user is told."""
+SAYS = "door: "  # what a line starts with that the server's user is told
 
 TRACE = {"GRPC_TRACE": "handshaker", "GRPC_VERBOSITY": "info"}
 """What the SuperLink needs in its environment."""
@@ -29,6 +29,13 @@ _NOISE = re.compile(
 _FAILURE = re.compile(r".*CallNextHandshakerLocked: error=(?!OK)(.*)")
 _PEER = re.compile(r".*grpc\.internal\.endpoint_peer_address=([^,}]+)")
 _ADDRESS = re.compile(r"ipv4:([\d.]+):\d+|ipv6:\[([^\]]+)\]:\d+")
+
+
+def say(text: str) -> None:
+    """Tell the server's user something, from within the SuperLink's process."""
+    # At once, or gRPC's own lines come between the text and its end.
+    sys.stderr.write(f"{SAYS}{text}\n")
+    sys.stderr.flush()
 
 
 def relay(lines: Iterable[bytes], log: IO[bytes], tell: Callable[[str], None]) -> None:

@@ -5,7 +5,8 @@ personal heads that are nowhere but on the clients. Until most rounds are done, 
 
 * a client, the server or the SuperLink is killed (SIGKILL); clients start again, the server with --resume;
 * a client or the server is frozen (SIGSTOP) for some seconds;
-* one client's or all clients' connections hang, or are cut and refused, for some seconds.
+* one client's or all clients' connections hang, or are cut and refused, for some seconds;
+* a stranger attacks the port (`siege/stranger.py`) for some seconds.
 
 All the while a fourth member announces replies and never uploads them (`siege/hostile_member.py`).
 
@@ -39,6 +40,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from benchmarks import LEASH
+from siege.stranger import ATTACKS, Stranger
 
 __all__ = ["Proxy", "Siege", "besiege"]
 
@@ -271,6 +273,13 @@ class Siege:
             getattr(proxy, how)()
             self._later(proxy.heal)
 
+    def _stranger(self) -> None:
+        how = self._random.choice(ATTACKS)
+        self._note(f"a stranger attacks: {how}")
+        stranger = Stranger(f"127.0.0.1:{self.port}", None)
+        stranger.attack(how)
+        self._later(stranger.stop)
+
     # ------------------------------------------------------------------ what goes on
 
     def _live(self, seconds: float) -> None:
@@ -398,7 +407,7 @@ class Siege:
 
 
 _FAULTS = (
-    *["kill_client", "freeze_client", "partition"] * 3,
+    *["kill_client", "freeze_client", "partition", "stranger"] * 3,
     *["kill_server", "freeze_server", "kill_superlink"],
 )
 

@@ -27,7 +27,9 @@ USE_INTERNALS = {
     "server/live_grid.py",
     "server/superlink.py",
     "server/superlink_child.py",
+    "server/superlink_door.py",
     "server/superlink_limits.py",
+    "server/superlink_port.py",
     "server/inline.py",
     "client/runtime.py",
 }
@@ -51,7 +53,7 @@ ALLOWED = {
     "strategies": {"common"},
     "server": {"common", "strategies"},
 }
-EXCEPTIONS = {("server/engine.py", "client")}  # virtual clients in the server's process
+EXCEPTIONS = {("server/engine.py", "client"), ("server/local_clients.py", "client")}  # the clients that a run starts
 
 FLOWERS_OWN_WARNING = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
@@ -84,14 +86,16 @@ def test_there_is_something_to_check() -> None:
     assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(PACKAGES)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_imports_point_one_way(path: Path) -> None:
-    own = path.relative_to(ROOT).parts[0]
-    for name in imports(path):
-        assert name.split(".")[0] not in PACKAGES, f"{name}: import it as hyperbloom.{name}"
-        for other in PACKAGES:
-            if belongs(name, f"hyperbloom.{other}") and other != own:
-                assert other in ALLOWED[own] or (relative(path), other) in EXCEPTIONS, name
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in SOURCES:
+        own = path.relative_to(ROOT).parts[0]
+        for name in imports(path):
+            assert name.split(".")[0] not in PACKAGES, f"{relative(path)}: import {name} as hyperbloom.{name}"
+            for other in PACKAGES:
+                allowed = other == own or other in ALLOWED[own] or (relative(path), other) in EXCEPTIONS
+                wrong += [f"{relative(path)}: {name}"] if belongs(name, f"hyperbloom.{other}") and not allowed else []
+    assert wrong == []
 
 
 def test_the_exceptions_are_needed() -> None:
@@ -125,11 +129,13 @@ def test_the_mathematics_takes_settings_and_no_orders(name: str) -> None:
     assert not [each for each in found if each.endswith("Order")]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_flowers_internals_are_used_in_few_files(path: Path) -> None:
-    flower = [name for name in imports(path) if belongs(name, "flwr")]
-    internal = [name for name in flower if not any(belongs(name, public) for public in PUBLIC_FLOWER)]
-    assert bool(internal) == (relative(path) in USE_INTERNALS), internal
+def test_flowers_internals_are_used_in_few_files() -> None:
+    users = set()
+    for path in SOURCES:
+        flower = [name for name in imports(path) if belongs(name, "flwr")]
+        if not all(any(belongs(name, public) for public in PUBLIC_FLOWER) for name in flower):
+            users.add(relative(path))
+    assert users == USE_INTERNALS
 
 
 def test_the_commands_import_nothing_heavy_before_they_have_read_their_flags() -> None:
@@ -144,28 +150,55 @@ def test_the_commands_import_nothing_heavy_before_they_have_read_their_flags() -
 # ---------------------------------------------------------------------- what is public
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_every_public_name_exists(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    listed = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
-    ]
-    if not listed:
-        return
-    names = ast.literal_eval(listed[0])
-    assert len(names) == len(set(names))
-    module = importlib.import_module(dotted(path))
-    assert [name for name in names if not hasattr(module, name)] == []
-    assert not [name for name in names if name.startswith("_")]
+def public_names(path: Path) -> list[str]:
+    """Return what a file lists in `__all__`."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert text
-    assert text.splitlines()[0].endswith((".", ":", "?"))
+def test_every_public_name_exists_once() -> None:
+    wrong = []
+    for path in SOURCES:
+        if names := public_names(path):
+            module = importlib.import_module(dotted(path))
+            bad = {name for name in names if not hasattr(module, name) or name.startswith("_") or names.count(name) > 1}
+            wrong += [f"{relative(path)}: {name}" for name in bad]
+    assert wrong == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    said = {relative(path): ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in SOURCES}
+    assert [name for name, text in said.items() if not text.partition("\n")[0].endswith((".", ":", "?"))] == []
+
+
+# ---------------------------------------------------------------------- the tests mirror the source
+
+# Both numbers may fall, and never rise.
+MODULES_WITHOUT_A_TEST_FILE = 36
+TEST_FILES_WITHOUT_A_MODULE = 25
+
+
+def mirrored(path: Path) -> set[str]:
+    """Return where the tests of a module may be: at the mirrored path, or with those of the folder that it lies in.
+
+    `common/models/lenet.py` has its tests in `tests/common/models/test_lenet.py`, or beside those of its siblings in
+    `tests/common/models/test_models.py` or `tests/common/test_models.py`.
+    """
+    folder = Path("tests", *path.relative_to(ROOT).parent.parts)
+    own, together = f"test_{path.stem}.py", f"test_{folder.name}.py"
+    return {file.as_posix() for file in (folder / own, folder / together, folder.parent / together)}
+
+
+def test_every_module_has_a_test_file_and_every_test_file_a_module() -> None:
+    tests = {relative(path) for package in PACKAGES for path in (ROOT / "tests" / package).rglob("test_*.py")}
+    modules = [path for path in SOURCES if not path.name.startswith("__")]
+    untested = [relative(path) for path in modules if not mirrored(path) & tests]
+    strays = sorted(tests - {file for path in SOURCES for file in mirrored(path)})
+    assert len(untested) <= MODULES_WITHOUT_A_TEST_FILE, untested
+    assert len(strays) <= TEST_FILES_WITHOUT_A_MODULE, strays
 
 
 # ---------------------------------------------------------------------- what is shipped
@@ -209,8 +242,8 @@ def test_the_wheel_brings_both_commands_and_the_licence(wheel: zipfile.ZipFile) 
     entries.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert {section: dict(entries[section]) for section in entries.sections()} == {
         "console_scripts": {
-            "flower-client": "hyperbloom.client.cli:main",
-            "flower-server": "hyperbloom.server.cli:main",
+            "flower-client": "hyperbloom.client.__main__:program",
+            "flower-server": "hyperbloom.server.__main__:program",
         }
     }
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")

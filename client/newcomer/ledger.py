@@ -1,6 +1,5 @@
 """What newcomers' descriptors of the same examples have spent on privacy together."""
 
-import fcntl
 import json
 import math
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import Any
 
 from hyperbloom.client.newcomer.guarantee import Guarantee
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
-from hyperbloom.common.storage import write_json
+from hyperbloom.common.storage import locked, write_json
 
 __all__ = ["Ledger"]
 
@@ -41,9 +40,7 @@ class Ledger:
             ConfigError: it cannot be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with (self.path.parent / "privacy.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(self.path):
                 spent = self.read()
                 entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "server": to}
                 entry |= asdict(promised) if promised else {"epsilon": None}

@@ -7,8 +7,10 @@ from functools import lru_cache
 
 import torch
 
+from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings, pick_device
+from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
@@ -34,6 +36,8 @@ class Client:
         """Load the data onto the device; DataError, ConfigError or ModelError if that cannot be done."""
         self.settings = settings
         self.state = ClientState(settings.folder)
+        self.releases = Releases.of(settings)
+        identity_of(settings)  # says now what is wrong with the files
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape

@@ -40,7 +40,7 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
         WireError: the encoder does not fit the examples, or is another than the order says.
         HyperbloomError: the user does not allow it.
     """
-    check_release(client.settings)
+    check_release(client)
     inputs = client.train_data.inputs
     module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
         HyperbloomError: the descriptor has become another, as the examples are no longer the same; or the user does
             not allow it.
     """
-    check_release(client.settings)
+    check_release(client)
     kept = client.state.load_encoder(order.run_id, order.version)
     if kept is None:
         raise WireError(f"order: for the encoder {order.version}, which this client does not hold")

@@ -9,6 +9,7 @@ from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.distillation import distil
 from hyperbloom.client.work.networks import load, spec_of
 from hyperbloom.client.work.own_network import tensors_of
+from hyperbloom.client.work.permissions import count_score
 from hyperbloom.client.work.refinement import refine
 from hyperbloom.client.work.scoring import evaluate, has_running_norms, settle_norms
 from hyperbloom.common.errors import HyperbloomError
@@ -31,6 +32,7 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
     network = load(client, order.scope, order.target, order.weights)
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
+    count_score(client, order, network.module)
     settings, data = order.refinement, client.train_data
     with client.hide_own_model():
         module = network.module

@@ -1,12 +1,16 @@
 """A client's half of secure aggregation: secrets of one round, each used once, and what it refuses to do.
 
-The server relays the keys of the others, so a server that makes them up is not kept out; one that follows the protocol
-and looks at all it gets learns the sum and nothing else of a client (`common/secure_aggregation.py` has the protocol).
-Beyond that a client sees to it that
+A server that follows the protocol and looks at all it gets learns the sum and nothing else of a client
+(`common/secure_aggregation.py` has the protocol). A server that lies learns no more, as long as it controls few enough
+of the clients in the sum, because a client sees to it that
 
-* the threshold is more than half of the clients, and as many are left at each stage;
+* its masks are made of all that it was told: they cancel against those of clients that were told the same, no others;
+* each number of its change is in a sum with those of at least two others, whoever vanishes;
+* it reveals shares only after as many clients as the threshold have signed the same set of survivors;
 * of one client it never reveals both kinds of shares, nor any before it has masked, nor any twice;
-* its masks hide one change only.
+* its masks hide one change only;
+* the others are those whose keys its user knows, if the user has said which (`--peers`). Otherwise the server can make
+  up all of them.
 
 Secrets are in memory alone: a client that is started again is out of the round.
 """
@@ -16,17 +20,20 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.permissions import check_sum
 from hyperbloom.client.work.training import train
 from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.keys import fingerprint_of_der, make_key, public_der, sign, verify
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secure_aggregation import (
     KEY_BYTES,
@@ -44,11 +51,15 @@ from hyperbloom.common.secure_aggregation import (
     split,
     unseal,
 )
+from hyperbloom.common.secure_sum import Parts, part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire.masks import (
+    ConfirmOrder,
+    ConfirmResult,
     KeysOrder,
     KeysResult,
     MaskedOrder,
     MaskedResult,
+    Masking,
     SharesOrder,
     SharesResult,
     UnmaskOrder,
@@ -56,26 +67,29 @@ from hyperbloom.common.wire.masks import (
 )
 from hyperbloom.common.wire.orders import Order, TrainResult
 
-__all__ = ["SecureRound", "deal_shares", "make_keys", "train_masked", "unmask"]
+__all__ = ["SecureRound", "confirm", "deal_shares", "make_keys", "train_masked", "unmask"]
 
 log = logging.getLogger("hyperbloom.client")
 
-LARGEST_SUM = 2**29
-"""Numbers in a sum, beyond which a server asks for memory rather than for a change."""
-
 _rounds: dict[ClientSettings, "SecureRound"] = {}
 
-_STAGES = (KeysOrder, SharesOrder, MaskedOrder, UnmaskOrder)
+_STAGES = (KeysOrder, SharesOrder, MaskedOrder, ConfirmOrder, UnmaskOrder)
 
 
 def make_keys(client: Client, order: KeysOrder) -> KeysResult:
-    """Forget the last round's secrets, and make new ones; nothing of them is kept on the disk."""
-    _rounds[client.settings] = SecureRound(order.run_id, order.round)
+    """Forget the last round's secrets, and make new ones; nothing of them is kept on the disk.
+
+    A client without a key of its own signs with one that it makes for the round.
+    """
+    key, peers = identity_of(client.settings)
+    _rounds[client.settings] = SecureRound(order.run_id, order.round, key or make_key(), peers)
     return _rounds[client.settings].keys()
 
 
 def deal_shares(client: Client, order: SharesOrder) -> SharesResult:
     """Deal shares of the round's secrets; WireError if the order would not keep them."""
+    # As many as the threshold stay to the end, or nobody reveals a share.
+    check_sum(client, f"sums of {order.threshold} or more", order.threshold)
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.share(order)
 
@@ -87,14 +101,20 @@ def train_masked(client: Client, order: MaskedOrder) -> MaskedResult:
         WireError: the order does not fit this client, or this point of the round.
     """
     with _current(client, order, order.scope.run_id, order.scope.round) as secure:
-        secure.expect(order)
+        fewest = secure.expect(order)
+        check_sum(client, f"a part that {fewest} or more train", fewest)
         return secure.mask(order, train(client, order), len(client.train_data))
+
+
+def confirm(client: Client, order: ConfirmOrder) -> ConfirmResult:
+    """Sign whose changes are in the sum, and all that this client was told; WireError if they are too few."""
+    with _current(client, order, order.run_id, order.round) as secure:
+        return secure.confirm(order)
 
 
 def unmask(client: Client, order: UnmaskOrder) -> UnmaskResult:
     """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
     with _current(client, order, order.run_id, order.round) as secure:
-        check_sum(client.settings, len(order.alive))
         return secure.unmask(order)
 
 
@@ -116,10 +136,19 @@ def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator
 
 @dataclass
 class SecureRound:
-    """The secrets of one round, and how far it has come."""
+    """The secrets of one round, and how far it has come.
+
+    Args:
+        run_id: of the run.
+        round: its number.
+        identity: the key with which this client signs.
+        peers: fingerprints of the clients that may be in the sum; None for any.
+    """
 
     run_id: str
     round: int
+    identity: EllipticCurvePrivateKey = field(default_factory=make_key, repr=False)
+    peers: frozenset[str] | None = None
     cipher_key: X25519PrivateKey = field(default_factory=new_key, repr=False)
     mask_key: X25519PrivateKey = field(default_factory=new_key, repr=False)
     own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
@@ -131,6 +160,8 @@ class SecureRound:
         self._pairs: dict[int, bytes] = {}  # by place, keys of what is sealed between this client and that
         self._held: dict[int, tuple[bytes, bytes]] = {}  # by place, shares of its secret and of its key
         self._there: tuple[int, ...] = ()
+        self._alive: tuple[int, ...] = ()
+        self._dead: tuple[int, ...] = ()
 
     def advance(self, kind: type[Order], run_id: str, number: int) -> None:
         """Move on to the stage of a kind of order; WireError if it is not that order's turn."""
@@ -145,8 +176,10 @@ class SecureRound:
         self._stage += 1
 
     def keys(self) -> KeysResult:
-        """Return the public keys."""
-        return KeysResult(public_key(self.cipher_key), public_key(self.mask_key))
+        """Return the public keys, signed."""
+        keys = public_key(self.cipher_key), public_key(self.mask_key)
+        signature = sign(self.identity, signed_keys(self.run_id, self.round, *keys))
+        return KeysResult(*keys, public_der(self.identity), signature)
 
     def share(self, order: SharesOrder) -> SharesResult:
         """Deal shares of what takes this client's masks off to all clients.
@@ -155,14 +188,14 @@ class SecureRound:
             WireError: the clients are too few, or their keys are not what they should be.
         """
         scale = Scale(len(order.cipher_keys), order.bound, order.examples)
-        agreement = Agreement(self.run_id, self.round, order.threshold, scale, order.cipher_keys, order.mask_keys)
+        lists = order.cipher_keys, order.mask_keys, order.identities
+        agreement = Agreement(self.run_id, self.round, order.threshold, scale, *lists)
         agreement.check()
-        mine = self.keys()
-        if not 0 <= order.place < scale.clients or mine != KeysResult(
-            order.cipher_keys[order.place], order.mask_keys[order.place]
-        ):
+        mine = public_key(self.cipher_key), public_key(self.mask_key), public_der(self.identity)
+        if not 0 <= order.place < scale.clients or mine != tuple(each[order.place] for each in lists):
             raise WireError(f"order: expected this client's own keys in place {order.place}")
         self._agreement, self._place, self._digest = agreement, order.place, agreement.digest
+        self._know(order)
         self._pairs = {
             place: agree(self.cipher_key, key, "shares", self._digest)
             for place, key in enumerate(order.cipher_keys)
@@ -181,32 +214,66 @@ class SecureRound:
             tuple(self._commit("key", share) for share in of_key),
         )
 
+    def _know(self, order: SharesOrder) -> None:
+        """Refuse clients that this one's user does not know. Where any will do, their signatures prove nothing."""
+        if self.peers is None:
+            return
+        if len(order.signatures) != self._agreement.scale.clients:
+            raise WireError("order: expected a signature of each client's keys")
+        for place, identity in enumerate(order.identities):
+            if place == self._place:
+                continue
+            name = fingerprint_of_der(identity)
+            if name not in self.peers:
+                raise WireError(
+                    f"the client adds its change to those of known clients alone (--peers), found {name}",
+                    reason=Reason.FORBIDDEN,
+                )
+            content = signed_keys(self.run_id, self.round, order.cipher_keys[place], order.mask_keys[place])
+            if not verify(identity, order.signatures[place], content):
+                raise WireError(f"order: keys that {name} has not signed")
+
     def _commit(self, what: str, share: bytes) -> bytes:
         return commit(share, f"share of {what}", self._digest)
 
-    def expect(self, order: MaskedOrder) -> None:
-        """Take over who is still there and what they have dealt, before anything is trained.
+    def expect(self, order: MaskedOrder) -> int:
+        """Take over who is still there, what they have dealt and what is summed, before anything is trained.
+
+        Returns:
+            How many clients are at least in the sum of each number that this one sends.
 
         Raises:
             WireError: too few are there, or the order is not for a masked change.
         """
         masking = order.masking
         clients, threshold = self._agreement.scale.clients, self._agreement.threshold
-        if order.reply != "weights" or order.codec is not None:
-            raise WireError("order: expected reply 'weights' and no compression for a change that is masked")
+        if order.reply != "weights" or order.codec is not None or order.weights is None:
+            raise WireError("order: expected weights, reply 'weights' and no compression for a change that is masked")
+        if order.resemble is not None:
+            raise WireError("order: expected a method that needs nothing beside the weights for a masked change")
         if list(masking.there) != sorted(set(masking.there)) or not set(masking.there) <= set(range(clients)):
             raise WireError("order: expected the places of clients that are there, each once, in order")
         if self._place not in masking.there or len(masking.there) < threshold:
             raise WireError(f"order: expected at least {threshold} clients, this one among them, to be there")
         if not len(masking.sealed) == len(masking.digests) == len(masking.there):
             raise WireError(f"order: expected shares from {len(masking.there)} clients, found {len(masking.sealed)}")
-        self._there = masking.there
+        self._there, self._told = masking.there, told(self._digest, order)
+        self._parts = Parts(masking.parts, masking.lengths, masking.owners, masking.there, threshold)
+        self._parts.check(clients)
+        owned, names = self._parts.owned_by(self._place), part_digests(order.weights, self._digest)
+        if not owned.keys() <= names.keys():
+            raise WireError("order: expected parts of the sum that are tensors of the order, with the same values")
+        self._names = {part: names[part] for part in owned}
+        self._read(masking)
+        return min(owned.values(), default=threshold)
+
+    def _read(self, masking: Masking) -> None:
+        """Keep the shares that are as their dealers say. Another one, revealed, would look like this client's lie."""
         for place, sealed, digests in zip(masking.there, masking.sealed, masking.digests, strict=True):
             if place == self._place:
                 continue
             text = unseal(self._pairs[place], place, self._place, sealed) or b""
             of_secret, of_key = text[:SHARE_BYTES], text[SHARE_BYTES:]
-            # What is not as its dealer says is not revealed: it would look like this client's lie.
             if digests == self._commit("secret", of_secret) + self._commit("key", of_key):
                 self._held[place] = of_secret, of_key
 
@@ -214,12 +281,13 @@ class SecureRound:
         """Return the change that training brought, weighted by examples, under masks.
 
         Raises:
-            WireError: the order's pieces do not fit the weights.
+            WireError: the parts of the sum are not what was trained.
             HyperbloomError: the training diverged; nobody could see it in the sum.
         """
         if result.weights is None or order.weights is None:
             raise WireError("order: expected weights to sum")
-        sent = order.weights.part(result.weights.layout)
+        layout = result.weights.layout
+        sent = order.weights.part(layout)
         change = (result.weights.values.double() - sent.double()).numpy()
         if not np.isfinite(change).all():
             raise HyperbloomError(
@@ -231,21 +299,34 @@ class SecureRound:
             log.warning("%d of %d changes are beyond %g and were cut", beyond, len(change), scale.bound)
         loss = np.array([result.loss or 0.0])  # None with noise, when the sum tells no loss either
         words = np.append(
-            scale.encode(_placed(change, order.masking.pieces, order.masking.total), weight),
-            scale.encode(loss, weight, LARGEST_LOSS_SUMMED),
+            scale.encode(self._placed(change, layout), weight), scale.encode(loss, weight, LARGEST_LOSS_SUMMED)
         )
         add_mask(words, self.own_secret)
         for place in self._there:
             if place != self._place:
                 key = self._agreement.mask_keys[place]
-                pair_mask(words, self.mask_key, key, self._place, place, self._digest)
+                pair_mask(words, self.mask_key, key, self._place, place, self._told)
         return MaskedResult(result.seconds, words.astype("<u4").tobytes())
 
-    def unmask(self, order: UnmaskOrder) -> UnmaskResult:
-        """Reveal one share for each client that was there: of its secret if it lives on, else of its key.
+    def _placed(self, change: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+        """Return the tensors of a change `(P,)` in their parts of the sum `(total,)`, zeros elsewhere."""
+        placed = np.zeros(self._parts.total)
+        trained = {name: place for name, place, _ in layout.slices()}
+        slices = self._parts.slices
+        for part, name in self._names.items():
+            if (
+                name not in trained
+                or trained[name].stop - trained[name].start != slices[part].stop - slices[part].start
+            ):
+                raise WireError("order: expected parts of the sum that are trained, and of their lengths")
+            placed[slices[part]] = change[trained[name]]
+        return placed
+
+    def confirm(self, order: ConfirmOrder) -> ConfirmResult:
+        """Sign whose changes are in the sum.
 
         Raises:
-            WireError: too few live on, or it is not clear of whom which share is wanted.
+            WireError: too few are, or it is not clear who.
         """
         alive, dead = set(order.alive), set(order.dead)
         if len(order.alive) + len(order.dead) != len(self._there) or alive | dead != set(self._there):
@@ -254,33 +335,26 @@ class SecureRound:
             raise WireError(
                 f"order: expected at least {self._agreement.threshold} clients, this one among them, to be alive"
             )
+        self._alive, self._dead = tuple(sorted(alive)), tuple(sorted(dead))
+        return ConfirmResult(sign(self.identity, self._set))
+
+    @property
+    def _set(self) -> bytes:
+        return signed_set(self._told, self._alive, self._dead)
+
+    def unmask(self, order: UnmaskOrder) -> UnmaskResult:
+        """Reveal one share for each client that was there: of its secret if it lives on, else of its key.
+
+        Raises:
+            WireError: too few have signed the set that this client has signed.
+        """
+        if len(order.signatures) != len(self._alive):
+            raise WireError(f"order: expected {len(self._alive)} signatures, found {len(order.signatures)}")
+        signed = [each for each in zip(self._alive, order.signatures, strict=True) if each[1]]
+        for place, signature in signed[: self._agreement.threshold]:
+            if not verify(self._agreement.identities[place], signature, self._set):
+                raise WireError("order: not all clients were told the same of this round, so no mask is taken off")
+        if len(signed) < self._agreement.threshold:
+            raise WireError(f"order: expected {self._agreement.threshold} signatures, found {len(signed)}")
         none = (b"", b"")
-        return UnmaskResult(tuple(self._held.get(place, none)[place in dead] for place in self._there))
-
-
-def _placed(change: NDArray[np.float64], pieces: tuple[int, ...], total: int) -> NDArray[np.float64]:
-    """Return the pieces of a change `(P,)` where they belong in a sum `(total,)`, zeros elsewhere."""
-    triples = list(zip(pieces[::3], pieces[1::3], pieces[2::3], strict=False))
-    inside = all(
-        min(start, to) >= 0 and length > 0 and start + length <= len(change) and to + length <= total
-        for start, to, length in triples
-    )
-    # Each number of a change must be in the sum once: it would tell more of itself twice.
-    once = not _overlap([(start, length) for start, _, length in triples])
-    if (
-        not 0 <= total <= LARGEST_SUM
-        or len(pieces) % 3
-        or not inside
-        or not once
-        or _overlap([(to, n) for _, to, n in triples])
-    ):
-        raise WireError("order: expected pieces of the change, each in a place of its own in the sum")
-    placed = np.zeros(total)
-    for start, to, length in triples:
-        placed[to : to + length] = change[start : start + length]
-    return placed
-
-
-def _overlap(stretches: list[tuple[int, int]]) -> bool:
-    ordered = sorted(stretches)
-    return any(start + length > after for (start, length), (after, _) in pairwise(ordered))
+        return UnmaskResult(tuple(self._held.get(place, none)[place in self._dead] for place in self._there))

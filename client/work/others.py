@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.networks import check_common_model, load, loaded_network
-from hyperbloom.client.work.permissions import check_release
+from hyperbloom.client.work.permissions import check_release, count_score
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
@@ -30,12 +30,14 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
         WireError: the order does not bring weights of as many numbers as the network has.
     """
     check_common_model(client, order.target)
-    layout = loaded_network(client, order.target, order.weights).shared.layout
+    network = loaded_network(client, order.target, order.weights)
+    layout = network.shared.layout
     sent = order.weights
     count = 0 if sent is None else sent.layout.numel // layout.numel
     if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
         found = sent and sent.layout.shapes
         raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
+    count_score(client, order, network.module)
 
     def models() -> Iterator[nn.Module]:
         for row in sent.values.view(count, layout.numel):
@@ -48,7 +50,7 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
 
 def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
     """Return mean and covariance of what the head of the ordered network sees of the training examples."""
-    check_release(client.settings)
+    check_release(client)
     check_common_model(client, order.target)
     module = load(client, order.scope, order.target, order.weights).module
     found = moments_of(features(module, client.train_data.inputs)).cpu()
@@ -62,7 +64,9 @@ def send_errors(client: Client, order: ErrorsOrder) -> ErrorsResult:
         WireError: the classifiers are not for as many features as there are.
     """
     check_common_model(client, order.target)
-    seen = features(load(client, order.scope, order.target, order.weights).module, client.val_data.inputs).cpu()
+    module = load(client, order.scope, order.target, order.weights).module
+    count_score(client, order, module)
+    seen = features(module, client.val_data.inputs).cpu()
     shapes = order.classifiers.layout.shapes
     if len(shapes) != 1 or shapes[0][1][1:] != (seen.shape[1] + 1,):
         raise WireError(f"order: expected classifiers of {seen.shape[1]} features, found {shapes}")

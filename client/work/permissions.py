@@ -1,42 +1,57 @@
-"""What the client's user allows to leave: --min-noise and --min-masked, whatever the server orders."""
+"""What the client's user allows to leave, whatever the server orders, and how often."""
 
-from hyperbloom.client.settings import ClientSettings
+from torch import nn
+
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.scoring import has_running_norms
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import EvaluateOrder
 
-__all__ = ["check_release", "check_sum"]
+__all__ = ["check_release", "check_sum", "count_score"]
 
 
-def check_release(settings: ClientSettings, noise: float | None = None, masked: int = 0) -> None:
-    """Let nothing made of training examples leave but as the user wants: in a sum, and with noise.
+def check_release(client: Client, noise: float | None = None, masked: bool = False) -> None:
+    """Let nothing made of training examples leave but as the user wants, and count it (--min-noise, --max-changes).
 
     Args:
-        settings: the client's.
+        client: whose examples they are.
         noise: with which it leaves, in units of its norm.
-        masked: clients in the sum in which it leaves; 0 if the server sees it by itself.
+        masked: whether the server sees it in a sum alone.
 
     Raises:
         HyperbloomError: the user does not allow it.
     """
-    check_sum(settings, masked)
-    least = settings.min_noise
+    if not masked:
+        check_sum(client, "a change by itself", 0)
+    least = client.settings.min_noise
     if least is not None and (noise or 0.0) < least:
         raise HyperbloomError(
             f"the client sends nothing with noise below {least:g} times its norm (--min-noise), found {noise or 0:g}",
             reason=Reason.FORBIDDEN,
         )
+    client.releases.spend("changes")
 
 
-def check_sum(settings: ClientSettings, clients: int) -> None:
+def check_sum(client: Client, found: str, clients: int) -> None:
     """Let no change be in a sum of fewer clients than the user wants; 0 is no sum.
 
     Raises:
         HyperbloomError: the user does not allow it.
     """
-    fewest = settings.min_masked
+    fewest = client.settings.min_masked
     if fewest is not None and clients < fewest:
-        found = f"one of {clients}" if clients else "a change by itself"
         raise HyperbloomError(
             f"the client sends changes in sums of at least {fewest} clients alone (--min-masked), found {found}",
             reason=Reason.FORBIDDEN,
         )
+
+
+def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None:
+    """Count a score that tells of training examples: their labels can be read off the loss of a refined model.
+
+    Raises:
+        HyperbloomError: the user allows no more of them.
+    """
+    if order.target.private != "none" or order.refinement is not None or has_running_norms(module):
+        client.releases.spend("scores")

@@ -54,7 +54,7 @@ def represent(client: Client, order: RepresentOrder) -> RepresentResult:
         WireError: the order does not fit this client.
         HyperbloomError: the user does not allow it, or the representations are not finite.
     """
-    check_release(client.settings)
+    check_release(client)
     inputs = reference_rows(client, order.reference, order.rows, order.draw)
     module = load(client, order.scope, order.target, None).module
     with client.hide_own_model():

@@ -61,12 +61,11 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
     noise = order.noise
     if noise is not None and not (noise.clip > 0 and noise.scale > 0):
         raise WireError(f"order: expected noise with clip and scale above 0, found {noise}")
-    if isinstance(order, FitOrder):
-        check_release(client.settings)  # the encoder's change has no noise
-    elif order.reply != "nothing":
-        masked = len(order.masking.there) if isinstance(order, MaskedOrder) else 0
-        check_release(client.settings, noise.scale if noise else None, masked)
     check_method(order.method, order.target.private, order.sgd.steps)
+    if isinstance(order, FitOrder):
+        check_release(client)  # the encoder's change has no noise
+    elif order.reply != "nothing":
+        check_release(client, noise.scale if noise else None, isinstance(order, MaskedOrder))
     network = load(client, order.scope, order.target, order.weights)
     network.holds = None  # until what it learns is on the disk
     return network, client.seed(order.scope, order.scope.round)
@@ -88,8 +87,7 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
         HyperbloomError: the training diverged.
     """
     network.holds = None  # where several train at once, the one before has concluded on it
-    settings = client.settings
-    hidden = order.noise is not None or order.quiet or settings.min_noise is not None or settings.min_masked is not None
+    hidden = order.noise is not None or order.quiet or client.releases.bounded
     if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
         shown = "" if hidden else f" (loss {loss})"  # it is of training examples
         raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate", reason=Reason.DIVERGED)

@@ -65,12 +65,12 @@ class Protection:
         """Read what the run wants."""
         self.config, self._release = algorithm.config, release
         self._codec = Codec.parse(self.config.compression)
-        self._sends = algorithm.reply != "nothing"
+        self._reply = algorithm.reply
 
     def training(self, ask: Train) -> Train:
         """Return an exchange in which clients train as the run wants them to protect and compress what they send."""
         write, codec = ask.orders, self._codec
-        noisy = self._sends and self.config.privacy.where != "none"
+        noisy = self._reply != "nothing" and self.config.privacy.where != "none"
 
         def orders(clients: Sequence[Client]) -> list[TrainOrder]:
             if noisy:
@@ -82,21 +82,22 @@ class Protection:
 
     def _protected(self, order: TrainOrder) -> TrainOrder:
         privacy = self.config.privacy
-        on_client = privacy.where == "client"
-        noise = Noise(privacy.clip, privacy.noise) if on_client and self._sends else None
+        on_client, sends = privacy.where == "client", self._reply != "nothing"
+        noise = Noise(privacy.clip, privacy.noise) if on_client and sends else None
         # Where changes are hidden, algorithms to which none are sent must not be told more than others.
-        quiet = not self._sends and (on_client or self.config.secure_aggregation)
+        quiet = not sends and (on_client or self.config.secure_aggregation)
         return replace(order, noise=noise, quiet=quiet, codec=self._codec)
 
     def learned(self, updates: Sequence[Update]) -> Sequence[Update]:
         """Return what the algorithm learns from: with noise on the server the noisy mean, as every client's update."""
         privacy = self.config.privacy
-        changes = [u.returned - u.sent for u in updates if u.returned is not None and u.sent is not None]
-        if privacy.where != "server" or not changes:
+        pairs = [(u, u.sent, u.returned) for u in updates if u.sent is not None and u.returned is not None]
+        if privacy.where != "server" or not pairs:
             return updates
+        changes = [returned if self._reply == "delta" else returned - sent for _, sent, returned in pairs]
         # Of as many as were to be asked: how many answered must not change how much one of them moves the mean.
         mean = noisy_mean(changes, privacy.clip, privacy.noise, self.config.cohort)
-        return [replace(update, returned=update.sent + mean) for update in updates if update.sent is not None]
+        return [replace(u, returned=mean if self._reply == "delta" else sent + mean) for u, sent, _ in pairs]
 
     def round(self, exchanges: Exchanges[None]) -> Exchanges[None]:
         """Play a round's exchanges with all of this around those that train."""

@@ -10,13 +10,14 @@ from hyperbloom.client.app import HANDLERS
 from hyperbloom.client.work.client import Client
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, body_layout, build, full_layout
+from hyperbloom.common.wire.masks import Masking
 from hyperbloom.common.wire.orders import SGD, EvaluateOrder, Order, Refinement, Scope, Target, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
 SPEC = ModelSpec("mlp", "M", (1, 8, 8), 10)
 FULL, BODY = full_layout(SPEC), body_layout(SPEC)
 LAYOUTS = {"none": FULL, "head": BODY}
-PARTS = {"scope": Scope, "target": Target, "sgd": SGD, "refinement": Refinement}
+PARTS = {"scope": Scope, "target": Target, "sgd": SGD, "refinement": Refinement, "masking": Masking}
 COMMON: dict[str, Any] = {"run_id": "run-1", "round": 1, "model": "mlp", "num_classes": 10, "seed": 5}
 STEPS: dict[str, Any] = {
     "steps": 4,

@@ -183,6 +183,21 @@ def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.Lo
     assert len(said) == 2
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        Lost(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"),
+        Lost(grpc.StatusCode.CANCELLED, "RST_STREAM with error code 8"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed (TSI_PROTOCOL_FAILURE): Socket closed"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "handshaker shutdown"),
+    ],
+)
+def test_a_server_under_attack_is_asked_again_until_it_answers(error: Exception) -> None:
+    retries = _retries(Link("127.0.0.1:1"))
+    retries.wait_function = lambda seconds: None
+    assert retries.invoke(failing(*[error] * 40)) == "answer, 0 errors left"
+
+
 def test_an_answer_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hyperbloom.client"):
         assert _retries(LINK).invoke(failing()) == "answer, 0 errors left"
@@ -197,7 +212,8 @@ def test_an_answer_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) ->
         Lost(grpc.StatusCode.DEADLINE_EXCEEDED),
         Lost(grpc.StatusCode.INTERNAL),
         Lost(grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"),
-        Lost(grpc.StatusCode.UNAVAILABLE, "TLS Handshake: wrong version number"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER"),
+        Lost(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (34 vs. 32)"),
         ValueError("no error of gRPC"),
     ],
 )
@@ -539,6 +555,19 @@ def test_flowers_exit_says_what_may_be_wrong(connect: Callable[..., Any]) -> Non
     )
 
 
+def test_flowers_own_way_to_end_the_process_is_not_taken() -> None:
+    """It would end this process 5 s later with exit code 1, in the middle of whatever is still to be said."""
+    server = grpc.server(ThreadPoolExecutor(1))  # serves no method at all, which waiting does not mend
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(ConnectionFailed, match="is it the server's Fleet port"):
+            run_client(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {})
+    finally:
+        server.stop(None)
+    assert not [thread for thread in threading.enumerate() if "force_exit" in thread.name]
+
+
 def test_a_refusal_comes_out_of_the_connection_that_swallows_errors(connect: Callable[..., Any]) -> None:
     connect(FakeServer(notice("refused", "no")))
     with pytest.raises(RefusedError, match="no"):
@@ -563,7 +592,7 @@ VERIFY = "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED
         (VERIFY.format("certificate is not yet valid"), "its certificate does not hold yet; is this machine's clock"),
         ("Hostname Verification Check failed.", "its certificate does not name this address; whoever runs it can add"),
         ("error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS; is it the Fleet"),
-        ("something else", "is it the server's Fleet port, and do TLS and certificates match on both sides"),
+        ("Cannot check peer: missing selected ALPN property.", "it speaks TLS, but not gRPC; is it the Fleet port?"),
     ],
 )
 def test_a_handshake_that_fails_says_why(connect: Callable[..., Any], error: str, reason: str) -> None:

@@ -36,6 +36,10 @@ FULL = ClientSettings(
     disclose="graph",
     min_noise=0.5,
     min_masked=5,
+    key=Path("/keys/ward-7.pem"),
+    peers=Path("/keys/peers"),
+    max_changes=50,
+    max_scores=5,
 )
 
 
@@ -60,6 +64,10 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "disclose": "graph",
         "min-noise": 0.5,
         "min-masked": 5,
+        "key": "/keys/ward-7.pem",
+        "peers": "/keys/peers",
+        "max-changes": 50,
+        "max-scores": 5,
     }
     assert {type(value) for value in FULL.to_node_config().values()} <= {str, int, float, bool}
 

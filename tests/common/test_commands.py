@@ -1,123 +1,134 @@
-"""Subcommands: found in a package, run by name, listed in `--help`; flags alone mean what they meant."""
+"""Programs: subcommands, flags by section, errors in one line, exit codes."""
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from hyperbloom.client.cli import main as client_main
-from hyperbloom.common.commands import list_commands, run_command
-from hyperbloom.server.cli import main as server_main
+from hyperbloom.client.cli import flower_client
+from hyperbloom.common.commands import Program, execute
+from hyperbloom.server.cli import flower_server
+from tests.parsing import commands
 
-COMMAND = '''"""Say a word.
+PROGRAM = """
+import click
 
-More of it.
-"""
-
+from hyperbloom.common.commands import Flag, Program, command, section
 from hyperbloom.common.errors import RefusedError
 
-EXAMPLE = "say-it --word hello"
 
+@command("say", Flag("--word", "what to say", default="nothing"), example="prog say --word hello")
+def say(word):
+    '''Say a word.
 
-def add_arguments(parser):
-    parser.add_argument("--word", default="nothing")
-
-
-def run(args):
-    if args.word == "never":
+    More of it.
+    '''
+    if word == "never":
         raise RefusedError("--word: expected another")
-    if args.word == "stop":
+    if word == "stop":
         raise KeyboardInterrupt
-    if args.word == "pipe":
+    if word == "pipe":
         raise BrokenPipeError
-    print(args.word)
-    return 7 if args.word == "seven" else None
-'''
+    print(word)
+    return 7 if word == "seven" else None
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    folder = tmp_path / "some_commands"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "say_it.py").write_text(COMMAND)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("some_commands", "some_commands.say_it"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return "some_commands"
+def run(ctx, flags):
+    print(flags)
 
 
-def test_a_command_runs_by_its_name(package: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("prog", package, ["say-it", "--word", "hello"]) == 0
-    assert capsys.readouterr().out == "hello\n"
-    assert run_command("prog", package, ["say-it", "--word", "seven"]) == 7
+how = section("How", Flag("--loud", "say it louder", is_flag=True), Flag("--times", "how often", default=2))
+program = Program("prog", [say], run, how, "The end.")
+"""
 
 
-@pytest.mark.parametrize("arguments", [[], ["--word", "say-it"], ["-v"]])
-def test_flags_alone_are_no_command(package: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("prog", package, arguments) is None
-    assert capsys.readouterr() == ("", "")
+@pytest.fixture(scope="module")
+def program() -> Program:
+    scope: dict[str, Program] = {}
+    exec(PROGRAM, scope)
+    return scope["program"]
 
 
-def test_an_unknown_command_is_one_line(package: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("prog", package, ["sing"]) == 2
-    assert capsys.readouterr().err == "prog: expected a flag or one of say-it; found 'sing'\n"
+def test_a_command_runs_by_its_name_and_flags_alone_run_the_program(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, ["--loud"]) == 0
+    assert execute(program, ["say", "--word", "seven"]) == 7
+    assert capsys.readouterr().out == "{'loud': True, 'times': 2}\nseven\n"
 
 
-def test_errors_and_ctrl_c_end_in_one_line(package: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("prog", package, ["say-it", "--word", "never"]) == 3
-    assert run_command("prog", package, ["say-it", "--word", "stop"]) == 130
-    assert capsys.readouterr().err == "prog say-it: --word: expected another\nprog say-it: stopped\n"
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("sing", 2, "prog: No such command 'sing'; see prog --help"),
+        ("--loud say", 2, "prog: --loud: expected no command behind the flags of a run, found 'say'; see prog --help"),
+        ("--times x", 2, "prog: Invalid value for '--times': 'x' is not a valid integer; see prog --help"),
+        ("say --xy", 2, "prog say: No such option '--xy'; see prog say --help"),
+        (
+            "completion",
+            2,
+            "Choose from: bash, zsh, fish; see prog completion --help",
+        ),
+        ("say --word never", 3, "prog say: --word: expected another"),
+        ("say --word stop", 130, "prog say: stopped"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_a_code(
+    program: Program, words: str, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, words.split()) == code
+    said = capsys.readouterr().err
+    assert said.endswith(f"{text}\n") and said.count("\n") == 1
 
 
-def test_a_reader_that_has_gone_is_no_traceback(package: str, tmp_path: Path) -> None:
-    program = "import sys; from hyperbloom.common.commands import run_command; "
-    program += f"sys.exit(run_command('prog', {package!r}, ['say-it', '--word', 'hello']))"
+def test_help_shows_flags_by_section_commands_and_examples(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, ["-h"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("How:\n  --loud           say it louder", "[default: 2]", "  say         Say a word.\n"):
+        assert text in shown
+    assert execute(program, ["say", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("Usage: prog say", "More of it.", "what to say  [default: nothing]", "Example:\n    prog say --word"):
+        assert text in shown
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    code = f"{PROGRAM}\nimport sys; from hyperbloom.common.commands import execute\n"
+    code += "sys.exit(execute(program, ['say', '--word', 'hello']))"
     near, far = os.pipe()
     os.close(near)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    ended = subprocess.run([sys.executable, "-c", program], stdout=far, stderr=subprocess.PIPE, env=environment)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=far, stderr=subprocess.PIPE)
     os.close(far)
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-def test_another_pipe_that_breaks_is_not_hidden(package: str) -> None:
+def test_another_pipe_that_breaks_is_not_hidden(program: Program) -> None:
     with pytest.raises(BrokenPipeError):
-        run_command("prog", package, ["say-it", "--word", "pipe"])
+        execute(program, ["say", "--word", "pipe"])
 
 
-def test_help_lists_the_commands_with_an_example(package: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = list_commands("prog", package)
-    assert "  say-it: Say a word.\n    prog say-it --word hello\n" in text
-    with pytest.raises(SystemExit) as stop:
-        run_command("prog", package, ["say-it", "--help"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr().out
-    assert "usage: prog say-it" in shown
-    assert "More of it." in shown
-    assert "prog say-it --word hello" in shown
-
-
-@pytest.mark.parametrize("main", [client_main, server_main], ids=["client", "server"])
-def test_both_programs_have_commands(main, monkeypatch, package, capsys) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setitem(main.__globals__, "_COMMANDS", package)
-    assert main(["say-it", "--word", "hello"]) == 0
-    monkeypatch.setattr(sys, "argv", ["prog", "say-it", "--word", "there"])
-    assert main() == 0
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert shown.startswith("hello\nthere\n")
-    assert "say-it: Say a word." in shown
+@pytest.mark.parametrize("program", [flower_server, flower_client], ids=lambda program: program.name)
+def test_every_command_has_help_for_each_of_its_flags(program: Program) -> None:
+    every = list(commands(program))
+    assert len(every) > 7
+    for command in every:
+        summary = command.get_short_help_str(62)
+        assert command is program or (summary and not summary.endswith("...")), f"{summary} does not fit into a line"
+        seen = [each for each in command.params if not getattr(each, "hidden", False)]
+        without = [each.name for each in seen if not getattr(each, "help", None) and not hasattr(each, "key")]
+        assert without == [], command.name
 
 
 def test_no_command_imports_anything_heavy_at_its_top() -> None:
     code = (
-        "import sys\nfrom hyperbloom.common.commands import list_commands\n"
-        "for side in ('server', 'client'): list_commands(side, f'hyperbloom.{side}.commands')\n"
-        "print([name for name in ('torch', 'flwr', 'sklearn', 'grpc', 'PIL', 'onnx') if name in sys.modules])"
+        "import sys\nfrom tests.parsing import commands\n"
+        "from hyperbloom.client.cli import flower_client\nfrom hyperbloom.server.cli import flower_server\n"
+        "for program in (flower_client, flower_server): list(commands(program))\n"
+        "heavy = ('torch', 'flwr', 'sklearn', 'grpc', 'PIL', 'onnx', 'pydantic', 'rich', 'typer', 'cryptography')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

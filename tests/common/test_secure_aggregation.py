@@ -22,6 +22,7 @@ def agreement(**changes: Any) -> Agreement:
         "scale": Scale(3, 8.0, 100),
         "cipher_keys": tuple(PUBLIC[:3]),
         "mask_keys": tuple(PUBLIC[3:]),
+        "identities": (b"a", b"b", b"c"),
     }
     return Agreement(**(values | changes))
 
@@ -132,8 +133,10 @@ def test_the_mask_is_the_key_stream_of_aes_in_counter_mode() -> None:
         ({"mask_keys": (PUBLIC[3], PUBLIC[3], PUBLIC[4])}, "all different"),
         ({"mask_keys": (PUBLIC[3], PUBLIC[4], b"short")}, "of 32 bytes"),
         ({"mask_keys": tuple(PUBLIC[3:5])}, "two keys for each of 3"),
-        ({"threshold": 2}, "more than half of 3 clients, at least 3, found 2"),
+        ({"threshold": 2}, "a threshold of at least 3 of 3 clients, found 2"),
         ({"threshold": 4}, "threshold"),
+        ({"identities": (b"a", b"b", b"a")}, "3 clients that sign with keys of their own, found 2"),
+        ({"identities": (b"a", b"b")}, "3 clients that sign with keys of their own, found 2"),
         ({"scale": Scale(2, 8.0, 100)}, "3 to 512 clients"),
         ({"scale": Scale(3, 0.0, 100)}, "bound"),
         ({"scale": Scale(3, 8.0, 0)}, "examples"),
@@ -150,7 +153,18 @@ def test_the_digest_tells_everything_apart() -> None:
     told = [agreement(run_id="ru"), agreement(round=2), agreement(threshold=2), other]
     told += [agreement(scale=Scale(*values)) for values in ((4, 8.0, 100), (3, 4.0, 100), (3, 8.0, 99))]
     told.append(agreement(cipher_keys=tuple(PUBLIC[3:]), mask_keys=tuple(PUBLIC[:3])))
+    told.append(agreement(identities=(b"a", b"c", b"b")))
     assert len({each.digest for each in [agreement(), *told]}) == 1 + len(told)
+
+
+def test_a_threshold_of_half_is_refused() -> None:
+    """With four of seven the shares of both kinds can be collected from honest clients that were told unlike things."""
+    seven = [bytes([index]) * 32 for index in range(14)]
+    values = {"scale": Scale(7, 8.0, 1), "cipher_keys": tuple(seven[:7]), "mask_keys": tuple(seven[7:])}
+    values["identities"] = tuple(bytes([index]) for index in range(7))
+    agreement(**values, threshold=5).check()
+    with pytest.raises(WireError, match="at least 5 of 7 clients, found 4"):
+        agreement(**values, threshold=4).check()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,17 @@
-import argparse
-import importlib
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
-from hyperbloom.client import cli as client_cli
+from hyperbloom.client.cli import flower_client
 from hyperbloom.common.config import RunConfig, load_run_config
-from hyperbloom.server import cli as server_cli
+from hyperbloom.server.cli import flower_server
 from tests.deploy.conftest import TOP, run, tool
+from tests.parsing import commands, flags
 
 UNITS = sorted((TOP / "deploy/systemd").glob("*.service"))
 MANIFESTS = sorted((TOP / "deploy/kubernetes").glob("*.yaml"))
@@ -19,7 +19,7 @@ WRITTEN = [
     *[path for folder in ("docker", "deploy") for path in sorted((TOP / folder).rglob("*")) if path.is_file()],
     TOP / "docs/security.md",
 ]
-PROGRAMS = {"flower-server": server_cli, "flower-client": client_cli}
+PROGRAMS: dict[str, click.Command] = {"flower-server": flower_server, "flower-client": flower_client}
 OTHERS = {"--build-arg"}  # flags of other people's programs
 
 
@@ -75,47 +75,22 @@ def test_the_runs_that_are_shown_are_runs(tmp_path: Path) -> None:
 def test_commands_that_are_written_down_exist(path: Path) -> None:
     text = re.sub(r"\\\n\s*", " ", path.read_text())
     for program, words in re.findall(r"(flower-(?:server|client))(?=[\s`\"'])([^\n`|;&#]*)", text):
-        known, commands = _flags(program)
+        command: click.Command = PROGRAMS[program]
         said = re.findall(r"[^\s,\[\]]+", words)
-        if said and re.fullmatch(r"[a-z]+", said[0]) and said[0] in commands:
-            known = commands[said[0]]
-            actions = known.pop("", [])
-            assert not actions or len(said) == 1 or said[1] in actions, (program, words)
-        flags = [word.split("=")[0] for word in said if word.startswith("--") and word != "--"]
-        for flag in flags:
+        while isinstance(command, click.Group) and said and re.fullmatch(r"[a-z]+", said[0]):
+            found = command.get_command(click.Context(command), said[0])
+            if found is None and command is PROGRAMS[program]:  # a sentence goes on
+                break
+            assert found, (program, words)
+            command, said = found, said[1:]
+        known = {flag for each in commands(command) for flag in flags(each)}
+        for flag in (word.split("=")[0] for word in said if word.startswith("--") and word != "--"):
             assert flag in known, f"{path}: {program} has no {flag}"
     named = set(re.findall(r"`(--[a-z-]+)", text)) - OTHERS
-    assert named <= {flag for program in PROGRAMS for flag in _all_flags(program)}
+    assert named <= {flag for program in PROGRAMS.values() for each in commands(program) for flag in flags(each)}
     if path.suffix in (".yaml", ".service"):
         for program in PROGRAMS:
             if f"- {program}\n" in text:  # a list of arguments
                 block = text.split(f"- {program}\n", 1)[1]
-                flags = re.findall(r"^ +- (--[a-z-]+)", re.split(r"\n +[a-z]\w+:|\n +#", block)[0], re.M)
-                assert flags and set(flags) <= _flags(program)[0].keys(), (path, flags)
-
-
-def _flags(program: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a program's flags, and by its subcommands theirs, with their actions under an empty key."""
-    module = PROGRAMS[program]
-    commands = {}
-    folder = TOP / program.removeprefix("flower-") / "commands"
-    for path in folder.glob("[a-z]*.py"):
-        parser = argparse.ArgumentParser()
-        importlib.import_module(f"{module._COMMANDS}.{path.stem}").add_arguments(parser)
-        commands[path.stem] = _options(parser)
-    return _options(module.build_parser()), commands
-
-
-def _all_flags(program: str) -> set[str]:
-    flags, commands = _flags(program)
-    return {flag for some in (flags, *commands.values()) for flag in some}
-
-
-def _options(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(parser._option_string_actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found[""] = list(action.choices)
-            for child in action.choices.values():
-                found |= _options(child)
-    return found
+                listed = re.findall(r"^ +- (--[a-z-]+)", re.split(r"\n +[a-z]\w+:|\n +#", block)[0], re.M)
+                assert listed and set(listed) <= flags(PROGRAMS[program]), (path, listed)

@@ -4,14 +4,18 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hyperbloom.client.cli import flower_client
+from hyperbloom.client.flags import data_spec
 from hyperbloom.common.config import load_run_config
-from hyperbloom.server.local_clients import client_flags
+from hyperbloom.server.local_clients import client_settings
 from tests.deploy.conftest import COMPOSE, TOP, run, tool
+from tests.parsing import parse
 
 CUDA = COMPOSE.with_name("compose.cuda.yaml")
 
@@ -57,10 +61,9 @@ def test_every_service_has_as_little_as_it_needs(files: list[Path]) -> None:
 
 def test_clients_in_containers_have_the_data_of_the_run() -> None:
     words = yaml.safe_load(COMPOSE.read_text())["services"]["client"]["command"]
-    given = dict(word.removeprefix("--").split("=", 1) for word in words[1:])
-    wanted = client_flags(load_run_config(TOP / "examples/demo.yaml", {}))
-    for flag, value in zip(wanted[::2], wanted[1::2], strict=True):
-        assert given.get(flag.removeprefix("--"), "0") == value, flag
+    given = data_spec(parse(flower_client, words[1:]).params)
+    wanted = client_settings(load_run_config(TOP / "examples/demo.yaml", {}), 0, TOP).data
+    assert given == replace(wanted, partition=None, partitions=1)  # docker/replica says which part
 
 
 RUN = """\

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -81,6 +81,17 @@ class Site:
         address, state_dir = f"127.0.0.1:{self.port}", str(self.folder / "state" / (state or name))
         args = ("--server", address, "--client-id", name, "--state-dir", state_dir, "--threads", "1", *security, *args)
         return self.start("hyperbloom.client", name, *args)
+
+
+def superlink_memory(address: str, field: str = "VmRSS") -> float:
+    """Return the MiB that the SuperLink at an address takes now, or with `VmHWM` the most that it ever took."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            words = path.read_bytes().split(b"\0")
+            if b"hyperbloom.server.superlink_child" in words and address.encode() in words:
+                (line,) = [each for each in (path.parent / "status").read_text().splitlines() if field in each]
+                return int(line.split()[1]) / 2**10
+    raise AssertionError("no SuperLink")
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_killed_doubled_cut_off_and_interrupted_clients(site: Site, until: Until
         proxy.close()
 
 
+@pytest.mark.slow
 def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until) -> None:
     args = ["--clients", "2", "--cohort", "2", "--eval-every", "5"]
     first = site.server(*args, "--rounds", "100000", "--run-dir", str(site.folder / "first"))

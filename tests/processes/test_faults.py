@@ -7,7 +7,7 @@ import pytest
 
 from siege.faults import besiege
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_federation_under_fire_loses_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hyperbloom.server.registry import ClientRegistry
 from hyperbloom.server.superlink import free_port
 from tests.processes.conftest import Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture

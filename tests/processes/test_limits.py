@@ -24,7 +24,7 @@ from hyperbloom import __version__
 from hyperbloom.common.messages import UNREADABLE
 from hyperbloom.server.live_grid import LiveGrid
 from hyperbloom.server.superlink import free_port, superlink
-from tests.processes.conftest import Site
+from tests.processes.conftest import Site, superlink_memory
 
 pytestmark = [
     pytest.mark.processes,
@@ -86,7 +86,7 @@ def test_a_client_that_sends_too_much_is_refused_and_the_superlink_stays_small(
         names, sizes = orders(grid, liar.node, 10), []
         for number in range(10):
             liar.answer(bytes([number]) * (20 * MIB))
-            sizes.append(resident(address))
+            sizes.append(superlink_memory(address))
         assert sizes[-1] - sizes[3] < 60, f"MiB, of 120 that were sent: {sizes}"
         replies = grid.pull_messages(names)
         assert len(replies) == 10
@@ -102,15 +102,6 @@ def test_a_client_that_sends_too_much_is_refused_and_the_superlink_stays_small(
         liar.answer(b"honest")
         (reply,) = grid.pull_messages(names)
         assert reply.content["hyperbloom"]["values"] == b"honest"
-
-
-def resident(address: str) -> float:
-    """Return the MiB that the SuperLink at an address takes now."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().split(b"\0")
-        if b"hyperbloom.server.superlink_child" in words and address.encode() in words:
-            return int((path.parent / "statm").read_text().split()[1]) * 4096 / MIB
-    raise AssertionError("no SuperLink")
 
 
 def test_an_order_arrives_although_the_answer_to_a_call_is_lost(

@@ -119,6 +119,7 @@ def test_two_newcomers_get_models_and_nothing_but_a_descriptor_leaves(
     assert server.wait() == 130
 
 
+@pytest.mark.slow
 def test_a_newcomer_with_feature_vectors_and_no_label_gets_the_model_that_the_run_would_give_it(
     site: Site, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def test_clients_with_data_of_their_own_and_a_personal_classifier(site: Site, tm
     assert load_file(run / "hypernetwork.safetensors")["hypernetwork.heads.M.weight"].shape == (1300, 100)
 
 
-@pytest.mark.parametrize("strategy", ["ghn", "ghn-server"])
+@pytest.mark.parametrize("strategy", ["ghn", pytest.param("ghn-server", marks=pytest.mark.slow)])
 def test_clients_with_different_architectures_learn_together(site: Site, tmp_path: Path, strategy: str) -> None:
     run, model = tmp_path / "run", [("mlp", []), ("plain-4", [])]
     if strategy == "ghn-server":
@@ -83,6 +83,7 @@ def test_clients_with_different_architectures_learn_together(site: Site, tmp_pat
     assert ("body.0.weight" in told) == (strategy == "ghn-server")
 
 
+@pytest.mark.slow
 def test_networks_that_share_nothing_are_aligned_on_public_inputs(site: Site, tmp_path: Path) -> None:
     run, public = tmp_path / "run", tmp_path / "public.npz"
     np.savez(public, x=np.random.default_rng(0).random((50, 1, 8, 8), dtype=np.float32))
@@ -100,6 +101,7 @@ def test_networks_that_share_nothing_are_aligned_on_public_inputs(site: Site, tm
         assert load_file(tmp_path / "state" / name / "reference.safetensors")["inputs"].shape == (50, 1, 8, 8)
 
 
+@pytest.mark.slow
 def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> None:
     run = str(site.folder / "run")
     server = site.server("--clients", "2", "--set", "join_timeout_s=20", "--run-dir", run, "--data", "digits")
@@ -110,6 +112,7 @@ def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> N
     assert client.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_baselines_over_grpc_equal_the_inline_engine(site: Site, tmp_path: Path) -> None:
     names = ["fedper", "lg-fedavg", "per-fedavg", "pfedme", "fedma"]
     args = ["--strategy", "fedrep", *SHORT, "--clients", "2", "--baselines", ",".join(names)]

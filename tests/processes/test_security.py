@@ -1,6 +1,6 @@
 """Who gets in, who does not, and what both sides are told: one server over TLS, and every kind of wrong client."""
 
-import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,24 +49,24 @@ class House:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Return a server with the members a and b, which waits for a third one to begin a long run."""
+    """Return a server in the middle of a long run with the members a and b."""
     with cleared(tmp_path_factory.mktemp("house")) as site:
         files = init(site.folder / "certs", [], days=30)
         registry = ClientRegistry(files.clients)
-        run = ["--clients", "3", "--cohort", "3", "--rounds", "100000", "--eval-every", "2"]
+        run = ["--clients", "2", "--cohort", "2", "--rounds", "100000", "--eval-every", "2"]
         brief = ["--set", "local.steps=50", "--set", "hidden_dim=8", "--run-dir", str(site.folder / "run")]
         flags = ["--certs", str(files.folder), *run, *brief]
         server = site.server("--strategy", "pfedhn", *flags, insecure=False)
         house = House(site, files, registry, server, {})
         server.wait_for("no client may join yet")
-        server.wait_for("waiting for 3 clients")
+        server.wait_for("waiting for 2 clients")
         # Both are added while the server runs.
         house.members |= {name: house.client(name, house.key(name)) for name in "ab"}
-        server.wait_for("2 clients are here")
+        server.wait_for("b joined")
+        server.wait_for("a joined")
         yield house
         # What all of this was about: nobody else has ever been in.
-        roster = json.loads((site.folder / "run/roster.json").read_text())["clients"]
-        assert {client["client_id"] for client in roster} == {"a", "b", "late"}
+        assert set(re.findall(r"(\S+) joined", server.output)) == set(house.members)
 
 
 def test_each_wrong_client_is_refused_and_both_sides_say_why(house: House) -> None:
@@ -113,8 +113,10 @@ def test_each_wrong_client_is_refused_and_both_sides_say_why(house: House) -> No
 def test_a_revoked_client_is_out_in_the_middle_of_the_run_and_a_new_one_gets_in(house: House, until: Until) -> None:
     server, member = house.server, house.members["b"]
     metrics = house.site.folder / "run/metrics.jsonl"
-    late = house.client("late", house.key("late"))
-    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, "rounds with the three of them")
+    late = house.members["late"] = house.client("late", house.key("late"))
+    server.wait_for("late joined")
+    done = len(metrics.read_text().splitlines())
+    until(lambda: len(metrics.read_text().splitlines()) > done + 2, "rounds of the three")
     house.registry.revoke("b")
     server.wait_for("b may not join any more: its key SHA256:")
     server.wait_for("b left")

@@ -11,6 +11,7 @@ from tests.processes.conftest import Site
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[simulation]'"),
 ]

@@ -15,12 +15,10 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.keys import make_key, write_private_key
 from hyperbloom.server.certificates import Certificates, check_files, default_folder, describe, init, names, renew
 
-FLAGS = ["--tls-certificate", "--tls-key", "--tls-ca"]
-
 
 def check(files: Certificates) -> list[str]:
     """Check a folder as the server does."""
-    return check_files(files.server, files.server_key, files.ca, FLAGS)
+    return check_files(files)
 
 
 def shake_hands(files: Certificates, ca: Path, host: str) -> None:
@@ -134,18 +132,19 @@ def test_an_expired_certificate_is_refused_before_a_start(files: Certificates) -
     assert "EXPIRED until" in describe(files.folder)[1]
 
 
-def test_files_that_do_not_belong_together_are_refused(files: Certificates, tmp_path: Path) -> None:
-    stranger = tmp_path / "key.pem"
-    write_private_key(stranger, make_key(), PrivateFormat.PKCS8)
-    with pytest.raises(ConfigError, match=f"--tls-key: expected the key of {files.server}, found another one"):
-        check_files(files.server, stranger, files.ca, FLAGS)
-    stranger.write_text("PEM")
-    with pytest.raises(ConfigError, match="--tls-key: expected a private key in PEM without a password"):
-        check_files(files.server, stranger, files.ca, FLAGS)
-    with pytest.raises(ConfigError, match="--tls-ca: expected a certificate in PEM"):
-        check_files(files.server, files.server_key, stranger, FLAGS)
+def test_files_that_do_not_belong_together_are_refused(files: Certificates) -> None:
+    files.server_key.unlink()
+    write_private_key(files.server_key, make_key(), PrivateFormat.PKCS8)
+    with pytest.raises(ConfigError, match=r"server\.key: expected the key of .*server\.pem, found another one"):
+        check(files)
+    files.server_key.write_text("PEM")
+    with pytest.raises(ConfigError, match=r"server\.key: expected a private key in PEM without a password"):
+        check(files)
     files.server_key.chmod(0o644)
-    with pytest.raises(ConfigError, match="--tls-key: everyone on this machine can use"):
+    with pytest.raises(ConfigError, match=r"server\.key: everyone on this machine can use"):
+        check(files)
+    files.ca.write_text("PEM")
+    with pytest.raises(ConfigError, match=r"ca\.pem: expected a certificate in PEM"):
         check(files)
 
 

@@ -57,13 +57,19 @@ def test_the_folder_can_be_another_one(home: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("certs init --days 0", "certs: --days: expected at least 1, found 0"),
-        ("certs init --host a:1", "certs: --host: expected a name or an IP address, found 'a:1'"),
-        ("certs show", "certs: ca.pem: expected a file, found none at certs/ca.pem"),
-        ("certs renew", "certs: certs: expected ca.pem and ca.key; put them back from where they are kept, or make a "),
-        ("clients add a --public-key x", "clients: --public-key: expected a file, found none at x"),
-        ("clients add ../a", "clients: NAME: expected 1 to 64 letters"),
-        ("clients revoke a", "clients: a: expected one of no clients in certs/clients.json"),
+        (
+            "certs init --days 0",
+            "certs init: Invalid value for '--days': 0 is not in the range x>=1; see flower-server certs init --help",
+        ),
+        ("certs init --host a:1", "certs init: --host: expected a name or an IP address, found 'a:1'"),
+        ("certs show", "certs show: ca.pem: expected a file, found none at certs/ca.pem"),
+        (
+            "certs renew",
+            "certs renew: certs: expected ca.pem and ca.key; put them back from where they are kept, or make a ",
+        ),
+        ("clients add a --public-key x", "clients add: --public-key: expected a file, found none at x"),
+        ("clients add ../a", "clients add: NAME: expected 1 to 64 letters"),
+        ("clients revoke a", "clients revoke: a: expected one of no clients in certs/clients.json"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

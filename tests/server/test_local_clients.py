@@ -15,13 +15,13 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, HyperbloomError
 from hyperbloom.common.keys import public_pem, read_private_key
-from hyperbloom.server.engine import client_settings
-from hyperbloom.server.local_clients import client_flags, local_clients, make_keys, printed_line
+from hyperbloom.server.local_clients import client_settings, local_clients, make_keys, printed_line
 from hyperbloom.server.registry import ClientRegistry
 
 CONFIGS = [
     {},
     {"data.name": "cifar10", "data.root": "/data/cifar 10", "clients": 12, "seed": 9, "data.max_train": 500},
+    {"data.split": "iid", "data.alpha": 0.05},
     {"data.split": "dirichlet", "data.alpha": 0.05, "data.classes_per_client": 3},
     {"data.name": "mnist", "data.split": "shards", "data.classes_per_client": 4},
     {"data.split": "dirichlet", "data.alpha": 1e-7, "seed": 2**40},
@@ -30,6 +30,11 @@ CONFIGS = [
     {"strategy": "ghn"},
     {"strategy": "ghn-server", "models": ["plain-4"]},
 ]
+
+
+def started(count: int, folder: Path) -> list[ClientSettings]:
+    """Return the settings of the first clients of a run."""
+    return [client_settings(RunConfig(clients=9), index, folder) for index in range(count)]
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def understood(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], ClientS
         found.append(settings)
         raise Understood
 
-    monkeypatch.setattr(worker, "worker_for", take)
+    monkeypatch.setattr(worker, "client_for", take)
 
     def parse(words: list[str]) -> ClientSettings:
         assert client_main(words) == Understood.exit_code
@@ -58,9 +63,8 @@ def understood(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], ClientS
 
 
 def test_the_printed_line_of_the_default_run() -> None:
-    assert printed_line("10.0.0.5:9092", ["--insecure"], RunConfig()) == (
-        "flower-client --server 10.0.0.5:9092 --insecure --data digits --split shares --classes-per-client 2 "
-        "--data-seed 0 --client-id NAME --partition I/6"
+    assert printed_line(["--server", "10.0.0.5:9092", "--insecure"], RunConfig()) == (
+        "flower-client --server 10.0.0.5:9092 --insecure --client-id NAME --data digits --partition I/6"
     )
 
 
@@ -77,43 +81,33 @@ def test_the_printed_line_of_another_run() -> None:
             "data.max_train": 100,
         },
     )
-    assert printed_line("server.example.org:9092", ["--root-certificates", "/etc/ca.pem"], config) == (
-        "flower-client --server server.example.org:9092 --root-certificates /etc/ca.pem --data cifar10 "
-        "--split dirichlet --classes-per-client 2 --root '/my data' --alpha 0.1 --max-train 100 --data-seed 7 "
-        "--client-id NAME --partition I/40"
+    assert printed_line(["--root-certificates", "/etc/ca.pem"], config) == (
+        "flower-client --root-certificates /etc/ca.pem --client-id NAME "
+        "--data cifar10 --root '/my data' --split dirichlet --alpha 0.1 --max-train 100 --data-seed 7 --partition I/40"
     )
 
 
-@pytest.mark.parametrize("overrides", CONFIGS)
-def test_a_client_takes_the_flags_for_the_share_that_the_server_means(
-    understood: Callable[[list[str]], ClientSettings], tmp_path: Path, overrides: dict[str, Any]
-) -> None:
-    config = load_run_config(None, overrides)
-    for index in (0, config.clients - 1):
-        words = ["--server", "127.0.0.1:1", "--insecure", *client_flags(config)]
-        part, parts = config.part(index)
-        settings = understood([*words, "--client-id", f"client-{part}", "--partition", f"{part}/{parts}"])
-        meant = client_settings(config, index, tmp_path)
-        assert (settings.data, settings.client_id) == (meant.data, meant.client_id)
-
-
 def test_the_printed_line_counts_the_parts_of_the_data_set() -> None:
-    line = printed_line("a:1", ["--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
-    assert line.endswith(" --client-id NAME --partition I/12")
+    line = printed_line(["--server", "a:1", "--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
+    assert line.endswith(" --client-id NAME --data digits --partition I/12")
 
 
 @pytest.mark.parametrize(("sizes", "words"), [(["S"], "--size S "), (["S", "L"], "--size 'S|L' "), (["M"], "")])
 def test_the_printed_line_names_the_sizes_that_the_run_takes(sizes: list[str], words: str) -> None:
     config = load_run_config(None, {"sizes": sizes})
-    assert printed_line("a:1", ["--insecure"], config) == (
-        "flower-client --server a:1 --insecure --data digits --split shares --classes-per-client 2 "
-        f"--data-seed 0 {words}--client-id NAME --partition I/6"
+    assert printed_line(["--server", "a:1", "--insecure"], config) == (
+        f"flower-client --server a:1 --insecure --client-id NAME --data digits {words}--partition I/6"
     )
 
 
 def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[list[str]], ClientSettings]) -> None:
     config = load_run_config(None, {"descriptor": "class-shares", "sizes": ["L"]})
-    words = printed_line("127.0.0.1:1", ["--insecure"], config).replace("NAME", "x").replace("I/", "0/").split()[1:]
+    words = (
+        printed_line(["--server", "127.0.0.1:1", "--insecure"], config)
+        .replace("NAME", "x")
+        .replace("I/", "0/")
+        .split()[1:]
+    )
     settings = understood(words)
     assert (settings.disclose_class_shares, settings.size) == (True, "L")
 
@@ -121,15 +115,15 @@ def test_the_printed_line_discloses_what_the_run_demands(understood: Callable[[l
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"strategy": "ghn", "models": ["mlp", "plain-4", "mlp"]}, "--model 'mlp|plain-4' --client-id"),
-        ({"strategy": "ghn"}, "--model MODEL --client-id"),
-        ({"strategy": "ghn-server", "models": ["my.nets:make"]}, "--model my.nets:make --disclose graph --client-id"),
-        ({"strategy": "local"}, "--data-seed 0 --client-id"),
-        ({"strategy": "local", "models": ["mlp"]}, "--model mlp --client-id"),
+        ({"strategy": "ghn", "models": ["mlp", "plain-4", "mlp"]}, "--model 'mlp|plain-4' --partition"),
+        ({"strategy": "ghn"}, "--model MODEL --partition"),
+        ({"strategy": "ghn-server", "models": ["my.nets:make"]}, "--model my.nets:make --disclose graph --partition"),
+        ({"strategy": "local"}, "--data digits --partition"),
+        ({"strategy": "local", "models": ["mlp"]}, "--model mlp --partition"),
     ],
 )
 def test_the_printed_line_asks_for_a_model_where_clients_bring_their_own(overrides: dict[str, Any], words: str) -> None:
-    assert words in printed_line("a:1", ["--insecure"], load_run_config(None, overrides))
+    assert words in printed_line(["--server", "a:1", "--insecure"], load_run_config(None, overrides))
 
 
 # ---------------------------------------------------------------------- child processes
@@ -146,6 +140,7 @@ class Child:
     def wait(self, timeout: float | None = None) -> int:
         """Return at once, or time out."""
         if self.ends_at in self.told:
+            self.returncode = 0
             return 0
         assert timeout is not None, "waits for ever"
         raise subprocess.TimeoutExpired(self.command, timeout)
@@ -194,14 +189,15 @@ def test_started_clients_are_the_virtual_clients_of_the_inline_engine(
     overrides: dict[str, Any],
 ) -> None:
     config = load_run_config(None, overrides)
-    with local_clients(config.clients, "127.0.0.1:9", ["--insecure"], config, tmp_path / "clients"):
+    settings = [client_settings(config, index, tmp_path) for index in range(config.clients)]
+    with local_clients(settings, ["--server", "127.0.0.1:9", "--insecure"]):
         assert len(children) == config.clients
     for index, child in enumerate(children):
         assert child.command[:3] == [sys.executable, "-m", "hyperbloom.client"]
         assert child.command[3:6] == ["--server", "127.0.0.1:9", "--insecure"]
         assert child.log == str(tmp_path / "clients" / f"client-{config.part(index)[0]}.log")
         assert child.command[child.command.index("--parent-pid") + 1] == str(os.getpid())
-        assert understood(child.command[3:]) == client_settings(config, index, tmp_path)
+        assert understood(child.command[3:]) == settings[index]
 
 
 @pytest.mark.parametrize(("cores", "count", "threads"), [(8, 3, "2"), (2, 6, "1"), (None, 1, "1"), (4, 4, "1")])
@@ -214,22 +210,22 @@ def test_clients_share_the_cores(
     threads: str,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    with local_clients(count, "a:1", [], RunConfig(), tmp_path):
+    with local_clients(started(count, tmp_path), []):
         pass
     assert {child.command[child.command.index("--threads") + 1] for child in children} == {threads}
 
 
 def test_no_clients_are_no_processes(children: list[Child], tmp_path: Path) -> None:
-    with local_clients(0, "a:1", [], RunConfig(), tmp_path):
+    with local_clients([], []):
         assert children == []
 
 
 def test_a_client_that_could_not_start_is_told_with_the_end_of_its_log(children: list[Child], tmp_path: Path) -> None:
-    with local_clients(3, "a:1", [], RunConfig(), tmp_path) as watch:
+    with local_clients(started(3, tmp_path), []) as watch:
         watch()
         children[0].returncode = 0  # it left in good order
         watch()
-        log = tmp_path / "client-2.log"
+        log = tmp_path / "clients" / "client-2.log"
         children[2].returncode = 2
         with pytest.raises(CohortError) as caught:
             watch()
@@ -241,13 +237,35 @@ def test_a_client_that_could_not_start_is_told_with_the_end_of_its_log(children:
 
 
 def test_clients_that_do_not_leave_are_ended_and_killed_if_they_are_deaf(children: list[Child], tmp_path: Path) -> None:
-    with pytest.raises(KeyError), local_clients(3, "a:1", [], RunConfig(), tmp_path):
+    with pytest.raises(KeyError), local_clients(started(3, tmp_path), []):
         raise KeyError  # however the run ends
     assert [child.told for child in children] == [
         ["goodbye"],
         ["goodbye", "terminate"],
         ["goodbye", "terminate", "kill"],
     ]
+
+
+def test_many_deaf_clients_are_not_waited_for_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, children: list[Child], tmp_path: Path
+) -> None:
+    now = 0.0
+
+    def wait(child: Child, timeout: float | None = None) -> int:
+        nonlocal now
+        if "kill" in child.told:
+            child.returncode = -9
+            return -9
+        assert timeout is not None, "waits for ever"
+        now += timeout
+        raise subprocess.TimeoutExpired(child.command, timeout)
+
+    monkeypatch.setattr(Child, "wait", wait)
+    monkeypatch.setattr("hyperbloom.server.local_clients.monotonic", lambda: now)
+    with local_clients(started(9, tmp_path), []):
+        pass
+    assert [child.told for child in children] == [["goodbye", "terminate", "kill"]] * 9
+    assert now == 20.0
 
 
 # ---------------------------------------------------------------------- virtual clients
@@ -263,11 +281,11 @@ def test_sizes_are_dealt_in_turn_and_states_lie_apart(tmp_path: Path) -> None:
 
 
 def test_keys_are_made_once(tmp_path: Path) -> None:
-    registry = ClientRegistry(make_keys(2, RunConfig(), tmp_path))
+    registry = ClientRegistry(make_keys(started(2, tmp_path), tmp_path))
     keys = registry.keys()
     assert sorted(keys.values()) == ["client-0", "client-1"]
     for key, name in keys.items():
-        assert public_pem(read_private_key(tmp_path / name / "key.pem", name)) == key
-    assert make_keys(3, RunConfig(), tmp_path) == registry.path
+        assert public_pem(read_private_key(tmp_path / "clients" / name / "key.pem", name)) == key
+    assert make_keys(started(3, tmp_path), tmp_path) == registry.path
     assert {key: name for key, name in registry.keys().items() if name != "client-2"} == keys
     assert "client-2" in registry.keys().values()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server import cli
-from hyperbloom.server import report as report_module
+from hyperbloom.server import running
 from hyperbloom.server.cli import main
 from hyperbloom.server.report import BARS, write_report
 from hyperbloom.server.report_data import read_run_data
@@ -253,7 +252,7 @@ def test_a_report_that_fails_does_not_spoil_the_run(
     def broken(*arguments: object, **options: object) -> Path:
         raise ZeroDivisionError("no way")
 
-    monkeypatch.setattr(report_module, "write_report", broken)
+    monkeypatch.setattr(running, "write_report", broken)
     assert main([*TINY.split(), "--run-dir", "run"]) == 0
     assert "the report could not be written (no way); flower-server report run tries again" in capsys.readouterr().out
     assert "ZeroDivisionError" in Path("run/server.log").read_text()
@@ -262,7 +261,7 @@ def test_a_report_that_fails_does_not_spoil_the_run(
 def test_a_report_that_would_take_long_is_left_to_its_command(
     one_line_commands: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "LARGEST_FOR_REPORT", 100)
+    monkeypatch.setattr(running, "LARGEST_FOR_REPORT", 100)
     assert main([*TINY.split(), "--run-dir", "run"]) == 0
     assert "its report would take long; flower-server report run writes it\n" in capsys.readouterr().out
     assert not Path("run/report.html").exists()

@@ -239,6 +239,9 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     assert "is complete; there is nothing to go on with" in refusal()
     assert "--rounds would change the run" in refusal("--rounds", "3")
+    assert "--rounds would change the run" in refusal("--rounds", "0")
+    assert "--seed would change the run" in refusal("--seed", "0")
+    assert "--baselines would change the run" in refusal("--baselines", "")
     assert "--data would change the run" in refusal("--data", "mnist")
     assert "--set would change the run" in refusal("--set", "seed=3")
     assert "--vectorise would change the run" in refusal("--vectorise")

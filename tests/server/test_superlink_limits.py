@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 from flwr.app import ConfigRecord
-from flwr.proto.fleet_pb2 import PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
@@ -213,15 +213,6 @@ def test_a_reply_to_no_order_leaves_nothing(link: Link, monkeypatch: pytest.Monk
     monkeypatch.setattr(link, "state", state)
     assert link.push_messages(ObjectTree(object_id=_id(b"root"))).session_id
     assert state._object_push_sessions == {}  # type: ignore[attr-defined]
-
-
-def test_what_is_no_object_has_a_megabyte(link: Link) -> None:
-    with pytest.raises(Aborted):
-        link.fleet.RegisterNode(RegisterNodeFleetRequest(public_key=bytes(2**20)), Context())  # type: ignore[arg-type]
-    tree = ObjectTree(object_id=_id(b""), children=[ObjectTree(object_id="a" * 2**20)])
-    with pytest.raises(Aborted):
-        link.push_messages(tree)
-    assert len(link.store) == 0
 
 
 @pytest.mark.parametrize("text", ["0", "2048", "-1", "1.5", "many"])

@@ -11,19 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainResult
-from hyperbloom.server.asynchronous import run_asynchronously
-from hyperbloom.server.listener import Listener, RoundReport, Selection
-from hyperbloom.server.rounds import run_rounds
-from hyperbloom.strategies import STRATEGIES, make_strategy
+from hyperbloom.common.wire import TrainOrder
+from hyperbloom.server.loop.asynchronous import run_asynchronously
+from hyperbloom.server.loop.exchange import Evaluated
+from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.rounds import run_rounds
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply
-from hyperbloom.strategies.personalised import ClientUpdate, Evaluation
 from hyperbloom.strategies.pfedhn import OVERLAP
-from hyperbloom.strategies.roster import Roster
-from tests.strategies.conftest import Inline, assert_same, digits_config, digits_federation, introduction
+from tests.strategies.conftest import (
+    Inline,
+    assert_same,
+    digits_config,
+    digits_federation,
+    introduction,
+    joined,
+    update_of,
+)
 
 LAYOUTS = {"S": Layout((("w", (4,)),)), "M": Layout((("w", (7,)),))}
 
@@ -143,47 +149,24 @@ def test_replies_that_were_written_together_are_applied_one_by_one(clip: float) 
 # ---------------------------------------------------------------------- the strategy
 
 
-def scripted_strategy(clients: int, **changes: Any) -> Any:
-    """Return a strategy whose clients have joined."""
-    values: dict[str, Any] = {"clients": clients, "sizes": ("S", "M"), "asynchronous": True}
-    values["options"] = {"hidden_dim": 8, "learning_rate": 0.1}
-    roster = Roster(0)
-    strategy = make_strategy(RunConfig(**(values | changes)), "run", roster)
-    for index in range(clients):
-        about = introduction(f"client-{index}", size="SM"[index % 2])
-        strategy.check_newcomer(about)
-        strategy.joined(roster.admit(index + 2, about)[0])
-    return strategy
-
-
 def test_the_strategy_gives_the_learner_the_replies_since_the_order_and_the_latest_of_many() -> None:
-    strategy = scripted_strategy(4)
-    twin: HypernetworkLearner = copy.deepcopy(strategy.learner)
+    options = {"hidden_dim": 8, "learning_rate": 0.1}
+    config = RunConfig(clients=4, sizes=("S", "M"), asynchronous=True, options=options)
+    made = joined(config, *(introduction(f"client-{index}", size="SM"[index % 2]) for index in range(4)))
+    twin: HypernetworkLearner = copy.deepcopy(made.learner)
     generator = torch.Generator().manual_seed(0)
-    clients = list(strategy.roster)
     applied: list[Reply] = []
     for number, staleness in enumerate([0, 1, 2, 3, 0, 2, *range(6, OVERLAP + 4), 3, OVERLAP, OVERLAP + 3]):
-        client = clients[number % 4]
-        sent = strategy.weights_for([client])[0]
+        client = made.clients[number % 4]
+        sent = made.weights([client])[0].values
         delta = 0.01 * torch.randn(sent.shape, generator=generator)
-        strategy.apply(ClientUpdate(client, TrainResult(1.0, 0.0, None), sent, delta), staleness)
+        made.learn([update_of(client, delta, sent=sent, staleness=staleness)])
         one = Reply(client.row, client.about.size, sent, delta)
         since = applied[number - staleness :] if staleness else []
         twin.update_asynchronously(one, since[-OVERLAP:])
         applied.append(one)
-        assert_same(strategy.state(), twin.state())
+        assert_same(made.state(), twin.state())
     assert len(applied) > OVERLAP + 4
-
-
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_a_strategy_that_learns_from_whole_rounds_is_refused_in_one_line(name: str) -> None:
-    config = RunConfig(strategy=name, asynchronous=True)
-    if STRATEGIES[name].asynchronous:
-        assert make_strategy(config, "run", Roster(0)).config.asynchronous
-        return
-    with pytest.raises(ConfigError) as error:
-        make_strategy(config, "run", Roster(0))
-    assert str(error.value) == f"asynchronous: {name} learns from whole rounds; set it to false"
 
 
 def test_which_strategies_can_be_asynchronous() -> None:
@@ -198,11 +181,11 @@ class Course(Listener):
     """What a run did, by round."""
 
     federation: Inline
-    losses: dict[int, dict[str, float]] = field(default_factory=dict)
+    losses: dict[int, dict[str, float | None]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    evaluations: dict[int, Evaluation] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    evaluations: dict[int, Evaluated] = field(default_factory=dict)
+    refused: dict[str, Any] = field(default_factory=dict)
     selected_states: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)
 
     def round_done(self, report: RoundReport) -> None:
@@ -214,27 +197,26 @@ class Course(Listener):
         self.staleness += report.outcome.staleness
         self.refused |= report.outcome.refused
 
-    def selected(self, selection: Selection, state: Any, roster: Roster) -> None:
+    def selected(self, selection: Selection, state: Any, roster: Any) -> None:
         self.selected_states.append((selection.round, {name: tensor.clone() for name, tensor in state.items()}))
 
 
-@pytest.mark.parametrize("strategy", ["pfedhn", "pfedhn-pc", "local"])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("strategy", "every"), [("pfedhn", 3), ("pfedhn-pc", 1), ("local", 3)])
 def test_one_client_at_a_time_is_one_client_a_round_to_the_bit(strategy: str, every: int, tmp_path: Path) -> None:
     courses, selections = {}, {}
     for mode in (False, True):
         options = {} if strategy == "local" else {"hidden_dim": 16, "learning_rate": 0.2}
-        config = digits_config(strategy=strategy, rounds=8, eval_every=every, options=options, asynchronous=mode)
+        config = digits_config(strategy=strategy, rounds=5, eval_every=every, options=options, asynchronous=mode)
         federation = digits_federation(config, tmp_path / str(mode))
         course = Course(federation)
         run = run_asynchronously if mode else run_rounds
-        selections[mode] = run(federation.strategy, federation.federation, config, [course])
+        selections[mode] = run(federation.loop(course))
         courses[mode] = course
     by_rounds, asynchronous = courses[False], courses[True]
-    assert by_rounds.losses == asynchronous.losses and len(by_rounds.losses) == 8
+    assert by_rounds.losses == asynchronous.losses and len(by_rounds.losses) == 5
     assert len({name for losses in by_rounds.losses.values() for name in losses}) > 1
     assert by_rounds.evaluations == asynchronous.evaluations
-    assert sorted(by_rounds.evaluations) == [n for n in range(1, 9) if n % every == 0 or n == 8]
+    assert sorted(by_rounds.evaluations) == [n for n in range(1, 6) if n % every == 0 or n == 5]
     for number, state in by_rounds.states.items():
         assert_same(state, asynchronous.states[number])
     assert selections[False] == selections[True]
@@ -243,7 +225,7 @@ def test_one_client_at_a_time_is_one_client_a_round_to_the_bit(strategy: str, ev
     ):
         assert number == other_number
         assert_same(state, other)
-    assert (by_rounds.staleness, asynchronous.staleness) == ([], [0] * 8)
+    assert (by_rounds.staleness, asynchronous.staleness) == ([], [0] * 5)
     assert (by_rounds.refused, asynchronous.refused) == ({}, {})
 
 
@@ -252,18 +234,13 @@ def test_clients_at_the_same_time_are_applied_with_their_overlap(tmp_path: Path)
     config = digits_config(rounds=3, eval_every=3, cohort=3, asynchronous=True)
     federation, twin = (digits_federation(config, tmp_path / name) for name in ("run", "twin"))
     course = Course(federation)
-    run_asynchronously(federation.strategy, federation.federation, config, [course])
+    run_asynchronously(federation.loop(course))
     assert course.staleness == [0, 1, 2] * 3
-    sent: list[dict[str, Any]] = [fields for fields in federation.grid.fields("train") if "values" in fields]
-    orders, deltas = [m for m in sent if "reply" in m], [m for m in sent if "loss" in m]
-    assert (len(orders), len(deltas)) == (9, 9)
+    orders, answers = federation.grid.sent(TrainOrder), federation.grid.answers(TrainOrder)
+    assert [order.scope.round for order in orders] == [1] * 3 + [2] * 3 + [3] * 3
     for cohort in range(3):
-        assert [int(order["round"]) for order in orders[3 * cohort : 3 * cohort + 3]] == [cohort + 1] * 3
-        weights, changes = (
-            [torch.frombuffer(bytearray(m["values"]), dtype=torch.float32) for m in part[3 * cohort : 3 * cohort + 3]]
-            for part in (orders, deltas)
-        )
-        replies = [Reply(row, "S", weights[row], changes[row]) for row in range(3)]
+        pairs = list(zip(orders, answers, strict=True))[3 * cohort : 3 * cohort + 3]
+        replies = [Reply(row, "S", order.weights.values, a.weights.values) for row, (order, a) in enumerate(pairs)]
         for row in range(3):
-            twin.strategy.learner.update_asynchronously(replies[row], replies[:row])
+            twin.algorithm.learner.update_asynchronously(replies[row], replies[:row])
     assert_same(federation.state(), twin.state())

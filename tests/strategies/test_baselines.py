@@ -4,6 +4,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire import EvaluateOrder, Failed, TrainOrder, TrainResult, Weights
+from hyperbloom.strategies import make_algorithm
 from tests.strategies.conftest import (
     RUN_ID,
     Inline,
@@ -23,7 +24,10 @@ from tests.strategies.conftest import (
     digits_federation,
     digits_settings,
     introduction,
-    scripted_grid,
+    joined,
+    play,
+    turn,
+    update_of,
 )
 from tests.strategies.reference import LocalSGD, local_loop, seed_of
 
@@ -52,52 +56,59 @@ def data_of(federation: Inline, folder: Path) -> dict[str, ClientData]:
     return {each.client_id: load_client_data(each.data) for each in digits_settings(federation.config, folder)}
 
 
-def plain_settings(clip: float | None) -> LocalSGD:
-    return LocalSGD(**(LOCAL.order(1, 1) | {"clip": clip}))
+def plain_settings(clip: float | None, local: LocalConfig = LOCAL) -> LocalSGD:
+    """Return local SGD as the run orders it, with another bound on the gradient."""
+    return LocalSGD(local.steps, local.batch_size, local.learning_rate, local.momentum, local.weight_decay, clip)
 
 
 # ---------------------------------------------------------------------- FedAvg
 
+EXAMPLES = {"a": 10, "b": 30, "c": 61}
+
 
 def test_fedavg_is_the_average_by_number_of_examples() -> None:
-    examples, length = {"a": 10, "b": 30, "c": 60}, 403
-    returned = {n: torch.randn(length, generator=torch.Generator().manual_seed(i)) for i, n in enumerate(examples)}
-    orders: list[tuple[str, Tensor]] = []
+    length = 403
+    returned = {n: torch.randn(length, generator=torch.Generator().manual_seed(i)) for i, n in enumerate(EXAMPLES)}
+    sent: list[Tensor] = []
 
     def train(name: str, order: TrainOrder) -> TrainResult:
-        assert order.weights is not None and order.reply == "weights" and order.private == "none"
-        orders.append((name, order.weights.values))
-        return TrainResult(1.0, 0.0, Weights(order.weights.layout, returned[name] * order.round))
+        assert order.weights is not None and order.reply == "weights" and order.target.private == "none"
+        sent.append(order.weights.values)
+        return TrainResult(1.0, Weights(order.weights.layout, returned[name] * order.scope.round))
 
-    abouts = [introduction(name, train_examples=n) for name, n in examples.items()]
-    run = config("fedavg", clients=3, cohort=3, rounds=1, eval_every=1)
-    federation = Inline(run, scripted_grid(abouts, train)).join()
-    strategy, federated = federation.strategy, federation.federation
+    made = joined(config("fedavg"), *(introduction(name, train_examples=n) for name, n in EXAMPLES.items()))
+    assert list(made.state()) == ["fc1.weight", "fc1.bias", "head.weight", "head.bias"]
     for number in (1, 2):
-        messages = strategy.configure_train(number, None, None, federation.grid)
-        strategy.aggregate_train(number, list(federated.exchange([messages], 10.0)))
-        mean = sum(n * returned[name].double() for name, n in examples.items()) / 100 * number
-        found = torch.cat([tensor.flatten() for tensor in federation.state().values()])
+        play(made.round(turn(made, number)), train)
+        mean = sum(n * returned[name].double() for name, n in EXAMPLES.items()) / 101 * number
+        found = torch.cat([tensor.flatten() for tensor in made.state().values()])
         # Three products and two sums of numbers of size up to 8 in single precision.
         torch.testing.assert_close(found.double(), mean, rtol=0, atol=2e-6)
-        assert list(federation.state()) == ["fc1.weight", "fc1.bias", "head.weight", "head.bias"]
         if number == 1:
             average = found
-    assert [name for name, _ in orders] == ["a", "b", "c"] * 2
-    for _, weights in orders[3:]:
-        assert torch.equal(weights, average)  # what was learned is what everyone gets next
+    assert all(torch.equal(weights, average) for weights in sent[3:])  # what was learned is what everyone gets next
+
+
+def test_fedavgs_average_is_numpys_to_the_bit_and_no_weights_are_serialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = joined(config("fedavg"), *(introduction(name, train_examples=n) for name, n in EXAMPLES.items()))
+    rows = [torch.randn(403, generator=torch.Generator().manual_seed(index)) for index in range(3)]
+    updates = [update_of(client, row) for client, row in zip(made.clients.values(), rows, strict=True)]
+    expected = np.zeros(403, dtype=np.float32)
+    for row, examples in zip(rows, EXAMPLES.values(), strict=True):
+        expected += row.numpy() * np.float32(examples / 101)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "numpy", None)  # the way of weights into a message
+        patch.setattr(torch.Tensor, "tolist", None)
+        made.learn(updates)
+    assert made.global_weights.numpy().tobytes() == expected.tobytes()
 
 
 def test_fedavg_without_an_answer_stays_as_it_is() -> None:
-    def train(name: str, order: TrainOrder) -> TrainResult:
-        raise RuntimeError("no")
-
-    run = config("fedavg", clients=1, rounds=1, eval_every=1)
-    federation = Inline(run, scripted_grid([introduction("a")], train)).join()
-    before = federation.state()
-    messages = federation.strategy.configure_train(1, None, None, federation.grid)
-    federation.strategy.aggregate_train(1, list(federation.federation.exchange([messages], 10.0)))
-    assert_same(before, federation.state())
+    made, refused = joined(config("fedavg"), introduction("a")), dict[str, str]()
+    before = {name: tensor.clone() for name, tensor in made.state().items()}
+    play(made.round(turn(made)), lambda name, order: Failed(Reason.FAILED, "no"), refused)
+    assert_same(before, made.state())
+    assert refused == {"a": "no"}
 
 
 def test_fedavg_of_one_client_is_plain_local_sgd(tmp_path: Path) -> None:
@@ -118,7 +129,7 @@ def test_fedavg_of_one_client_is_plain_local_sgd(tmp_path: Path) -> None:
     evaluation = history.rounds[-1].evaluation
     assert evaluation is not None
     correct = int((net(data.test.inputs).argmax(1) == data.test.labels).sum())
-    assert evaluation.scores["client-0"].test_correct == correct
+    assert evaluation.scores["client-0"].test.correct == correct
 
 
 def test_fedavg_of_two_clients_is_two_loops_and_an_average(tmp_path: Path) -> None:
@@ -143,7 +154,7 @@ def test_fedavg_of_two_clients_is_two_loops_and_an_average(tmp_path: Path) -> No
 
 def test_fedavg_refuses_several_sizes() -> None:
     with pytest.raises(ConfigError, match="sizes: fedavg averages one architecture, found S, M"):
-        make_strategy(config("fedavg", sizes=("S", "M")), RUN_ID, Roster(0))
+        make_algorithm(config("fedavg", sizes=("S", "M")))
 
 
 # ---------------------------------------------------------------------- Local
@@ -167,7 +178,7 @@ def test_local_is_a_plain_loop_whose_optimiser_lasts(tmp_path: Path) -> None:
                 assert history.rounds[number - 1].results[name].loss == pytest.approx(loss, rel=1e-5)
                 taken += settings.steps
         logits = net(each.test.inputs)
-        assert evaluation.scores[name].test_correct == int((logits.argmax(1) == each.test.labels).sum())
+        assert evaluation.scores[name].test.correct == int((logits.argmax(1) == each.test.labels).sum())
         stored = tmp_path / name / "personal" / f"{RUN_ID}.safetensors"
         if stored.exists():
             torch.testing.assert_close(load_file(stored)["values"], flat(net), rtol=0, atol=ROUNDING)
@@ -178,25 +189,25 @@ def test_local_is_a_plain_loop_whose_optimiser_lasts(tmp_path: Path) -> None:
 def test_local_sends_no_weights_and_orders_as_many_steps_as_the_others(tmp_path: Path) -> None:
     cohorts, steps = {}, {}
     for strategy in ("local", "pfedhn", "fedavg"):
-        federation = digits_federation(config(strategy, cohort=2), tmp_path / strategy)
+        federation = digits_federation(config(strategy, cohort=2, rounds=2), tmp_path / strategy)
         history, _ = federation.run()
         cohorts[strategy] = history.cohorts
-        grid = federation.grid
-        asked = {(each["private"], each["reply"]) for each in grid.fields("train") if "reply" in each}
+        orders = federation.grid.sent(TrainOrder)
+        asked = {(order.target.private, order.reply) for order in orders}
         assert asked == {{"local": ("all", "nothing"), "fedavg": ("none", "weights")}.get(strategy, ("none", "delta"))}
-        fields = [*grid.fields("train"), *grid.fields("evaluate")]
-        assert len(fields) == 2 * (2 * 4) + 2 * (3 * 2)
-        steps[strategy] = sum(each.get("steps", 0) for each in fields)
+        steps[strategy] = sum(order.sgd.steps for order in orders)
+        fields = [*federation.grid.fields(TrainOrder), *federation.grid.fields(EvaluateOrder)]
+        assert len(fields) == 2 * (2 * 2) + 2 * 3
         with_tensors = sum("values" in each or "tensors" in each for each in fields)
         with_bytes = sum(any(isinstance(value, bytes) for value in each.values()) for each in fields)
-        expected = 0 if strategy == "local" else 2 * (2 * 4) + 3 * 2
+        expected = 0 if strategy == "local" else 2 * (2 * 2) + 3
         assert (with_tensors, with_bytes) == (expected, expected)
     assert cohorts["local"] == cohorts["pfedhn"] == cohorts["fedavg"]
-    assert steps == dict.fromkeys(steps, 4 * 2 * LOCAL.steps)
+    assert steps == dict.fromkeys(steps, 2 * 2 * LOCAL.steps)
 
 
 def test_local_clients_of_all_sizes_train_side_by_side(tmp_path: Path) -> None:
-    federation = digits_federation(config("local", cohort=3, sizes=("S", "M", "L")), tmp_path)
+    federation = digits_federation(config("local", cohort=3, sizes=("S", "M", "L"), rounds=1, eval_every=1), tmp_path)
     federation.run()
     lengths = [len(load_file(path)["values"]) for path in sorted(tmp_path.glob("*/personal/*.safetensors"))]
     assert lengths == [3760, 7510, 15010]
@@ -205,4 +216,4 @@ def test_local_clients_of_all_sizes_train_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])
 def test_baselines_do_not_start_from_another_run(strategy: str) -> None:
     with pytest.raises(ConfigError, match=f"init_from: {strategy} has no way"):
-        make_strategy(config(strategy), RUN_ID, Roster(0)).load({})
+        make_algorithm(config(strategy)).check_start({})

@@ -19,8 +19,8 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import RepresentOrder, RepresentResult, TrainOrder, Weights
-from hyperbloom.server.listener import Listener, RoundReport
-from hyperbloom.server.rounds import run_rounds
+from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.roster import Roster
 from tests.common.test_cka import naive_cka, naive_rbf

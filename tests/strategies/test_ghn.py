@@ -18,7 +18,7 @@ from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.messages import Introduction, TrainResult
 from hyperbloom.common.models import ModelSpec
-from hyperbloom.server.session import baseline_config, check_run
+from hyperbloom.server.loop.session import baseline_config, check_run
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.hypernetworks.graph import Target, follow, split_parts
 from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy

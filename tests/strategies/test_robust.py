@@ -7,11 +7,12 @@ import torch
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.hypernetworks import robust
 from hyperbloom.strategies.hypernetworks.learner import Reply
 from hyperbloom.strategies.hypernetworks.robust import clip_norms, harden, trim
-from hyperbloom.strategies.roster import Roster
+
+from .conftest import introduction, joined, update_of
 
 
 def test_norms_by_hand() -> None:
@@ -62,26 +63,18 @@ def test_sizes_are_compared_among_themselves_and_the_order_is_kept() -> None:
 @pytest.mark.parametrize("options", [{"trim": 0.1}, {"clip_deltas": "median"}])
 def test_asynchronous_mode_has_no_cohort_to_compare_with(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="asynchronous has none"):
-        make_strategy(RunConfig(strategy="pfedhn", asynchronous=True, options=options), "run", Roster(0))
+        make_algorithm(RunConfig(strategy="pfedhn", asynchronous=True, options=options))
 
 
 def test_the_options_reach_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"clip_deltas": 2.0, "trim": 0.25, "hidden_dim": 4}
-    strategy: Any = make_strategy(RunConfig(strategy="pfedhn", sizes=("S",), options=options), "run", Roster(0))
-    from tests.strategies.test_conduct import update_of
-
-    from .conftest import introduction
-
-    strategy.check_newcomer(introduction("a"))
+    config = RunConfig(strategy="pfedhn", sizes=("S",), options=options)
+    made = joined(config, *map(introduction, "abcd"))
     learned: list[Reply] = []
-    monkeypatch.setattr(strategy.learner, "update", lambda replies, rule: learned.extend(replies))
-    size = strategy.layouts["S"].numel
-    strategy.update(
-        [
-            update_of(name, 10, torch.full((size,), value))
-            for name, value in zip("abcd", (1.0, 0.0, 5.0, -9.0), strict=True)
-        ]
-    )
+    monkeypatch.setattr(made.learner, "update", lambda replies, rule: learned.extend(replies))
+    size = made.setting.layouts["S"].numel
+    values = (1.0, 0.0, 5.0, -9.0)
+    made.learn([update_of(made.clients[row], torch.full((size,), value)) for row, value in enumerate(values)])
     norms = [float(reply.delta.norm()) for reply in learned]
     assert max(norms) <= 2.0 + 1e-5
     assert learned[0].delta[0] == pytest.approx(2.0 / size**0.5 / 2, rel=1e-5)  # of 1 (clipped) and 0, ends cut off

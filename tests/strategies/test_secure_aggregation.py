@@ -21,7 +21,9 @@ from hyperbloom.common import privacy
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.graphs import SHARED
+from hyperbloom.common.keys import make_key, public_der, sign
 from hyperbloom.common.messages import (
+    ConfirmOrder,
     EvaluateResult,
     KeysOrder,
     MaskedOrder,
@@ -34,6 +36,7 @@ from hyperbloom.common.messages import (
     Weights,
 )
 from hyperbloom.common.secure_aggregation import Scale, commit, threshold_of
+from hyperbloom.common.secure_sum import signed_keys
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import ClientUpdate
 from hyperbloom.strategies.roster import Roster
@@ -49,8 +52,9 @@ from .conftest import (
 )
 
 EXAMPLES = (10, 20, 30, 45, 7, 12)
-LEGS: tuple[type[Packable], ...] = (KeysOrder, SharesOrder, MaskedOrder, UnmaskOrder)
-TYPES = {kind: kind.type for kind in (KeysOrder, SharesOrder, MaskedOrder, UnmaskOrder)}
+LEGS: tuple[type[Packable], ...] = (KeysOrder, SharesOrder, MaskedOrder, ConfirmOrder, UnmaskOrder)
+TYPES = {kind: kind.type for kind in LEGS}  # type: ignore[attr-defined]
+LATE = (ConfirmOrder.type, UnmaskOrder.type)
 Lie = Callable[[Any, "Crew"], Packable]
 
 
@@ -136,6 +140,7 @@ class Crew:
         app.train("keys")(lambda message, context: answer(KeysOrder, message, context))
         app.train("shares")(lambda message, context: answer(SharesOrder, message, context))
         app.train("masked")(lambda message, context: answer(MaskedOrder, message, context))
+        app.train("confirm")(lambda message, context: answer(ConfirmOrder, message, context))
         app.train("unmask")(lambda message, context: answer(UnmaskOrder, message, context))
         return app
 
@@ -146,6 +151,8 @@ class Crew:
         with client_side.current(settings, order) as secure:
             if isinstance(order, SharesOrder):
                 return secure.share(order)
+            if isinstance(order, ConfirmOrder):
+                return secure.confirm(order)
             if isinstance(order, UnmaskOrder):
                 return secure.unmask(order)
             secure.expect(order)
@@ -170,6 +177,7 @@ def dropouts() -> Iterator[Any]:
     mixed = {"c1": SharesOrder.type, "c4": MaskedOrder.type}
     yield pytest.param(6, mixed, id="6-mixed")
     yield pytest.param(6, {"c0": MaskedOrder.type, "c5": UnmaskOrder.type}, id="6-late")
+    yield pytest.param(6, {"c2": ConfirmOrder.type, "c5": UnmaskOrder.type}, id="6-later")
 
 
 @pytest.mark.parametrize(("count", "gone"), list(dropouts()))
@@ -178,7 +186,7 @@ def test_the_result_is_the_average_over_those_whose_change_has_come(count: int, 
     crew.fails = set(gone.items())
     before = crew.strategy.weights.clone()
     history = crew.run()
-    summed = [name for name in crew.names if gone.get(name, UnmaskOrder.type) == UnmaskOrder.type]
+    summed = [name for name in crew.names if gone.get(name, UnmaskOrder.type) in LATE]
     assert [update.client.client_id for update in crew.updates] == summed == list(history.rounds[0].results)
     assert set(history.rounds[0].refused) == set(gone)
     for update in crew.updates:
@@ -192,7 +200,8 @@ def test_the_result_is_the_average_over_those_whose_change_has_come(count: int, 
     assert float((crew.strategy.weights - before).abs().max()) > 1000 * (bound + rounding), "it learns at all"
     losses = [crew.names.index(name) for name in summed]
     assert crew.updates[0].result.loss == pytest.approx(np.average(losses, weights=counts), abs=1e-4)
-    assert not client_side._rounds or gone, "secrets are gone with the round"
+    left = [settings for settings in client_side._rounds if settings.client_id in crew.names]
+    assert not left or gone, "secrets are gone with the round"
 
 
 def test_changes_without_the_weights_are_summed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,13 +271,14 @@ def test_what_arrives_from_a_client_is_noise_and_nothing_else(tmp_path: Path) ->
     federation = digits_federation(config, tmp_path)
     federation.run()
     brought: dict[str, list[dict[str, Any]]] = {}
-    for kind in ("train", "train.keys", "train.shares", "train.masked", "train.unmask"):
+    for kind in ("train", *TYPES.values()):
         brought[kind] = [fields for fields in federation.grid.fields(kind) if "run_id" not in fields]
     assert {kind: len(found) for kind, found in brought.items()} == {kind: 6 * (kind != "train") for kind in brought}
     assert {kind: set(found[0]) for kind, found in brought.items() if found} == {
-        "train.keys": {"cipher_key", "mask_key"},
+        "train.keys": {"cipher_key", "mask_key", "identity", "signature"},
         "train.shares": {"sealed", "secret", "secret_shares", "key_shares"},
         "train.masked": {"seconds", "masked"},
+        "train.confirm": {"signature"},
         "train.unmask": {"shares"},
     }
     for fields in brought["train.masked"]:
@@ -332,6 +342,8 @@ LIES: dict[str, tuple[type[Packable], Callable[[Any], Packable]]] = {
     "a key too short": (KeysOrder, lambda r: replace(r, mask_key=b"1234")),
     "a key that nobody can use": (KeysOrder, lambda r: replace(r, cipher_key=bytes(32))),
     "one key twice": (KeysOrder, lambda r: replace(r, mask_key=r.cipher_key)),
+    "keys that it has not signed": (KeysOrder, lambda r: replace(r, signature=r.signature[:-1])),
+    "an identity that is none": (KeysOrder, lambda r: replace(r, identity=b"key")),
     "another message": (KeysOrder, lambda r: UnmaskResult((b"",))),
     "no shares": (SharesOrder, lambda r: replace(r, sealed=())),
     "shares for one more": (SharesOrder, lambda r: replace(r, sealed=(*r.sealed, r.sealed[0]))),
@@ -342,6 +354,8 @@ LIES: dict[str, tuple[type[Packable], Callable[[Any], Packable]]] = {
     "bytes over": (MaskedOrder, lambda r: replace(r, masked=r.masked + b"1")),
     "no words": (MaskedOrder, lambda r: replace(r, masked=b"")),
     "weights in clear": (MaskedOrder, lambda r: TrainResult(1.0, 0.5, None)),
+    "no signature": (ConfirmOrder, lambda r: replace(r, signature=b"")),
+    "a false signature": (ConfirmOrder, lambda r: replace(r, signature=flipped(r.signature))),
     "too few shares": (UnmaskOrder, lambda r: replace(r, shares=r.shares[1:])),
     "shares for nobody": (UnmaskOrder, lambda r: replace(r, shares=(*r.shares, bytes(33)))),
     "a share of other length": (UnmaskOrder, lambda r: replace(r, shares=(r.shares[0][1:], *r.shares[1:]))),
@@ -357,7 +371,7 @@ def test_a_reply_that_is_none_is_refused_by_name_and_the_others_go_on(lie: str) 
     crew.lies["c2", kind.type] = lambda result, crew: make(result)  # type: ignore[attr-defined]
     (outcome,) = crew.run().rounds
     assert outcome.lied == ["c2"] == list(outcome.refused)
-    summed = [name for name in crew.names if name != "c2" or kind is UnmaskOrder]
+    summed = [name for name in crew.names if name != "c2" or kind.type in LATE]  # type: ignore[attr-defined]
     assert list(outcome.results) == summed
     assert float((crew.strategy.weights - crew.plain(summed)).abs().max()) < 1e-5
 
@@ -368,6 +382,20 @@ def test_a_key_that_is_another_clients_is_refused() -> None:
     crew.lies["c2", KeysOrder.type] = lambda result, crew: replace(result, cipher_key=first[0].mask_key)
     (outcome,) = crew.run().rounds
     assert outcome.lied == ["c2"] and list(outcome.results) == ["c0", "c1", "c3"]
+
+
+def test_a_second_client_that_signs_with_the_same_key_is_refused() -> None:
+    """One member with several places would count as several."""
+    crew, key = Crew(4), make_key()
+
+    def signed(result: Any, crew: Crew) -> Packable:
+        content = signed_keys(crew.strategy.run_id, 1, result.cipher_key, result.mask_key)
+        return replace(result, identity=public_der(key), signature=sign(key, content))
+
+    crew.lies["c0", KeysOrder.type] = crew.lies["c2", KeysOrder.type] = signed
+    (outcome,) = crew.run().rounds
+    assert outcome.lied == ["c2"] and "expected keys that it has signed with a key of its own" in outcome.refused["c2"]
+    assert "c0" in outcome.refused, "the key is not the one that it signs with"
 
 
 def test_whoever_deals_shares_that_do_not_fit_together_is_named() -> None:
@@ -431,9 +459,10 @@ def test_noise_in_place_of_a_masked_change_does_not_become_the_model() -> None:
 @pytest.mark.parametrize(
     ("kind", "learns", "lied", "why"),
     [
-        (KeysOrder, True, [], "expected this client's own keys in place 2"),
+        (KeysOrder, True, ["c2"], "expected keys that it has signed"),
         (SharesOrder, False, ["c2"], "another"),
         (MaskedOrder, False, [], "the sum is beyond what clients can have sent"),
+        (ConfirmOrder, True, ["c2"], "expected a signature of what it was told"),
         (UnmaskOrder, True, ["c2"], "expected those that it was dealt, found another"),
     ],
 )

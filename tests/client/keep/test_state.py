@@ -226,18 +226,3 @@ def test_saving_is_atomic(state: ClientState, monkeypatch: pytest.MonkeyPatch) -
 
 
 # ---------------------------------------------------------------------- a run that is complete
-
-
-def test_earlier_versions_of_a_complete_run_are_forgotten_and_no_others(state: ClientState) -> None:
-    for run in ("run-1-pfedhn", "run-1-fedavg", "run-12-pfedhn"):
-        for number in (1, 2, 3):
-            state.save_personal(scope(run, number, (1, 2)), LAYOUT, VALUES)
-    state.save_residual(scope("run-1-pfedhn", 1), LAYOUT, VALUES)
-    state.save_residual(scope("run-1-pfedhn", 2, (1,)), LAYOUT, VALUES)
-    earlier = state.folder / "earlier"
-    kept = {path.name for path in earlier.iterdir() if path.name.startswith("run-12")}
-    assert len(list(earlier.iterdir())) > 2 * len(kept) > 0
-    state.forget_earlier("run-1")
-    assert {path.name for path in earlier.iterdir()} == kept
-    assert state.load_personal(scope("run-1-pfedhn"), LAYOUT), "the newest is where it was"
-    ClientState(state.folder / "never").forget_earlier("run-1")

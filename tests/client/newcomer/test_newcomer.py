@@ -7,13 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
-from hyperbloom.client.cli import main
-from hyperbloom.client.newcomer.guarantee import Guarantee, noise_scale
-from hyperbloom.client.newcomer.join import newcomer_app
+from hyperbloom.client.newcomer.guarantee import noise_scale
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
@@ -25,8 +21,7 @@ from hyperbloom.common.export import read_model
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
-from hyperbloom.common.wire.orders import Greeting, Notice
-from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.wire.weights import Weights
 
 SHAPE, CLASSES, DIM = (1, 8, 8), 10, 5
@@ -149,48 +144,9 @@ def test_beyond_the_budget_nothing_leaves(tmp_path: Path) -> None:
     assert isinstance(second.failure, RefusedError) and "--budget" in str(second.failure)
 
 
-def test_examples_without_labels_are_scaled_as_at_training(tmp_path: Path) -> None:
-    stored = np.random.default_rng(0).integers(0, 17, (20, 1, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "x.npz", x=stored)
-    (tmp_path / "images").mkdir()
-    for index, image in enumerate(stored):
-        Image.fromarray(np.round(image[0] * (255 / 16)).astype(np.uint8)).save(tmp_path / "images" / f"{index:02}.png")
-    made = offer()
-    wanted = expected(made, (torch.from_numpy(stored).float() / 16 - 0.3053) / 0.3760)
-    for path, tolerance in ((tmp_path / "x.npz", 1e-5), (tmp_path / "images", 1e-2)):
-        description = newcomer(tmp_path, DataSpec(str(path))).describe(made)
-        assert isinstance(description, Description)
-        torch.testing.assert_close(description.weights.values, wanted, rtol=0, atol=tolerance)
-
-
 def labelled(path: Path, x: np.ndarray, y: np.ndarray) -> DataSpec:
     np.savez(path, x=x, y=y)
     return DataSpec(str(path))
-
-
-def test_labels_play_no_part(tmp_path: Path) -> None:
-    """They decide which example is in which part, and all parts are described."""
-    rng = np.random.default_rng(0)
-    stored = rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8)
-    for x in (stored, rng.normal(size=stored.shape).astype(np.float32)):
-        np.savez(tmp_path / "none.npz", x=x)
-        described = [newcomer(tmp_path, DataSpec(str(tmp_path / "none.npz"))).describe(offer())]
-        for y in (np.arange(40) % 10, rng.permutation(np.arange(40) % 10), np.arange(40) % 3):
-            described.append(newcomer(tmp_path, labelled(tmp_path / "some.npz", x, y)).describe(offer()))
-        values = [one.weights.values for one in described if isinstance(one, Description)]
-        assert len(values) == 4
-        for other in values[1:]:
-            torch.testing.assert_close(other, values[0], rtol=0, atol=1e-6)
-
-
-def test_floats_that_may_be_prepared_otherwise_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    x = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
-    assert isinstance(
-        newcomer(tmp_path, labelled(tmp_path / "floats.npz", x, np.arange(40) % 10)).describe(offer()), Description
-    )
-    assert "took stored numbers divided by 16, less [0.3053], divided by [0.376], these data are taken as they are" in (
-        caplog.text
-    )
 
 
 def test_one_example_exchanged_moves_the_descriptor_by_no_more_than_is_promised(tmp_path: Path) -> None:
@@ -296,52 +252,3 @@ def test_running_statistics_are_taken_from_the_newcomers_examples(tmp_path: Path
 
 
 # ---------------------------------------------------------------------- the command
-
-
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
-        (["--eps", "0.3"], "--eps and --delta: expected both or neither"),
-        (["--budget", "1"], "--budget: expected with --eps"),
-        (["--eps", "1", "--delta", "0.01", "--budget", "nan"], "--budget: expected a number above 0, found nan"),
-        (["--eps", "1", "--delta", "0.01", "--budget", "0"], "--budget: expected a number above 0, found 0"),
-        (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
-        (["--data", "absent.npy"], "expected a file or folder, found none"),
-        (["--partition", "3"], "--partition: expected I/N"),
-        (["--root-certificates", "absent.pem"], "--root-certificates: expected a file"),
-    ],
-)
-def test_wrong_flags_are_told_before_anybody_is_asked(
-    flags: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    insecure = [] if "--root-certificates" in flags else ["--insecure"]
-    needed = ["join", "--server", "127.0.0.1:1", *insecure, "--data", "digits", "--out", str(tmp_path / "model")]
-    assert main([*needed, "--state-dir", str(tmp_path / "state"), *flags]) == 2
-    assert error in capsys.readouterr().err
-    assert not (tmp_path / "model").exists() and not (tmp_path / "state").exists()
-
-
-def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    needed = ["join", "--server", "127.0.0.1:1", "--insecure", "--data", "digits", "--state-dir", str(tmp_path)]
-    Ledger(tmp_path).spend(Guarantee(0.3, 0.01, 50, 0.1, 0.7), None, "box")
-    privacy = ["--eps", "0.3", "--delta", "0.01", "--budget", "0.5"]
-    assert main([*needed, "--out", str(tmp_path / "model"), *privacy]) == 3
-    assert "epsilon 0.3 of 0.5 has been spent" in capsys.readouterr().err
-    (tmp_path / "privacy.json").write_text("{")
-    assert main([*needed, "--out", str(tmp_path / "model")]) == 1
-    assert "is damaged" in capsys.readouterr().err
-    assert main([*needed, "--out", str(tmp_path)]) == 2
-    assert "expected a new or empty folder" in capsys.readouterr().err
-    assert main([*needed, "--out", str(tmp_path / "privacy.json" / "model")]) == 2
-    assert "--out: cannot write" in capsys.readouterr().err
-
-
-def test_a_server_that_trains_is_told_apart(tmp_path: Path) -> None:
-    one = newcomer(tmp_path)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    message = Message(pack(Greeting("0")), 1, Greeting.message_type)
-    answer = newcomer_app(one)(message, Context(0, 0, {}, RecordDict(), {}))
-    assert unpack_answer(Notice, answer.content) == DECLINED  # who is there, it is not told
-    assert "this server trains" in str(one.failure) and "`flower-server serve`" in str(one.failure)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import encoding
@@ -57,6 +58,7 @@ def client(inputs: Tensor, state: ClientState) -> Client:
     """Return as much of a client as has to do with encoders."""
     made = Client.__new__(Client)
     made.settings, made.state = ClientSettings("c"), state
+    made.releases = Releases.of(made.settings)
     made.train_data = Examples(inputs.float(), torch.zeros(len(inputs), dtype=torch.int64))
     object.__setattr__(made.train_data, "inputs", inputs)  # float64 gets past the check for float32 on purpose
     return made

@@ -16,13 +16,12 @@ from torch.nn.utils.parametrizations import weight_norm
 from hyperbloom import __version__
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work.introduction import describe_model
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.client.work.scoring import settle_norms
 from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.alignment import digest_of, reference_weights
 from hyperbloom.common.data import DataSpec, Examples
-from hyperbloom.common.errors import HyperbloomError, ModelError, RefusedError, WireError
+from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings, trace
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec, build_own
@@ -80,46 +79,6 @@ def to_evaluate(**changes: Any) -> EvaluateOrder:
 
 
 # ---------------------------------------------------------------------- what is told
-
-
-@pytest.mark.parametrize(
-    ("disclose", "asks", "told"),
-    [
-        ("types", "own", "that there is one"),
-        ("types", "types", "types"),
-        ("types", "graph", "nothing"),
-        ("all-types", "types", "all"),
-        ("all-types", "graph", "nothing"),
-        ("graph", "own", "that there is one"),
-        ("graph", "types", "types"),
-        ("graph", "graph", "graph"),
-    ],
-)
-def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str, told: str) -> None:
-    expected = {
-        "nothing": (None, None),
-        "that there is one": ((), None),
-        "types": (tuple(map(str, GRAPH.types)), None),
-        "all": (("all",), None),
-        "graph": (None, GRAPH.to_json()),
-    }
-    assert describe_model(SPEC, disclose, asks, "generated") == expected[told]
-    assert describe_model(None, disclose, asks, "generated") == (None, None)
-
-
-def test_types_are_those_for_norms_as_the_server_treats_them() -> None:
-    types, _ = describe_model(SPEC, "types", "types", "local")
-    assert types is not None
-    assert "batchnorm 8 +relu" in types and "batchnorm 8 wb +relu" not in types
-
-
-def test_what_the_server_must_not_ask_is_refused(worker: Worker) -> None:
-    with pytest.raises(RefusedError, match="the server chooses the model of all clients; join without --model"):
-        worker.answer(Greeting(__version__))
-    with pytest.raises(WireError, match=r"greeting: expected asks to be one of .*, found 'data'"):
-        worker.answer(Greeting(__version__, "data", "generated"))
-    with pytest.raises(WireError, match="norms: expected one of generated, local, found None"):
-        worker.answer(Greeting(__version__, "types", None))
 
 
 def test_a_model_that_cannot_be_represented_ends_the_start(tmp_path: Path) -> None:
@@ -371,58 +330,3 @@ def test_what_fails_while_a_scored_model_is_kept_is_not_told(worker: Worker, mon
     monkeypatch.setattr(ClientState, "save_scored", fails)
     with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
         worker.answer(to_evaluate())
-
-
-def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
-    scores = worker.answer(to_evaluate(epochs=3, rate=0.5, batch=16))
-    target = build_own(SPEC)
-    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(hypernetwork()(GRAPH).detach())})
-    data = worker.train_data
-    settle_norms(target, data)
-    target.eval()
-    optimizer = torch.optim.SGD(target.head.parameters(), lr=0.5)  # type: ignore[union-attr, arg-type]
-    generator = torch.Generator().manual_seed(derive(5, "ward-7", 2, "refine"))
-    for _ in range(3):
-        for rows in torch.randperm(len(data), generator=generator).split(16):
-            optimizer.zero_grad()
-            F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
-            optimizer.step()
-    logits = target(worker.test_data.inputs)
-    assert scores.test.loss == pytest.approx(F.cross_entropy(logits, worker.test_data.labels).item(), rel=1e-4)
-    assert scores.test.correct == int((logits.argmax(1) == worker.test_data.labels).sum())
-    assert scores.test.loss != pytest.approx(worker.answer(to_evaluate()).test.loss, rel=1e-2)
-
-
-@pytest.mark.parametrize("generated", [True, False])
-def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(disclosing: Worker, generated: bool) -> None:
-    weights = hypernetwork()(GRAPH).detach()
-    changes = {} if generated else {"hypernetwork": None, "weights": Weights(GRAPH.layout, weights)}
-    order = to_evaluate(epochs=2, rate=0.3, batch=16, part="all", **changes)
-    scores = disclosing.answer(order)
-    target, data = build_own(SPEC), disclosing.train_data
-    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(weights)})
-    settle_norms(target, data)
-    target.eval()
-    optimizer = torch.optim.SGD(target.parameters(), lr=0.3)
-    generator = torch.Generator().manual_seed(derive(5, "ward-7", 2, "refine"))
-    for _ in range(2):
-        for rows in torch.randperm(len(data), generator=generator).split(16):
-            optimizer.zero_grad()
-            F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
-            optimizer.step()
-    stale = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
-    settle_norms(target, data)
-    target.eval()
-    loss = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
-    assert scores.test.loss == pytest.approx(loss, rel=1e-4)
-    assert scores.test.loss != pytest.approx(stale, rel=1e-3)
-
-
-def test_a_refinement_of_all_weights_that_diverges_costs_nothing(worker: Worker) -> None:
-    order = to_evaluate(epochs=5, rate=1e38, batch=8, part="all")
-    assert worker.answer(order) == worker.answer(to_evaluate())
-
-
-def test_a_refinement_that_diverges_costs_nothing(worker: Worker) -> None:
-    order = to_evaluate(epochs=5, rate=1e38, batch=8)
-    assert worker.answer(order) == worker.answer(to_evaluate())

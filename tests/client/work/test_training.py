@@ -10,23 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hyperbloom import __version__
-from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work import evaluation, methods, networks, sgd
-from hyperbloom.client.work.client import LOADED_CLIENTS, client_for
+from hyperbloom.client.work import methods, sgd
 from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.compression import Codec
-from hyperbloom.common.data import DataSpec, load_client_data
-from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
-from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import PFedMe
-from hyperbloom.common.models import MODELS, ModelSpec, build, head_layout
+from hyperbloom.common.data import load_client_data
+from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.models import MODELS, build
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Greeting, Scope, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
-from ..orders import BODY, FULL, LAYOUTS, SPEC, Worker, answer, evaluate_order, initial, train_order, values_of
+from ..orders import BODY, FULL, LAYOUTS, SPEC, Worker, evaluate_order, initial, train_order, values_of
 
 MakeWorker = Callable[..., Worker]
 REPLY = "order: expected reply in ('delta', 'weights', 'nothing') and 1 to 100000 steps, found "
@@ -38,36 +33,6 @@ def forget_personal(worker: Worker) -> None:
 
 
 # ---------------------------------------------------------------------- what it says of itself
-
-
-def test_an_introduction_holds_sizes_and_no_data(make_worker: MakeWorker) -> None:
-    worker = make_worker("ward-7", size="S")
-    data = load_client_data(SHARE)
-    about = worker.answer(Greeting(__version__))
-    assert (about.client_id, about.version, about.size) == ("ward-7", __version__, "S")
-    assert (about.input_shape, about.num_classes) == ((1, 8, 8), 10)
-    assert (about.train_examples, about.val_examples, about.test_examples) == (40, len(data.val), len(data.test))
-    assert about.class_shares == ()
-    assert about.token == worker.state.token()
-
-
-def test_class_shares_are_told_only_if_that_was_wished(make_worker: MakeWorker) -> None:
-    shares = make_worker(disclose=True).answer(Greeting(__version__)).class_shares
-    assert len(shares) == 10
-    assert sum(shares) == pytest.approx(1)
-    assert shares == pytest.approx(load_client_data(SHARE).class_shares.tolist())
-
-
-def test_data_that_cannot_be_loaded_are_told_before_anything_else(make_worker: MakeWorker) -> None:
-    with pytest.raises(DataError, match="found 'nowhere'"):
-        make_worker(data=DataSpec("nowhere"))
-
-
-def test_a_process_loads_the_data_of_the_same_settings_once() -> None:
-    settings = ClientSettings("a", SHARE, "cpu")
-    worker = client_for(settings)
-    assert client_for(ClientSettings("a", SHARE, "cpu")) is worker
-    assert client_for(ClientSettings("b", SHARE, "cpu")) is not worker
 
 
 # ---------------------------------------------------------------------- refused orders
@@ -260,62 +225,6 @@ def test_training_is_local_sgd_on_this_clients_data(make_worker: MakeWorker) -> 
 
 # ---------------------------------------------------------------------- a private body, a private copy
 
-HEADS = head_layout(SPEC)
-COPY = PFedMe(lamda=3.0, inner_steps=2, inner_rate=0.1)
-
-
-def test_a_body_starts_from_what_is_sent_with_the_first_order_and_then_is_its_own(make_worker: MakeWorker) -> None:
-    """Against a client without anything private: the same training, of which the head alone goes back."""
-    whole = initial(seed=3)
-    expected = values_of(make_worker("client-0").answer(train_order("none", "weights", weights=whole)).weights)
-    worker = make_worker("client-0")
-    result = worker.answer(train_order("body", "weights", weights=whole))
-    assert result.weights is not None and result.weights.layout == HEADS
-    assert torch.equal(result.weights.values, Weights(FULL, expected).part(HEADS))
-    body = worker.state.load_personal(Scope("run-1", 1, 5), BODY)
-    assert body is not None
-    assert torch.equal(body[0], Weights(FULL, expected).part(BODY))
-    kept = worker.answer(evaluate_order("body", weights=result.weights))
-    assert worker.answer(evaluate_order("body", weights=Weights(FULL, initial(seed=9).values))) != kept  # its head
-    again = Weights(FULL, FULL.flatten({**FULL.views(initial(seed=9).values), **HEADS.views(result.weights.values)}))
-    assert worker.answer(evaluate_order("body", weights=again)) == kept  # but not its body
-
-
-def test_without_a_body_from_anywhere_it_starts_from_a_seed_of_its_own(make_worker: MakeWorker) -> None:
-    heads = initial(HEADS)
-    one, other = (make_worker(name).answer(evaluate_order("body", weights=heads)) for name in ("a", "b"))
-    assert one != other
-    assert make_worker("a").answer(evaluate_order("body", weights=heads)) == one
-
-
-def test_a_delta_of_the_head_is_against_the_head_that_was_sent(make_worker: MakeWorker) -> None:
-    whole = initial(seed=3)
-    delta = make_worker("client-0").answer(train_order("body", "delta", weights=whole))
-    worker = make_worker("client-0")
-    forget_personal(worker)
-    trained = worker.answer(train_order("body", "weights", weights=whole))
-    assert torch.equal(values_of(delta.weights), values_of(trained.weights) - whole.part(HEADS))
-
-
-def test_a_copy_is_what_is_evaluated_once_there_is_one(make_worker: MakeWorker) -> None:
-    worker = make_worker("client-0")
-    first, second = initial(seed=1), initial(seed=2)
-    before = [worker.answer(evaluate_order("copy", weights=weights)) for weights in (first, second, first)]
-    assert before == [make_worker("client-1").answer(evaluate_order(weights=w)) for w in (first, second, first)]
-    result = worker.answer(train_order("copy", "weights", weights=first, method=COPY))
-    assert result.weights is not None and result.weights.layout == FULL
-    after = [make_worker("client-0").answer(evaluate_order("copy", weights=weights)) for weights in (first, second)]
-    assert after[0] == after[1] != before[0]
-    assert worker.answer(evaluate_order(weights=result.weights)) != after[0]
-
-
-def test_the_copy_trains_from_what_was_sent_and_not_from_what_was_kept(make_worker: MakeWorker) -> None:
-    order = train_order("copy", "weights", weights=initial(seed=1), method=COPY)
-    worker = make_worker("client-0")
-    first = values_of(worker.answer(order).weights)
-    assert torch.equal(values_of(worker.answer(order).weights), first)
-    assert torch.equal(values_of(make_worker("client-0").answer(order).weights), first)
-
 
 # ---------------------------------------------------------------------- batches
 
@@ -351,154 +260,6 @@ def test_the_same_order_twice_gives_the_same_bits(make_worker: MakeWorker) -> No
 
 
 # ---------------------------------------------------------------------- what stays here
-
-
-@pytest.mark.parametrize("private", ["head", "all"])
-def test_training_goes_on_where_it_stopped_also_after_a_restart(make_worker: MakeWorker, private: str) -> None:
-    steady = make_worker("client-0", data=SHARE)
-    results = [steady.answer(train_order(private, round=number)) for number in (1, 2, 3)]
-    final = steady.answer(evaluate_order(private))
-    forget_personal(steady)
-    restarted = [make_worker("client-0").answer(train_order(private, round=number)) for number in (1, 2, 3)]
-    assert [result.loss for result in restarted] == [result.loss for result in results]
-    assert make_worker("client-0").answer(evaluate_order(private)) == final
-    assert results[2].loss < results[0].loss
-    if private == "head":
-        assert torch.equal(values_of(restarted[2].weights), values_of(results[2].weights))
-
-
-def test_what_is_private_is_on_the_disk_before_the_result_leaves(make_worker: MakeWorker) -> None:
-    worker = make_worker()
-    path = worker.state.folder / "personal" / "run-1.safetensors"
-    worker.answer(evaluate_order("head"))
-    assert not path.exists()
-    worker.answer(train_order("head"))
-    first = path.read_bytes()
-    worker.answer(train_order("head", round=2))
-    assert path.read_bytes() != first
-    make_worker("client-1").answer(train_order("none"))
-    assert not (worker.state.folder.parent / "client-1").exists()
-
-
-def test_the_personal_part_is_read_once_and_stays_in_memory(
-    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = make_worker()
-    reads: list[str] = []
-    load = worker.state.load_personal
-
-    def noted(scope: Scope, layout: Layout) -> Any:
-        reads.append(scope.run_id)
-        return load(scope, layout)
-
-    monkeypatch.setattr(worker.state, "load_personal", noted)
-    for number in (1, 2):
-        worker.answer(train_order("head", round=number))
-        worker.answer(evaluate_order("head"))
-    worker.answer(train_order("none"))  # another network
-    worker.answer(evaluate_order("head"))
-    assert reads == ["run-1"]
-    worker.answer(evaluate_order("head", run_id="run-2"))
-    worker.answer(evaluate_order("head"))
-    assert reads == ["run-1", "run-2", "run-1"]
-
-
-def test_what_another_process_learned_meanwhile_is_read_again(make_worker: MakeWorker) -> None:
-    steady = make_worker("client-0")
-    path = steady.state.folder / "personal" / "run-1.safetensors"
-    expected, files = [], []
-    for number in (1, 2, 3):
-        expected.append(steady.answer(train_order("head", round=number)))
-        files.append(path.read_bytes())
-    forget_personal(steady)
-    worker = make_worker("client-0")
-    worker.answer(train_order("head", round=1))
-    path.write_bytes(files[1])  # round 2 was another process's
-    third = worker.answer(train_order("head", round=3))
-    assert torch.equal(values_of(third.weights), values_of(expected[2].weights))
-    assert path.read_bytes() == files[2]
-
-
-@pytest.mark.parametrize("private", ["head", "all"])
-def test_clients_that_take_turns_in_one_process_share_networks_and_nothing_else(
-    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, private: str
-) -> None:
-    names, rounds = ("client-0", "client-1", "client-2"), (1, 2, 3)
-    alone = {}
-    for name in names:
-        worker = make_worker(name)
-        alone[name] = [worker.answer(train_order(private, round=number)) for number in rounds]
-        forget_personal(worker)
-    built: list[ModelSpec] = []
-    monkeypatch.setattr(networks, "build", lambda spec: built.append(spec) or build(spec))
-    networks._network.cache_clear()
-    workers = {name: make_worker(name) for name in names}
-    for number in rounds:
-        for name, worker in workers.items():
-            result = worker.answer(train_order(private, round=number))
-            assert result.loss == alone[name][number - 1].loss
-            if private == "head":
-                assert torch.equal(values_of(result.weights), values_of(alone[name][number - 1].weights))
-    # One for all; the others are the initial values of each client's personal part.
-    assert len(built) == 1 + len(names)
-
-
-def test_a_process_keeps_a_limited_number_of_clients_loaded(make_worker: MakeWorker) -> None:
-    first = ClientSettings("client-0", SHARE, "cpu", state_dir=make_worker("client-0").state.folder)
-    loaded = [client_for(first)]
-    answer(loaded[0], train_order("head"))
-    for index in range(LOADED_CLIENTS):
-        client_for(ClientSettings(f"other-{index}", SHARE, "cpu"))
-    loaded.append(client_for(first))
-    assert loaded[0] is not loaded[1]
-    assert answer(loaded[1], evaluate_order("head")) == answer(loaded[0], evaluate_order("head"))
-
-
-def test_the_head_starts_from_this_clients_own_seed(make_worker: MakeWorker) -> None:
-    scores = {}
-    for name in ("client-0", "client-1", "client-2"):
-        scores[name] = make_worker(name).answer(evaluate_order("head"))
-        assert make_worker(name).answer(evaluate_order("head")) == scores[name]
-    assert len({score.val.loss for score in scores.values()}) == 3
-    assert make_worker("client-0").answer(evaluate_order("head", seed=6)) != scores["client-0"]
-
-
-def test_initialising_the_head_leaves_the_global_generator_alone(make_worker: MakeWorker) -> None:
-    worker = make_worker()
-    worker.answer(evaluate_order("head"))  # builds the network
-    order = evaluate_order("head", run_id="run-2")
-    before = torch.random.get_rng_state()
-    worker.answer(order)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_each_run_starts_with_a_fresh_head_and_finds_its_own_again(make_worker: MakeWorker) -> None:
-    worker = make_worker()
-    fresh = worker.answer(evaluate_order("head"))
-    worker.answer(train_order("head"))
-    trained = worker.answer(evaluate_order("head"))
-    assert trained != fresh
-    assert worker.answer(evaluate_order("head", run_id="run-2")) == fresh
-    assert worker.answer(evaluate_order("head")) == trained
-
-
-def test_evaluation_is_on_validation_and_test_examples_with_the_weights_sent(make_worker: MakeWorker) -> None:
-    data = load_client_data(SHARE)
-    torch.manual_seed(0)
-    module = build(SPEC)
-    counts = []
-    for part in (data.val, data.test):
-        logits = module(part.inputs)
-        counts += [int((logits.argmax(1) == part.labels).sum()), len(part)]
-    result = make_worker().answer(evaluate_order())
-    assert isinstance(result, EvaluateResult)
-    assert [result.val.correct, result.val.total, result.test.correct, result.test.total] == counts
-    assert result.val.loss == pytest.approx(
-        nn.functional.cross_entropy(module(data.val.inputs), data.val.labels).item(), rel=1e-5
-    )
-    assert result.test.loss == pytest.approx(
-        nn.functional.cross_entropy(module(data.test.inputs), data.test.labels).item(), rel=1e-5
-    )
 
 
 def test_a_training_that_is_broken_off_leaves_the_personal_part_as_it_was(
@@ -539,29 +300,6 @@ def test_a_training_that_diverges_leaves_nothing_bad_for_the_next_reply(make_wor
 
 
 # ---------------------------------------------------------------------- what a machine can be short of
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
-def test_out_of_memory_is_told_and_the_client_lives_on(
-    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    worker = make_worker()
-    twin = Worker(dataclasses.replace(worker.settings, state_dir=worker.state.folder.with_name("twin")))
-    expected = twin.answer(train_order("head"))
-
-    def starved(*arguments: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(methods, "train", starved)
-        patch.setattr(evaluation, "evaluate", starved)
-        with pytest.raises(HyperbloomError, match=r"memory is not enough; lower local\.batch_size"):
-            worker.answer(train_order("head"))
-        with pytest.raises(HyperbloomError, match="memory is not enough"):
-            worker.answer(evaluate_order("head"))
-    result = worker.answer(train_order("head"))
-    assert result.loss == expected.loss and result.weights is not None and expected.weights is not None
-    assert torch.equal(result.weights.values, expected.weights.values)
 
 
 def test_a_full_disk_is_told_and_nothing_is_half_written(

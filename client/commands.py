@@ -1,0 +1,239 @@
+"""The subcommands of `flower-client`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
+from hyperbloom.common.commands import FILE, FOLDER, Flag, command, section
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.proposals import DATASETS, proposed
+
+__all__ = ["COMMANDS"]
+
+_STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
+_MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)
+
+
+@command(
+    "keygen",
+    Flag("--out", "where the private key goes (mode 0600)", type=FILE, required=True),
+    example="flower-client keygen --out ward-7.pem",
+)
+def _keygen(out: Path) -> None:
+    """Make this client's key pair.
+
+    The private key stays here, and the server gets the public one. The public key is printed, and written beside the
+    private one with the suffix .pub. Send it to whoever runs the server, who adds it with
+    `flower-server clients add NAME --public-key FILE`.
+    """
+    from hyperbloom.common.keys import fingerprint, make_key, public_pem, write_private_key
+    from hyperbloom.common.storage import write_bytes
+
+    public = out.with_suffix(".pub")
+    if out == public:
+        raise ConfigError(f"--out: expected another suffix than .pub, which the public key gets; found {out}")
+    for path in (out, public):
+        if path.exists():
+            raise ConfigError(f"--out: {path} is there already; keys are never overwritten")
+    key = make_key()
+    write_private_key(out, key)
+    pem = public_pem(key)
+    write_bytes(public, pem.encode())
+    print(f"{pem}fingerprint {fingerprint(pem)}\nthe private key is {out}, the public key {public}")
+
+
+@command(
+    "doctor",
+    *CONNECTION,
+    Flag("--client-id", "names the default state folder", default="client"),
+    _STATE,
+    example="flower-client doctor --server gpu-box:9092 --root-certificates ca.pem --key ward-7.pem",
+)
+def _doctor(
+    server: str | None,
+    insecure: int,
+    root_certificates: Path | None,
+    key: Path | None,
+    client_id: str,
+    state_dir: Path | None,
+) -> int:
+    """Check this machine before it joins.
+
+    Looks at packages, GPU, threads, disk, clock, key, and with --server at the way to the server. Prints a table with
+    what to do for each thing that is not ok. Exit code 1 if something would keep the client from joining, 0 otherwise.
+    Whether the server knows this client's key shows when it joins.
+    """
+    from hyperbloom.client.keep.state import default_state_dir
+    from hyperbloom.common.doctor import check_expiry, check_file, check_folder, check_machine, check_server, report
+    from hyperbloom.common.keys import fingerprint, public_pem, read_private_key
+
+    findings = [*check_machine(), check_folder("state folder", state_dir or default_state_dir(client_id))]
+    if root_certificates:
+        findings.append(check_expiry("CA", root_certificates, "get a new ca.pem from whoever runs the server"))
+    if key:
+        found = check_file("key", lambda: f"{key}: {fingerprint(public_pem(read_private_key(key, '--key')))}")
+        findings.append(found)
+    if server:
+        findings += check_server(server, root_certificates, bool(insecure))
+    return report(findings)
+
+
+@command(
+    "download",
+    click.Argument(["name"], help="name of a data set; see flower-server --list", shell_complete=proposed(DATASETS)),
+    Flag("--root", "where to", type=FOLDER, show_default="$HYPERBLOOM_DATA or ~/.cache/hyperbloom"),
+    example="flower-client download cifar10 --root /data",
+)
+def _download(name: str, root: Path | None) -> None:
+    """Fetch a named data set.
+
+    It is for clients, and for `flower-server` with --engine inline, compare and reproduce. What is there is left alone.
+    torchvision's downloader fetches CIFAR-10 and -100, MNIST and Fashion-MNIST from their publishers. For others the
+    command says what to put where.
+    """
+    from hyperbloom.common.data import DATASETS, DataSpec, load_client_data
+
+    if name not in DATASETS:
+        raise ConfigError(f"expected one of {', '.join(sorted(DATASETS))}; found {name!r}")
+    data = load_client_data(DataSpec(data=name, root=root, download=True))
+    sizes = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
+    print(f"{name} can be read: {sizes}")
+
+
+@command(
+    "export",
+    *data_flags(),
+    Flag("--client-id", "this client's name, as it joined", required=True),
+    _STATE,
+    Flag("--run", "which run, if the state folder holds several"),
+    _MODEL_OUT,
+    example="flower-client export --client-id ward-7 --data scans.npz --out model",
+)
+def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, **data: Any) -> None:
+    """Write this client's own model from its state folder.
+
+    This is for runs in which no one else has the whole model. It is the one with which the client was last scored, as
+    in runs of pfedhn-pc, fedrep, ghn or local. In runs of pfedhn and fedavg the server writes the models:
+    flower-server export. Describe the data as the client joined with them.
+    """
+    from hyperbloom.client.keep.own_model import write_own_model
+    from hyperbloom.client.settings import ClientSettings
+
+    settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir)
+    print(f"{out}: {', '.join(write_own_model(settings, run, out))}")
+
+
+@command(
+    "predict",
+    click.Argument(["files"], help="image, .npy, .npz or folder of images", nargs=-1, required=True, type=FILE),
+    Flag("--model", "model folder, from export or join", required=True, type=FOLDER),
+    Flag("--json as_json", "a JSON object per input, with all probabilities", is_flag=True),
+    example="flower-client predict --model models/ward-7 scan-1.png scan-2.png",
+)
+def _predict(files: tuple[Path, ...], model: Path, as_json: bool) -> None:
+    """Classify images or arrays with an exported model.
+
+    FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. Prints a
+    table, or tab-separated lines when piped: file, class, probability.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hyperbloom.common.data.unlabelled import read_inputs
+    from hyperbloom.common.export import read_model
+
+    described, logits = read_model(model)
+    classes = described.class_names
+    table = Table("file", "class", "probability", box=None, pad_edge=False)
+    in_table = sys.stdout.isatty() and not as_json
+    for inputs in read_inputs(files, described.input_shape, described.scaling):
+        for start in range(0, len(inputs.names), 256):
+            rows = logits(inputs.values[start : start + 256]).double().softmax(1).tolist()
+            for file, row in zip(inputs.names[start : start + 256], rows, strict=True):
+                best = max(range(len(row)), key=row.__getitem__)
+                if as_json:
+                    line = {"file": file, "class": classes[best], "probability": row[best], "probabilities": row}
+                    print(json.dumps(line))
+                elif in_table:
+                    table.add_row(escape(file), escape(classes[best]), f"{row[best]:.4f}")
+                else:
+                    print(file, classes[best], f"{row[best]:.6f}", sep="\t")
+    if in_table:
+        Console().print(table)
+
+
+@command(
+    "join",
+    *CONNECTION,
+    *data_flags(),
+    *section(
+        "Differential privacy of what is sent",
+        Flag("--eps", "add noise for this epsilon", type=float, show_default="no noise"),
+        Flag("--delta", "and this delta; less than one over the number of examples", type=float),
+        Flag("--budget", "refuse if all joins together spend more than this epsilon", type=float),
+    ),
+    SIZE,
+    VERBOSE,
+    Flag("--state-dir", "where privacy spent on these data is entered", type=FOLDER, show_default="per user"),
+    _MODEL_OUT,
+    example="flower-client join --server gpu-box:9092 --root-certificates ca.pem --key me.pem --data x.npz --out model",
+    epilog="exit codes: 0 the model is there, 2 wrong settings or data, 3 refused, or beyond the privacy budget, 5 no "
+    "connection",
+)
+@click.pass_context
+def _join(
+    ctx: click.Context,
+    /,
+    out: Path,
+    eps: float | None,
+    delta: float | None,
+    budget: float | None,
+    state_dir: Path | None,
+    **flags: Any,
+) -> None:
+    """Get a model for this machine's data.
+
+    The server never saw these data, and it takes neither labels nor training. The server (`flower-server serve`) sends
+    an encoder. This machine sends back what the encoder makes of the data (with --eps: with noise that makes it
+    differentially private), and gets weights. They become a model folder for `predict`.
+
+    --data takes what flower-client takes, and also inputs without labels: .npy, .npz with x alone, a folder of images.
+    """
+    if not flags["server"]:
+        ctx.fail("Missing --server.")
+    log_to("join", flags["verbose"])
+    if (eps is None) != (delta is None):
+        raise ConfigError("--eps and --delta: expected both or neither")
+    if budget is not None and eps is None:
+        raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
+    if budget is not None and not 0 < budget < float("inf"):
+        raise ConfigError(f"--budget: expected a number above 0, found {budget:g}")
+    check_security(flags)
+    from hyperbloom.common.export import check_writable
+
+    check_writable(out)  # before the budget is spent
+    link = make_link(flags)
+
+    from hyperbloom.client.keep.state import default_state_dir
+    from hyperbloom.client.newcomer.join import join
+    from hyperbloom.client.newcomer.ledger import Ledger
+    from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
+    from hyperbloom.client.newcomer.sources import Sources
+
+    promise = Promise(eps, delta) if eps is not None and delta is not None else None
+    spec = data_spec(flags)
+    ledger = Ledger(state_dir or default_state_dir("on-demand"))
+    ledger.read()  # a damaged one is told before anybody is asked, and so is an exhausted budget
+    if promise and budget is not None:
+        ledger.afford(promise.epsilon, promise.delta, budget)
+    newcomer = Newcomer(Sources(spec), flags["size"], promise, budget, ledger, flags["server"])
+    join(link, newcomer)
+    print(f"{out}: {', '.join(newcomer.write(out))}")
+
+
+COMMANDS = (_doctor, _download, _export, _join, _keygen, _predict)

@@ -1,0 +1,104 @@
+"""Flags that several commands of `flower-client` have, and what is made of them."""
+
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hyperbloom.common.commands import FILE, FOLDER, Flag, section
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.plain import check_insecure
+from hyperbloom.common.proposals import DATASETS, SPLITS, proposed
+
+if TYPE_CHECKING:
+    from hyperbloom.client.runtime import Link
+    from hyperbloom.common.data import DataSpec
+
+__all__ = ["CONNECTION", "SIZE", "VERBOSE", "check_security", "data_flags", "data_spec", "log_to", "make_link"]
+
+_PLAIN = "plain text, without a key: on loopback; given twice, anywhere"
+CONNECTION = section(
+    "The server",
+    Flag("--server", "the server's Fleet address", metavar="HOST:PORT"),
+    Flag("--insecure", _PLAIN, count=True, show_default=False),
+    Flag("--root-certificates", "CA of the server's certificate", type=FILE, show_default="the system's"),
+    Flag("--key", "this client's private key (flower-client keygen)", type=FILE),
+)
+SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")
+VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=True)
+
+
+def data_flags(default: str | None = None) -> list[Flag]:
+    """Return the flags that say what this machine's data are; without a default --data is required."""
+    what, known = "name, .npz, folder or package.module:function", proposed(DATASETS, "datasets")
+    return section(
+        "Data",
+        Flag("--data", what, default=default, required=not default, metavar="WHAT", shell_complete=known),
+        Flag("--root", "folder with the files of a named data set", type=FOLDER),
+        Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
+        Flag("--split", "how the N shares are made", default="shares", shell_complete=proposed(SPLITS)),
+        Flag("--classes-per-client", "classes, or concepts", default=2),
+        Flag("--alpha", "concentration of the Dirichlet split", default=0.5),
+        Flag("--max-train", "use at most so many training examples", type=int),
+        Flag("--data-seed seed", "seed of the split", default=0),
+    )
+
+
+def data_spec(flags: Mapping[str, Any]) -> "DataSpec":
+    """Return what the flags of `data_flags` describe; other flags are passed over.
+
+    Raises:
+        ConfigError: --partition is not I/N.
+        DataError: a number is out of range.
+    """
+    from hyperbloom.common.data import DataSpec
+
+    found = re.fullmatch(r"(\d+)/(\d+)", flags["partition"] or "0/1", re.ASCII)
+    if not found or int(found[1]) >= int(found[2]):
+        raise ConfigError(f"--partition: expected I/N with 0 <= I < N, such as 2/6; found {flags['partition']!r}")
+    values = {name: flags[name] for name in DataSpec.__dataclass_fields__ if name in flags}
+    part = None if flags["partition"] is None else int(found[1])
+    return DataSpec(**values | {"partition": part, "partitions": int(found[2])})
+
+
+def check_security(flags: Mapping[str, Any]) -> None:
+    """Refuse flags of CONNECTION that do not go together, before anything is loaded.
+
+    Raises:
+        ConfigError: says which.
+    """
+    ca, key, times = flags["root_certificates"], flags["key"], flags["insecure"]
+    if times and (ca or key):
+        flag = "--root-certificates" if ca else "--key"
+        raise ConfigError(f"{flag}: expected without --insecure: plain text uses neither keys nor certificates")
+    if ca and not ca.is_file():
+        raise ConfigError(f"--root-certificates: expected a file, found none at {ca}")
+    if times:
+        check_insecure("--server", flags["server"].rsplit(":", 1)[0], times)
+    elif not key:
+        raise ConfigError(
+            "expected --key FILE, this client's private key (make it with `flower-client keygen --out FILE`), or "
+            "--insecure for plain text on this machine"
+        )
+
+
+def make_link(flags: Mapping[str, Any]) -> "Link":
+    """Return the link that the flags of CONNECTION describe; ConfigError if the key cannot be read."""
+    from hyperbloom.client.runtime import Link
+    from hyperbloom.common.keys import read_private_key
+
+    key = read_private_key(flags["key"], "--key") if flags["key"] else None
+    return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key)
+
+
+def log_to(name: str, verbose: bool) -> None:
+    """Show our log on stderr, each line with the client's name."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(message)s", datefmt="%H:%M:%S"))
+    logger = logging.getLogger("hyperbloom")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,0 +1,99 @@
+"""How often something that was made of a client's training examples has left it: `STATE/releases.json`.
+
+    changes    changes of weights, whatever is done to them, and what some strategies send beside them: descriptors and
+               gradients of an encoder, moments of features, representations
+    scores     losses and numbers of right answers of models that training examples have shaped on this machine
+
+The client counts over all runs and servers, and never down: a restart or a server that goes back changes nothing. A
+release is on the disk before it leaves, so that after a crash there is one too many at most.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.common.reasons import Reason
+from hyperbloom.common.storage import locked, write_json
+
+__all__ = ["MOST_CHANGES", "Kind", "Releases"]
+
+Kind = Literal["changes", "scores"]
+
+MOST_CHANGES = 1000
+"""Changes that a client sends in all, if its user insists on noise or masks and says no number."""
+
+_FLAGS = {"changes": "--max-changes", "scores": "--max-scores"}
+
+
+class Releases:
+    """The ledger of one state folder.
+
+    Args:
+        folder: the state folder.
+        changes: that may leave in all; None for any number.
+        scores: likewise.
+    """
+
+    def __init__(self, folder: Path, changes: int | None, scores: int | None) -> None:
+        """Read nothing yet; what has no bound is not counted."""
+        self.path = folder / "releases.json"
+        self._most: dict[Kind, int | None] = {"changes": changes, "scores": scores}
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> "Releases":
+        """Return a client's ledger, with the bounds that its user has set."""
+        insists = settings.min_noise is not None or settings.min_masked is not None
+        changes, scores = settings.max_changes, settings.max_scores
+        return cls(
+            settings.folder,
+            MOST_CHANGES if changes is None and insists else changes,
+            0 if scores is None and insists else scores,
+        )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything has a bound; what is not counted, such as a loss beside no change, then stays here."""
+        return any(most is not None for most in self._most.values())
+
+    def spend(self, kind: Kind) -> None:
+        """Enter one release that is about to be made.
+
+        Raises:
+            HyperbloomError: there have been as many as the user allows, or the ledger is damaged.
+            ConfigError: it cannot be written.
+        """
+        most = self._most[kind]
+        if most is None:
+            return
+        if most == 0:
+            raise HyperbloomError(
+                f"the client tells no {kind} that are made of its training examples ({_FLAGS[kind]})",
+                reason=Reason.FORBIDDEN,
+            )
+        try:
+            with locked(self.path):
+                counts = self._read()
+                if counts[kind] >= most:
+                    raise HyperbloomError(
+                        f"the client has sent {counts[kind]} {kind} that are made of its training examples; its user "
+                        f"allows {most} ({_FLAGS[kind]})",
+                        reason=Reason.FORBIDDEN,
+                    )
+                counts[kind] += 1
+                write_json(self.path, counts, mode=0o600)
+        except OSError as error:
+            raise ConfigError(f"--state-dir: cannot count what leaves: {error.strerror or error}") from None
+
+    def _read(self) -> dict[Kind, int]:
+        if not self.path.exists():
+            return {"changes": 0, "scores": 0}
+        try:
+            counts: dict[Kind, int] = json.loads(self.path.read_text(encoding="utf-8"))
+            if set(counts) == set(_FLAGS) and all(type(count) is int and count >= 0 for count in counts.values()):
+                return counts
+        except (ValueError, TypeError):
+            pass
+        # To start anew would forget what servers have seen. The server is not told where the file lies.
+        raise HyperbloomError("releases.json in the client's state folder is damaged; restore it from a backup")

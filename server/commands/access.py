@@ -1,0 +1,213 @@
+"""The subcommands that prepare a server: certificates, clients' keys, and a check of the machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hyperbloom.common.commands import FILE, FOLDER, Flag, command, group
+from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.server.flags import CERTS, HOST, PORT
+
+if TYPE_CHECKING:
+    from hyperbloom.common.doctor import Finding
+    from hyperbloom.server.certificates import Certificates
+
+__all__ = ["certs", "clients", "doctor"]
+
+_DIR = Flag("--dir folder", "folder of the certificates", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
+_NAMES = "a name or address of the server, beside localhost and this machine's name; may be repeated"
+_HOSTS = Flag("--host hosts", _NAMES, multiple=True, metavar="NAME_OR_IP")
+_DAYS = Flag("--days", "days that the certificate holds", type=click.IntRange(1), default=365)
+_FORCE = Flag("--force", "replace the CA that is there", is_flag=True)
+_NAME = click.Argument(["name"], help="the client's --client-id")
+
+
+@command("init", _HOSTS, _DAYS, _DIR, _FORCE)
+def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -> None:
+    """Make a CA (certificate authority) and a certificate."""
+    from hyperbloom.server.certificates import default_folder, describe, init
+
+    folder = folder or default_folder()
+    init(folder, list(hosts), days, force)
+    print("\n".join(describe(folder)))
+    print(f"give {folder / 'ca.pem'} to every client; next: flower-server clients add NAME --public-key FILE")
+
+
+@command("renew", _HOSTS, _DAYS, _DIR)
+def _renew(hosts: tuple[str, ...], days: int, folder: Path | None) -> None:
+    """Make a new certificate of the same CA."""
+    from hyperbloom.server.certificates import default_folder, describe, renew
+
+    folder = folder or default_folder()
+    renew(folder, list(hosts), days)
+    print("\n".join(describe(folder)))
+    print("the server shows it from its next start on; clients need nothing new")
+
+
+@command("show", _DIR)
+def _show(folder: Path | None) -> None:
+    """Say what is there."""
+    from hyperbloom.server.certificates import default_folder, describe
+
+    print("\n".join(describe(folder or default_folder())))
+
+
+certs = group(
+    "certs",
+    """Make and show the server's certificates.
+
+    With them the server proves to clients that it is the server. `flower-server` finds the folder by itself:
+    $HYPERBLOOM_CERTS, else ./certs.""",
+    *(_init, _renew, _show),
+    example="flower-server certs init --host gpu-box.hospital.example --host 10.0.0.5",
+)
+
+
+def _files(folder: Path | None) -> "Certificates":
+    from hyperbloom.server.certificates import Certificates, default_folder
+
+    return Certificates(folder or default_folder())
+
+
+@command(
+    "add",
+    _NAME,
+    CERTS,
+    Flag("--public-key", "what flower-client keygen printed", type=FILE),
+    Flag("--replace", "in place of the key that it has", is_flag=True),
+)
+def _add(name: str, certs: Path | None, public_key: Path | None, replace: bool) -> None:
+    """Let a client join."""
+    from hyperbloom.common.keys import fingerprint, make_key, public_pem, read_public_key, write_private_key
+    from hyperbloom.common.names import check_name
+    from hyperbloom.server.registry import ClientRegistry
+
+    files = _files(certs)
+    registry = ClientRegistry(files.clients)
+    if public_key:
+        public = read_public_key(public_key, "--public-key")
+        registry.add(name, public, replace)
+    else:
+        key, path = make_key(), files.folder / f"{check_name(name, 'NAME')}.pem"
+        if path.exists():
+            raise ConfigError(f"{path} is there already; move it to its client or delete it first")
+        public = public_pem(key)
+        registry.add(name, public, replace)
+        write_private_key(path, key)
+        print(f"its private key is {path}: move it to the client (flower-client --key) and delete it here")
+    print(f"{name} may join with key {fingerprint(public)}")
+
+
+@command("list", CERTS)
+def _list(certs: Path | None) -> None:
+    """Say who may join."""
+    from hyperbloom.common.keys import fingerprint
+    from hyperbloom.server.registry import ClientRegistry
+
+    for name, client in ClientRegistry(_files(certs).clients).clients().items():
+        state = f"revoked {client.revoked}" if client.revoked else f"added {client.added}"
+        print(f"{name}  {fingerprint(client.public_key)}  {state}")
+
+
+@command("revoke", _NAME, CERTS)
+def _revoke(name: str, certs: Path | None) -> None:
+    """Let a client join no more."""
+    from hyperbloom.server.registry import ClientRegistry
+
+    ClientRegistry(_files(certs).clients).revoke(name)
+    print(f"{name} may not join any more; its key is retired for good")
+
+
+clients = group(
+    "clients",
+    """Say which clients may join.
+
+    A running server takes notice: a new client can join at once, and a revoked one is out within a round. Make the
+    private key on the client (`flower-client keygen`), so that it never travels. `add` without --public-key makes the
+    pair here.""",
+    *(_add, _list, _revoke),
+    example="flower-server clients add ward-7 --public-key ward-7.pub",
+)
+
+
+@command(
+    "doctor",
+    HOST,
+    PORT,
+    Flag("--insecure", "plain text: expect neither TLS nor keys", count=True, show_default=False),
+    CERTS,
+    Flag("--run-dir", "where runs are written", type=FOLDER, default=Path("runs")),
+    Flag("--server", "test the way to this server, TLS included", metavar="HOST:PORT"),
+    example="flower-server doctor --host 0.0.0.0 --port 9092",
+)
+def doctor(host: str, port: int, insecure: int, certs: Path | None, run_dir: Path, server: str | None) -> int:
+    """Check this machine before a run.
+
+    Looks at packages, GPU, threads, disk, port, certificates, keys, and with --server at a server that runs. Prints a
+    table with what to do for each thing that is not ok. Exit code 1 if something would keep the server from starting,
+    0 otherwise.
+    """
+    from hyperbloom.common.doctor import check_folder, check_machine, check_server, report
+
+    files = _files(certs)
+    findings = [*check_machine(), check_folder("run folder", run_dir)]
+    if server:  # it has the port
+        findings += check_server(server, files.ca if files.ca.exists() else None, bool(insecure))
+    else:
+        findings.append(_port(host, port))
+    if not insecure:
+        findings += _certificates(files)
+    return report(findings)
+
+
+def _port(host: str, port: int) -> "Finding":
+    from hyperbloom.common.doctor import Finding
+    from hyperbloom.server.fleet import check_port
+
+    try:
+        check_port(host, port)
+    except HyperbloomError as error:
+        return Finding("port", "failure", str(error), "end what listens there, or choose another --port")
+    return Finding("port", "ok", f"{host}:{port} is free")
+
+
+def _certificates(files: "Certificates") -> "list[Finding]":
+    from hyperbloom.common.doctor import Finding, check_expiry, check_file
+    from hyperbloom.server.certificates import check_files
+    from hyperbloom.server.registry import ClientRegistry
+
+    if not files.server.is_file():
+        do = "flower-server certs init --host NAME_OR_IP; or --insecure, for one machine"
+        return [Finding("certificates", "failure", f"none in {files.folder}", do)]
+    findings = [
+        check_file("certificates", lambda: "for " + ", ".join(check_files(files))),
+        check_expiry("server.pem", files.server, "flower-server certs renew"),
+        check_expiry("ca.pem", files.ca, "flower-server certs init --force, and the new ca.pem to every client"),
+        _issuer(files),
+    ]
+    if files.ca_key.exists():
+        findings.append(
+            Finding("ca.key", "warning", f"in {files.folder}", "keep it in a safe; only certs renew needs it")
+        )
+    try:
+        clients = ClientRegistry(files.clients).keys()
+    except ValueError as error:  # a ConfigError
+        return [*findings, Finding("clients", "failure", str(error), "restore it, or add the clients anew")]
+    do = "" if clients else "flower-server clients add NAME --public-key FILE"
+    return [*findings, Finding("clients", "ok" if clients else "warning", f"{len(clients)} may join", do)]
+
+
+def _issuer(files: "Certificates") -> "Finding":
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    from hyperbloom.common.doctor import Finding
+
+    try:
+        server, ca = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (files.server, files.ca))
+        server.verify_directly_issued_by(ca)
+    except (OSError, ValueError, TypeError, InvalidSignature):
+        found = "server.pem is not signed by ca.pem: clients will not trust this server"
+        return Finding("signed by", "failure", found, "flower-server certs renew, where ca.key is")
+    return Finding("signed by", "ok", "ca.pem")

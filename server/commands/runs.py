@@ -1,0 +1,215 @@
+"""The subcommands that make runs, watch them, and take things out of their folders."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hyperbloom.common.commands import FILE, FOLDER, Flag, command, names
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.flags import LISTENING, SERIES, set_flag
+
+__all__ = ["compare", "export", "report", "reproduce", "serve", "watch"]
+
+_RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
+
+
+@command("watch", _RUN, example="flower-server watch runs/20260102-030405-pfedhn")
+def watch(run: Path) -> None:
+    """Watch a run from its folder.
+
+    The run may still go on, or be over. The command only reads files, so you can call it on any machine that sees the
+    folder, as often as you like. It shows baselines one after the other: on a terminal as the run itself does,
+    elsewhere as lines.
+    """
+    from rich.console import Console
+
+    from hyperbloom.server.watching import watch
+
+    watch(run, Console())
+
+
+@command(
+    "report",
+    click.Argument(["run"], help="the run's folder, or a comparison's", type=FOLDER),
+    Flag("--out", "where to write it", type=FILE, show_default="RUN/report.html"),
+    Flag("--root", "folder with the data set's files, for the matrix", type=FOLDER),
+    Flag("--no-matrix", "leave the matrix out, which takes time and the data", is_flag=True),
+    example="flower-server report runs/20260102-030405-pfedhn --root /data",
+)
+def report(run: Path, out: Path | None, root: Path | None, no_matrix: bool) -> None:
+    """Write a run's report, one HTML file with all figures.
+
+    It can be read without a network. RUN may also be a comparison's folder (`flower-server compare`); the report is
+    then of the run that was begun first, with the other strategies of its seed. A run writes its report itself when it
+    ends, but without the matrix of heads on other clients' feature extractors. The matrix needs the data, from --root
+    or from where the run found them. Without the data the report says why there is no matrix.
+    """
+    from hyperbloom.server.report import write_report
+
+    print(f"the report is {write_report(run, out, not no_matrix, root)}")
+
+
+@command("serve", _RUN, *LISTENING, example="flower-server serve runs/20260101-120000-odpfl --host 0.0.0.0")
+def serve(run: Path, **listening: Any) -> None:
+    """Give a model to every newcomer who describes its data.
+
+    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
+    Ctrl-C stops the server.
+    """
+    from rich.console import Console
+
+    from hyperbloom.common.config import check
+    from hyperbloom.server.board import plain_text
+    from hyperbloom.server.fleet import Machines, open_for_newcomers, sayer
+    from hyperbloom.server.on_demand import ModelMaker, OnDemandService, check_on_demand
+    from hyperbloom.server.trained import read_trained
+
+    say = sayer(Console())
+
+    def tell(text: str) -> None:
+        say(plain_text(text))
+
+    maker = ModelMaker(read_trained(run, check_on_demand))
+    with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", say, tell) as grid:
+        OnDemandService(grid, maker, tell).serve()
+
+
+@command(
+    "export",
+    _RUN,
+    Flag("--client", "the model of this client"),
+    Flag("--all every", "the models of all clients, a folder each", is_flag=True),
+    Flag("--out", "where the folders go", type=FOLDER, show_default="RUN/models"),
+    Flag("--class-names", "what the classes are called, in order of the labels", metavar="A,B,..."),
+    example="flower-server export runs/20260101-120000-pfedhn --all --out models",
+)
+def export(run: Path, client: str | None, every: bool, out: Path | None, class_names: str | None) -> None:
+    """Write clients' personal models from a run folder.
+
+    Each becomes a folder with the weights (safetensors), a torch program, ONNX (with the extra `export`), model.json
+    and a model card.
+    """
+    if (client is None) != every:
+        raise ConfigError("expected one of --client NAME and --all")
+    from hyperbloom.common.export import write_model
+    from hyperbloom.server.export import Export
+
+    models = Export(run)
+    clients = models.clients(client)
+    out = out or run / "models"
+    taken = [out / each.client_id for each in clients if (out / each.client_id).exists()]
+    if taken:
+        raise ConfigError(f"--out: expected nothing there yet, found {taken[0]}")
+    given = tuple(names(class_names))
+    for personal in models.models(clients):
+        classes = personal.spec.num_classes
+        if given and len(given) != classes:
+            raise ConfigError(f"--class-names: expected {classes} names, found {len(given)}")
+        called = given or tuple(str(label) for label in range(classes))
+        folder = out / personal.client.client_id
+        files = write_model(folder, personal.module, personal.spec, called, personal.scaling, personal.card)
+        print(f"{folder}: {', '.join(files)}", flush=True)
+    if "model.onnx" not in files:
+        print("no ONNX: pip install 'hyperbloom[export]' brings what it takes")
+
+
+@command(
+    "compare",
+    Flag("--strategies", "what to compare; see flower-server --list", required=True, metavar="A,B"),
+    Flag("--config", "YAML file of a run; options_by_strategy holds each strategy's own options", type=FILE),
+    Flag("--seeds", "how many, from the run's seed on", default=3),
+    set_flag("set a key of the run (data.split=iid), or one strategy's option (pfedhn.learning_rate=0.05)"),
+    *SERIES,
+    example="flower-server compare --strategies pfedhn,fedavg,local --config run.yaml --seeds 3 --out runs/compared",
+    epilog="exit codes: 0 all runs are complete, 2 wrong settings, 4 a strategy could not be trained, 130 Ctrl-C",
+)
+def compare(
+    strategies: str,
+    config: Path | None,
+    seeds: int,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    engine: str,
+) -> int:
+    """Compare strategies on the same clients, data and seeds.
+
+    Writes one table and one page. Every strategy and seed is an ordinary run folder under --out. Call the command
+    again with the same --out to go on: finished runs are kept, and the others are run. You may add strategies and
+    seeds; any other change is refused. All clients run on this machine. To compare strategies with clients elsewhere,
+    use `flower-server --baselines`.
+    """
+    from hyperbloom.common.config import parse_assignment, read_yaml
+
+    values = read_yaml(config) if config else {}
+    overrides = dict(parse_assignment(text) for text in assignments)
+    # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
+    from rich.console import Console
+
+    from hyperbloom.server.comparison import check_cells, open_comparison, plan, run_cells, shared_by
+    from hyperbloom.server.comparison_table import write_table
+    from hyperbloom.server.comparison_view import ComparisonView
+
+    out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
+    cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
+    check_cells(cells, engine)
+    with open_comparison(out, shared_by(cells[0].config, engine), cells):
+        print(f"comparison: {out} ({len(cells)} runs; the same command with --out {out} goes on where this one stops)")
+        with ComparisonView(Console(), cells) as view:
+            failures = run_cells(cells, engine, view)
+        print(f"\n{write_table(out, cells)}")
+    print(f"everything is in {out}")
+    return failures[0].exit_code if failures else 0
+
+
+@command(
+    "reproduce",
+    click.Argument(["table"], help="name of a table; see --list", required=False),
+    Flag("--list listed", "list tables and columns, and what can be run here", is_flag=True),
+    Flag("--column", "column of the table"),
+    Flag("--methods", "rows of the table", metavar="A,B", show_default="all that there are"),
+    Flag("--seeds", "how many, from 0 on", type=click.IntRange(1), show_default="the paper's, else 3"),
+    Flag("--rounds", "at most so many rounds of each method", type=click.IntRange(1), show_default="the paper's"),
+    Flag("--root", "folder with the data sets' files", metavar="DIR"),
+    set_flag("set a key of every run, such as sizes=[S]"),
+    *SERIES,
+    example="flower-server reproduce pfedhn-table1 --column cifar10-50 --root /data --rounds 500",
+    epilog="exit codes: 0 all that can be run is complete, 2 wrong settings or missing data, 4 a method could not be "
+    "trained, 130 Ctrl-C",
+)
+def reproduce(
+    table: str | None,
+    listed: bool,
+    column: str | None,
+    methods: str | None,
+    seeds: int | None,
+    rounds: int | None,
+    root: str | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    engine: str,
+) -> int:
+    """Run a table of a paper, and print our numbers beside it.
+
+    --list shows the tables of the four papers, their columns, and what can be run; it also says where a column stands
+    in for data that cannot be had. Call the command again to go on: what is finished is kept. Full runs take hours to
+    days. --rounds, --seeds, --methods and --set make them smaller, and the table names what they change.
+    """
+    from hyperbloom.common.config import parse_assignment
+
+    overrides = dict(parse_assignment(text) for text in assignments) | ({"data.root": root} if root else {})
+    if not listed and not table:
+        raise ConfigError("expected a table such as pfedhn-table1, or --list")
+    from hyperbloom.server import reproduction
+    from hyperbloom.server.paper_tables import load_table, table_names
+
+    if listed or not table:
+        chosen = [table] if table else table_names()
+        print(reproduction.describe({name: load_table(name) for name in chosen}, overrides))
+        return 0
+    paper = load_table(table)
+    column = reproduction.choose_column(paper, column)
+    rows = None if methods is None else names(methods)
+    wanted = reproduction.Reproduction(table, paper, column, rows, seeds or paper.seeds or 3, rounds, overrides)
+    return reproduction.reproduce(wanted, out or Path("runs") / f"reproduce-{table}-{column}", engine)

@@ -1,0 +1,29 @@
+"""Flags that several commands of `flower-server` have."""
+
+import click
+
+from hyperbloom.common.commands import FOLDER, Flag, section
+
+__all__ = ["CERTS", "ENGINES", "HOST", "LISTENING", "PORT", "SERIES", "set_flag"]
+
+ENGINES = click.Choice(["grpc", "inline", "ray"])
+HOST = Flag("--host", "address that clients connect to", default="127.0.0.1")
+PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
+CERTS = Flag(
+    "--certs", "folder of `certs init` and `clients add`", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs"
+)
+_PLAIN = "plain text, and clients without keys: on loopback; given twice, on any address"
+INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)
+LISTENING = section("Where to listen", HOST, PORT, CERTS, INSECURE)
+
+
+SERIES = [
+    Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),
+    Flag("--engine", "clients as processes over gRPC, in this process, or in Ray", type=ENGINES, default="inline"),
+]
+"""What `compare` and `reproduce` have in common."""
+
+
+def set_flag(text: str) -> Flag:
+    """Return the flag `--set`; `text` says what it sets."""
+    return Flag("--set assignments", f"{text}; may be repeated", multiple=True, metavar="KEY=VALUE")

@@ -1,0 +1,119 @@
+"""Refinement is plain SGD on the client's examples, and costs nothing if it diverges."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work.own_network import own_graph
+from hyperbloom.client.work.scoring import settle_norms
+from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import OWN, ModelSpec, build_own
+from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.orders import EvaluateOrder
+from hyperbloom.common.wire.weights import Weights
+
+from ..conftest import SHARE
+from ..orders import Worker, evaluate_order
+
+SPEC = ModelSpec("plain-4", "S", (1, 8, 8), 10)
+
+
+GRAPH = own_graph(SPEC)
+
+
+SETTINGS = Settings(layers=2, latent=8, hidden=4)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    """Return a client with a model of its own."""
+    return Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path / "ward-7", model="plain-4"))
+
+
+@pytest.fixture
+def disclosing(worker: Worker) -> Worker:
+    """Return one whose server may know the graph."""
+    return Worker(dataclasses.replace(worker.settings, disclose="graph"))
+
+
+def hypernetwork(settings: Settings = SETTINGS, types: tuple[LayerType, ...] = GRAPH.types) -> GraphHypernetwork:
+    """Return what the server holds."""
+    return GraphHypernetwork(types, settings, seed=3)
+
+
+def parts(network: GraphHypernetwork) -> Weights:
+    """Return all parts of a hypernetwork as they travel."""
+    layout = Layout.of(network)
+    return Weights(layout, layout.flatten(dict(network.named_parameters())))
+
+
+def ordered(**changes: Any) -> dict[str, Any]:
+    """Return what an order of strategy `ghn` is about."""
+    values: dict[str, Any] = {"round": 2, "model": OWN, "private": "none", "weights": parts(hypernetwork())}
+    return values | {"norms": "generated", "hypernetwork": SETTINGS.to_json()} | changes
+
+
+def to_evaluate(**changes: Any) -> EvaluateOrder:
+    """Return the order to evaluate what `to_train` trains."""
+    return evaluate_order(**ordered(**changes))
+
+
+def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
+    scores = worker.answer(to_evaluate(epochs=3, rate=0.5, batch=16))
+    target = build_own(SPEC)
+    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(hypernetwork()(GRAPH).detach())})
+    data = worker.train_data
+    settle_norms(target, data)
+    target.eval()
+    optimizer = torch.optim.SGD(target.head.parameters(), lr=0.5)  # type: ignore[union-attr, arg-type]
+    generator = torch.Generator().manual_seed(derive(5, "ward-7", 2, "refine"))
+    for _ in range(3):
+        for rows in torch.randperm(len(data), generator=generator).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
+            optimizer.step()
+    logits = target(worker.test_data.inputs)
+    assert scores.test.loss == pytest.approx(F.cross_entropy(logits, worker.test_data.labels).item(), rel=1e-4)
+    assert scores.test.correct == int((logits.argmax(1) == worker.test_data.labels).sum())
+    assert scores.test.loss != pytest.approx(worker.answer(to_evaluate()).test.loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("generated", [True, False])
+def test_refinement_of_all_weights_is_sgd_and_settles_the_norms_anew(disclosing: Worker, generated: bool) -> None:
+    weights = hypernetwork()(GRAPH).detach()
+    changes = {} if generated else {"hypernetwork": None, "weights": Weights(GRAPH.layout, weights)}
+    order = to_evaluate(epochs=2, rate=0.3, batch=16, part="all", **changes)
+    scores = disclosing.answer(order)
+    target, data = build_own(SPEC), disclosing.train_data
+    target.load_state_dict({**target.state_dict(), **GRAPH.layout.views(weights)})
+    settle_norms(target, data)
+    target.eval()
+    optimizer = torch.optim.SGD(target.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(derive(5, "ward-7", 2, "refine"))
+    for _ in range(2):
+        for rows in torch.randperm(len(data), generator=generator).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(target(data.inputs[rows]), data.labels[rows]).backward()
+            optimizer.step()
+    stale = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
+    settle_norms(target, data)
+    target.eval()
+    loss = F.cross_entropy(target(disclosing.test_data.inputs), disclosing.test_data.labels).item()
+    assert scores.test.loss == pytest.approx(loss, rel=1e-4)
+    assert scores.test.loss != pytest.approx(stale, rel=1e-3)
+
+
+def test_a_refinement_of_all_weights_that_diverges_costs_nothing(worker: Worker) -> None:
+    order = to_evaluate(epochs=5, rate=1e38, batch=8, part="all")
+    assert worker.answer(order) == worker.answer(to_evaluate())
+
+
+def test_a_refinement_that_diverges_costs_nothing(worker: Worker) -> None:
+    order = to_evaluate(epochs=5, rate=1e38, batch=8)
+    assert worker.answer(order) == worker.answer(to_evaluate())

@@ -1,0 +1,65 @@
+"""Strangers who attack the port of a running federation, which goes on."""
+
+from collections.abc import Callable
+
+import pytest
+
+from hyperbloom.common.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.certificates import init
+from hyperbloom.server.registry import ClientRegistry
+from siege.stranger import Stranger
+from tests.processes.conftest import Site, superlink_memory
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+def test_strangers_stop_no_round_and_fill_no_memory(
+    site: Site, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    files = init(site.folder / "certs", [], days=30)
+    run = [
+        "--clients",
+        "2",
+        "--cohort",
+        "2",
+        "--rounds",
+        "100000",
+        "--eval-every",
+        "1000",
+        "--certs",
+        str(files.folder),
+    ]
+    brief = ["--set", "local.steps=5", "--set", "hidden_dim=8", "--run-dir", str(site.folder / "run")]
+    server = site.server("--strategy", "pfedhn", *run, *brief, insecure=False)
+    members = []
+    for name in "ab":
+        key, path = make_key(), site.folder / f"{name}.pem"
+        write_private_key(path, key)
+        ClientRegistry(files.clients).add(name, public_pem(key))
+        flags = ["--root-certificates", str(files.ca), "--key", str(path), "--max-train", "60"]
+        members.append(site.client(name, *flags, insecure=False))
+    metrics, address = site.folder / "run/metrics.jsonl", f"127.0.0.1:{site.port}"
+
+    def rounds() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    until(lambda: rounds() > 3, "rounds before the attack")
+    before = superlink_memory(address)
+    attacks = {"calls": (2, 700), "bodies": (3, 1), "gzip": (1, 1), "silent": (300, 1)}
+    strangers = []
+    for how, (connections, calls) in attacks.items():
+        strangers.append(Stranger(address, files.ca, connections, calls))
+        strangers[-1].attack(how)
+    server.wait_for("127.0.0.1 floods the port with calls that are refused; its connections are closed")
+    server.wait_for("127.0.0.1 holds over 256 connections without a call; the oldest are closed")
+    until(lambda: all(stranger.counts["connections"] > 3 for stranger in strangers), "the attacks")
+    begun = rounds()
+    until(lambda: rounds() > begun + 10, "rounds during the attack")
+    for stranger in strangers:
+        stranger.stop()
+    ended = rounds()
+    until(lambda: rounds() > ended + 10, "rounds after the attack")
+    assert [member.popen.poll() for member in members] == [None, None]
+    # Before there was a door, 1,100 MiB of bodies and 3,100 of what unpacked.
+    assert superlink_memory(address, "VmHWM") < before + 200
+    assert server.output.count("floods the port") < 5, "told once a minute"
