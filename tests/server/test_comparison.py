@@ -243,9 +243,14 @@ def test_one_that_is_killed_before_its_first_round_can_be_begun_again(
         raise KeyboardInterrupt
 
     here = tmp_path / "stopped"
-    for name in ("adopt_identities", "inline_grid", "shutil.rmtree", "Session.run"):
+    for name in (
+        "running.adopt_identities",
+        "engine.inline_grid",
+        "comparison.shutil.rmtree",
+        "loop.session.Session.run",
+    ):
         with monkeypatch.context() as patch:  # the one behind meets what this one has left
-            patch.setattr(f"hyperbloom.server.comparison.{name}", stop)
+            patch.setattr(f"hyperbloom.server.{name}", stop)
             assert compare(file, here, strategies="local", seeds=1) == 130
         (here / "local-seed0" / "clients" / "client-0").mkdir(parents=True, exist_ok=True)
     assert compare(file, here, strategies="local", seeds=1) == 0
