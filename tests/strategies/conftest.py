@@ -48,6 +48,7 @@ BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05)
 
 OrderT = TypeVar("OrderT", bound=Order)
 ReturnT = TypeVar("ReturnT")
+GridT = TypeVar("GridT", bound="RecordingGrid")
 Answer = Callable[[str, Any], Any]
 """What the client of a name answers to an order."""
 
@@ -201,17 +202,21 @@ class RecordingGrid(InlineGrid):
         return [value if isinstance(value, bytes) else str(value).encode() for value in values]
 
 
-def scripted_grid(abouts: Sequence[Introduction], answers: Mapping[type[Order], Answer]) -> RecordingGrid:
-    """Return a grid of clients that answer each kind of order with a function."""
+def scripted_grid(
+    abouts: Sequence[Introduction],
+    answers: Mapping[type[Order], Answer],
+    kind: Callable[[ClientApp, Sequence[Mapping[str, Any]]], GridT] = RecordingGrid,  # type: ignore[assignment]
+) -> GridT:
+    """Return a grid, of the class `kind`, of clients that answer each kind of order with a function."""
     app, said = ClientApp(), {about.client_id: about for about in abouts}
 
     def handler(answer: Answer) -> Callable[[Context, Any], Any]:
         return lambda context, order: answer(str(context.node_config["client-id"]), order)
 
     greet: dict[type[Order], Answer] = {Greeting: lambda name, order: said[name]}
-    for kind, answer in (greet | dict(answers)).items():
-        serve(app, kind, handler(answer))
-    return RecordingGrid(app, [{"client-id": name} for name in said])
+    for order, answer in (greet | dict(answers)).items():
+        serve(app, order, handler(answer))
+    return kind(app, [{"client-id": name} for name in said])
 
 
 # ---------------------------------------------------------------------- federations in this process
