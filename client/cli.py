@@ -132,7 +132,7 @@ def _join(flags: Mapping[str, Any]) -> None:
     import torch
 
     from hyperbloom.client.app import app
-    from hyperbloom.client.runtime import exit_with_parent, run_client
+    from hyperbloom.client.link.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
 

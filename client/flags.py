@@ -14,7 +14,7 @@ from hyperbloom.common.plain import check_insecure
 from hyperbloom.common.proposals import DATASETS, SPLITS, proposed
 
 if TYPE_CHECKING:
-    from hyperbloom.client.runtime import Link
+    from hyperbloom.client.link.server import Link
     from hyperbloom.common.data import DataSpec
 
 __all__ = ["CONNECTION", "SIZE", "VERBOSE", "check_security", "data_flags", "data_spec", "log_to", "make_link"]
@@ -87,7 +87,7 @@ def check_security(flags: Mapping[str, Any]) -> None:
 
 def make_link(flags: Mapping[str, Any]) -> "Link":
     """Return the link that the flags of CONNECTION describe; ConfigError if the key cannot be read."""
-    from hyperbloom.client.runtime import Link
+    from hyperbloom.client.link.server import Link
     from hyperbloom.common.keys import read_private_key
 
     key = read_private_key(flags["key"], "--key") if flags["key"] else None

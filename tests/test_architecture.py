@@ -31,7 +31,7 @@ USE_INTERNALS = {
     "server/superlink_limits.py",
     "server/superlink_port.py",
     "server/inline.py",
-    "client/runtime.py",
+    "client/link/runtime.py",
 }
 # What never reaches Flower, directly or through anything that it imports.
 PURE_FOLDERS = (

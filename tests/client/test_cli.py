@@ -12,10 +12,10 @@ import torch
 from flwr.clientapp import ClientApp
 
 from hyperbloom import __version__
-from hyperbloom.client import runtime
 from hyperbloom.client.cli import flower_client, main
 from hyperbloom.client.keep.state import ClientState
-from hyperbloom.client.runtime import Link
+from hyperbloom.client.link import runtime
+from hyperbloom.client.link.server import Link
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.introduction import introduce

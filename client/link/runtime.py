@@ -9,16 +9,11 @@ internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat) 
 import logging
 import random
 import signal
-import socket
-import ssl
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import grpc
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.client.grpc_rere_client import connection as flower_connection
 from flwr.client.grpc_rere_client.connection import grpc_request_response
@@ -41,94 +36,24 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import RetryState, exponential
 
-from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.client.link.pacer import Pacer
+from hyperbloom.client.link.server import REASONS, Link, explanation, refusal, speaks_tls
+from hyperbloom.common.errors import HyperbloomError, RefusedError
 from hyperbloom.common.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
 
-__all__ = ["Link", "Pacer", "exit_with_parent", "run_client"]
+__all__ = ["exit_with_parent", "run_client"]
 
 log = logging.getLogger("hyperbloom.client")
 
 RECONNECT_DELAY_S = 10
 TRANSFER_DEADLINE_S = 120.0
-PROBE_S = 5.0
 LEAVING_S = 5.0
-
-# What an error says, and what it means; the first that fits.
-_REASONS = {
-    "certificate has expired": "its certificate has expired; whoever runs it can make a new one "
-    "(flower-server certs renew)",
-    "certificate is not yet valid": "its certificate does not hold yet; is this machine's clock right?",
-    "Hostname Verification Check failed": "its certificate does not name this address; whoever runs it can add it "
-    "(flower-server certs renew --host NAME_OR_IP)",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
-    "this server from whoever runs it",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
-    "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
-    "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
-}
 
 # What a server says that is away, or too busy; the last is a call that it gave up while this machine stood still.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 _TOO_LARGE = "message larger than max"  # what gRPC says, with the code of a server that is too busy
-
-
-@dataclass(frozen=True)
-class Link:
-    """How to reach the server: `HOST:PORT` of its Fleet API, the CA of its certificate, and this client's own key.
-
-    Without `root_certificates` the system's CAs count; without a key Flower makes one for each session.
-    """
-
-    address: str
-    insecure: bool = False
-    root_certificates: Path | None = None
-    key: ec.EllipticCurvePrivateKey | None = None
-
-
-class Pacer:
-    """Decides how long to wait between two polls: short after a message, seconds when nothing happens.
-
-    Args:
-        fastest: first wait after a message, in seconds.
-        active: longest wait while the last message is younger than `active_for`.
-        idle: longest wait after that, while the server answers at once.
-        active_for: seconds.
-
-    A server that is slow to say that there is nothing has too many who ask: an idle client then waits `PATIENCE` times
-    as long as the answer took, up to `LONGEST` seconds, so that ten thousand of them share what the server can answer.
-    """
-
-    PATIENCE = 20
-    LONGEST = 60.0
-
-    def __init__(
-        self, fastest: float = 0.005, active: float = 0.05, idle: float = 3.0, active_for: float = 30.0
-    ) -> None:
-        """Start idle."""
-        self.fastest, self.active, self.idle, self.active_for = fastest, active, idle, active_for
-        self._delay = fastest
-        self._last_message = -float("inf")
-
-    def message(self, now: float) -> None:
-        """Note that a message came at time `now`."""
-        self._last_message, self._delay = now, self.fastest
-
-    def delay(self, now: float, latency: float = 0.0) -> float:
-        """Return the next wait in seconds, jittered so that clients do not poll in step.
-
-        Args:
-            now: time.
-            latency: seconds that the last poll took.
-        """
-        if now - self._last_message < self.active_for:
-            self._delay = min(self._delay * 1.5, self.active)
-        else:
-            wanted = max(min(self._delay * 1.5, self.idle), min(self.PATIENCE * latency, self.LONGEST))
-            # Back to faster polls in steps, or all who were slowed down come back at once, and again and again.
-            self._delay = max(wanted, 0.8 * self._delay)
-        return self._delay * random.uniform(0.75, 1.25)
 
 
 class _Finished(Exception):
@@ -201,13 +126,13 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
                 session.run()
             except (grpc.RpcError, OSError) as error:
                 log.debug("session lost: %s", error)
-                outcome = _refusal(error)
+                outcome = refusal(error)
             except (_Finished, HyperbloomError) as error:
                 outcome = error  # Flower's context manager would log and swallow it
             finally:
                 patience.start()
     except SystemExit:  # from `_session_not_opened`
-        raise _explanation(link, retries.gave_up_on) from None
+        raise explanation(link, retries.gave_up_on) from None
     except RuntimeError as error:
         # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
         # and an open channel keeps the process from ending.
@@ -323,7 +248,7 @@ class _Retries(RetryInvoker):
 def _retries(link: Link) -> _Retries:
     """Retry while the server is away or too busy, for ever; give up at once on everything that waiting does not mend.
 
-    A TLS handshake that fails is tried again unless the reason is one of `_REASONS`: a server under attack breaks off
+    A TLS handshake that fails is tried again unless the reason is one of `REASONS`: a server under attack breaks off
     handshakes as well.
 
     When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
@@ -340,8 +265,8 @@ def _retries(link: Link) -> _Retries:
             return True
         away = cast(grpc.RpcError, error).code() in _AWAY
         # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
-        wrong = any(sign in str(error) for sign in (*_REASONS, _TOO_LARGE)) or (
-            link.insecure and _speaks_tls(link.address)
+        wrong = any(sign in str(error) for sign in (*REASONS, _TOO_LARGE)) or (
+            link.insecure and speaks_tls(link.address)
         )
         if wrong or not away:
             retries.gave_up_on = error
@@ -366,49 +291,6 @@ def _retries(link: Link) -> _Retries:
         wait_function=wait,
     )
     return retries
-
-
-def _speaks_tls(address: str) -> bool:
-    """Return whether a TLS handshake works at `HOST:PORT`; nobody's certificate is looked at, and nothing is sent."""
-    host, _, port = address.rpartition(":")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])  # without which gRPC refuses, and says so in the server's log
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S) as plain:
-            context.wrap_socket(plain).close()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _refusal(error: Exception) -> RefusedError | None:
-    """Return the refusal that an error is: a key that the server does not take, or takes no more."""
-    if not isinstance(error, grpc.RpcError) or error.code() != grpc.StatusCode.PERMISSION_DENIED:
-        return None
-    return RefusedError(
-        f"the server refused this client: {error.details()}. Ask whoever runs the server to add this client's public "
-        "key (flower-server clients add NAME --public-key FILE)"
-    )
-
-
-def _explanation(link: Link, error: Exception | None) -> HyperbloomError:
-    """Return why no session can be opened, and what to do."""
-    if error is not None and (refusal := _refusal(error)):
-        return refusal
-    text = str(error)
-    for sign, reason in _REASONS.items():
-        if sign in text:
-            return ConnectionFailed(f"cannot open a session with {link.address}: {reason}")
-    if link.insecure and _speaks_tls(link.address):
-        return ConnectionFailed(
-            f"cannot open a session with {link.address}: it speaks TLS; use --root-certificates and --key instead of "
-            "--insecure"
-        )
-    return ConnectionFailed(
-        f"cannot open a session with {link.address}: is it the server's Fleet port, and do TLS and certificates "
-        "match on both sides (--insecure, or --root-certificates and --key)?"
-    )
 
 
 def exit_with_parent(parent_pid: int) -> None:
