@@ -39,7 +39,7 @@ from flwr.supercore.retry.retry_invoker import RetryState, exponential
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import REASONS, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import HyperbloomError, RefusedError
-from hyperbloom.common.signals import terminate_as_interrupt
+from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
 

@@ -21,7 +21,7 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, mnist
 from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
-from hyperbloom.common.keys import make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key, write_private_key
 from hyperbloom.common.wire.orders import Greeting
 from tests.parsing import parse
 

@@ -16,9 +16,9 @@ from hyperbloom.client.work import vectorised
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.wire import SGD, Failed, Greeting, Introduction, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
-from hyperbloom.server import engine
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids import engine
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies.algorithm import Algorithm

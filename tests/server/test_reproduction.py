@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError
-from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
-from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.compare import paper_tables
+from hyperbloom.server.compare.view import ComparisonView
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.session import Session
 

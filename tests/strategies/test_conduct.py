@@ -15,7 +15,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.messages import UNREADABLE, TrainOrder, TrainResult, Weights
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.conduct import Conduct
 from hyperbloom.strategies.personalised import ClientUpdate

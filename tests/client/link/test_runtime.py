@@ -31,10 +31,10 @@ from hyperbloom.client.link import runtime
 from hyperbloom.client.link.runtime import _Finished, _retries, _serve, _Session, run_client
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
-from hyperbloom.common.keys import make_key
+from hyperbloom.common.secrecy.keys import make_key
 from hyperbloom.common.wire.orders import Greeting, Notice
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.server.certificates import init
+from hyperbloom.server.access.certificates import init
 
 RUN, NODE = 77, 5
 LINK = Link("127.0.0.1:1", insecure=True)

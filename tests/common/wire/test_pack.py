@@ -70,7 +70,7 @@ from hyperbloom.common.wire import (
     Weights,
 )
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack, unpack_answer, weigh
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 
 KEY = "hyperbloom"
 TWO = Layout((("weight", (2, 3)), ("bias", (2,))))
