@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.wire import Order, TrainOrder, TrainResult, Weights
-from hyperbloom.common.wire.pack import pack
+from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.strategies.hypernetworks.learner import Reply
 from tests.strategies.conftest import Answer, Inline, RecordingGrid, introduction, joined, scripted_grid
 
@@ -48,6 +48,7 @@ class Desk(RecordingGrid):
     Attributes:
         orders: of this round, by name.
         replies: what clients have answered, by name.
+        asked: name and round of every order to train.
     """
 
     def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, Any]]) -> None:
@@ -55,12 +56,14 @@ class Desk(RecordingGrid):
         self.deliver: Callable[[], Sequence[Message]] = lambda: list(self.replies.values())
         self.orders: dict[str, Message] = {}
         self.replies: dict[str, Message] = {}
-        self._asked: set[str] = set()
+        self.asked: list[tuple[str, int]] = []
+        self._pulled: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         outgoing = list(messages)
         found = {NAMES[m.metadata.dst_node_id - 2]: m for m in outgoing if _is_training(m)}
-        self.orders = found or self.orders
+        self.orders |= found
+        self.asked += [(name, unpack(TrainOrder, message.content).scope.round) for name, message in found.items()]
         return super().push_messages(outgoing)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -69,12 +72,12 @@ class Desk(RecordingGrid):
         found = {NAMES[m.metadata.src_node_id - 2]: m for m in replies if _is_training(m)}
         if not found:
             return replies
-        self.replies, self._asked = found, self._asked | wanted
+        self.replies, self._pulled = found, self._pulled | wanted
         return self.deliver()
 
     def stalled(self) -> set[str]:
         """Return the orders that are not waited for: an answer that has not come with the others never will."""
-        return self._asked
+        return self._pulled
 
     def answer(self, name: str, content: RecordDict | Error | TrainResult) -> Message:
         """Return another answer to a client's order."""

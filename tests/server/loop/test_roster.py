@@ -1,14 +1,12 @@
-"""Who is who: rows for ever, secrets that are not kept, draws that favour nobody."""
+"""Who is who: rows for ever, and secrets that are not kept."""
 
 import hashlib
-import itertools
 import json
-from collections import Counter
 
 import pytest
 
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.roster import Roster
 from tests.strategies.conftest import introduction
 
 
@@ -28,7 +26,7 @@ def test_clients_get_rows_in_the_order_in_which_they_are_admitted() -> None:
     roster = Roster(0)
     for row, (node, name) in enumerate([(9, "c"), (4, "a"), (7, "b")]):
         client, moved_from = roster.admit(node, introduction(name, train_examples=10 + row))
-        assert (client.client_id, client.row, client.node_id) == (name, row, node)
+        assert (client.client_id, client.row, roster.node_of(client)) == (name, row, node)
         assert client.about.train_examples == 10 + row
         assert moved_from is None
     assert len(roster) == 3
@@ -40,7 +38,7 @@ def test_a_client_that_shows_its_secret_again_gets_its_row_again() -> None:
     roster = roster_of("abc")
     assert roster.leave(3) is not None
     client, moved_from = roster.admit(11, introduction("b", train_examples=99))
-    assert (client.row, client.node_id, client.about.train_examples) == (1, 11, 99)
+    assert (client.row, roster.node_of(client), client.about.train_examples) == (1, 11, 99)
     assert moved_from is None  # it had left its node
     assert rows(roster) == {"a": 0, "b": 1, "c": 2}
 
@@ -48,7 +46,7 @@ def test_a_client_that_shows_its_secret_again_gets_its_row_again() -> None:
 def test_a_client_that_moves_is_on_its_new_node_only() -> None:
     roster = roster_of("abc")
     client, moved_from = roster.admit(11, introduction("b"))
-    assert (client.row, client.node_id, moved_from) == (1, 11, 3)
+    assert (client.row, roster.node_of(client), moved_from) == (1, 11, 3)
     assert roster.on_node(3) is None
     found = roster.on_node(11)
     assert found is not None and found.client_id == "b"
@@ -69,13 +67,13 @@ def test_the_number_of_live_clients_is_that_of_the_live_clients() -> None:
     for step, expected in zip(steps, (2, 2, 2, 3, 3, 3), strict=True):
         step()
         assert roster.live_count == len(roster.live) == expected
-    assert [client.node_id for client in roster.live] == [10, 9, 4]
+    assert [roster.node_of(client) for client in roster.live] == [10, 9, 4]
 
 
 def test_a_node_is_one_client() -> None:
     roster = roster_of("ab")
     roster.admit(2, introduction("c"))
-    assert {client.client_id: client.node_id for client in roster} == {"a": None, "b": 3, "c": 2}
+    assert {client.client_id: roster.node_of(client) for client in roster} == {"a": None, "b": 3, "c": 2}
     found = roster.on_node(2)
     assert found is not None and found.client_id == "c"
     assert roster.live_count == 2
@@ -93,7 +91,7 @@ def test_another_secret_does_not_get_the_name(leaves: bool, where: str) -> None:
     assert roster.on_node(11) is None
 
 
-def test_leaving_keeps_the_row_and_takes_the_client_out_of_the_draws() -> None:
+def test_leaving_keeps_the_row() -> None:
     roster = roster_of("abc")
     gone = roster.leave(3)
     assert gone is not None and gone.client_id == "b"
@@ -101,8 +99,7 @@ def test_leaving_keeps_the_row_and_takes_the_client_out_of_the_draws() -> None:
     assert roster.leave(77) is None
     assert rows(roster) == {"a": 0, "b": 1, "c": 2}
     assert [client.client_id for client in roster.live] == ["a", "c"]
-    drawn = {client.client_id for number in range(20) for client in roster.draw(number, 2)}
-    assert drawn == {"a", "c"}
+    assert roster.live_count == 2 and [roster.is_live(client) for client in roster] == [True, False, True]
 
 
 def test_sort_numbers_newcomers_by_name_and_leaves_the_first_rows() -> None:
@@ -117,41 +114,6 @@ def test_sort_numbers_newcomers_by_name_and_leaves_the_first_rows() -> None:
     assert rows(permuted) == {"a": 0, "b": 1, "c": 2, "x": 3, "z": 4}
 
 
-def test_a_draw_is_decided_by_seed_and_round_and_comes_in_order_of_rows() -> None:
-    roster, again, other = roster_of("abcdefghij"), roster_of("abcdefghij"), roster_of("abcdefghij", seed=1)
-    for number in range(30):
-        drawn = roster.draw(number, 4)
-        assert len({client.row for client in drawn}) == 4
-        assert [client.row for client in drawn] == sorted(client.row for client in drawn)
-        assert drawn == again.draw(number, 4) == roster.draw(number, 4)
-    assert len({tuple(c.row for c in roster.draw(number, 4)) for number in range(30)}) > 20
-    assert sum(roster.draw(number, 4) == other.draw(number, 4) for number in range(30)) < 5
-
-
-def test_a_draw_is_uniform() -> None:
-    clients, size, rounds = 10, 3, 3000
-    roster = roster_of("abcdefghij")
-    drawn = [tuple(client.row for client in roster.draw(number, size)) for number in range(rounds)]
-    single = Counter(itertools.chain.from_iterable(drawn))
-    pairs = Counter(pair for rows_drawn in drawn for pair in itertools.combinations(rows_drawn, 2))
-    # Counts of draws without replacement are negatively correlated: scaled so, the sum is chi-squared, n - 1 degrees.
-    share = size / clients
-    statistic = sum((single[row] - rounds * share) ** 2 for row in range(clients))
-    statistic *= (clients - 1) / clients / (rounds * share * (1 - share))
-    assert statistic < 27.88  # the 0.999 quantile for 9 degrees
-    expected = rounds * size * (size - 1) / (clients * (clients - 1))
-    assert len(pairs) == 45
-    assert all(abs(count - expected) < 4.5 * expected**0.5 for count in pairs.values())
-
-
-def test_a_draw_may_be_limited_to_some_clients_and_asks_for_no_more_than_there_are() -> None:
-    roster = roster_of("abcdef")
-    some = [client for client in roster if client.row >= 4]
-    assert {c.client_id for number in range(20) for c in roster.draw(number, 1, some)} == {"e", "f"}
-    assert [c.client_id for c in roster.draw(0, 5, some)] == ["e", "f"]
-    assert roster.draw(0, 3, []) == []
-
-
 def test_a_stored_roster_comes_back_with_everybody_away() -> None:
     roster = roster_of("cab", seed=5)
     roster.leave(3)
@@ -159,9 +121,7 @@ def test_a_stored_roster_comes_back_with_everybody_away() -> None:
     again = Roster.from_json(stored)
     assert again.seed == 5
     assert again.live == []
-    assert [(c.client_id, c.row, c.token_hash, c.about) for c in again] == [
-        (c.client_id, c.row, c.token_hash, c.about) for c in roster
-    ]
+    assert list(again) == list(roster)
     assert json.loads(json.dumps(again.to_json())) == stored
     client, moved_from = again.admit(20, introduction("a"))
     assert (client.row, moved_from) == (1, None)
@@ -182,21 +142,9 @@ def test_class_shares_and_shapes_come_back_as_they_were() -> None:
 def test_secrets_are_not_kept() -> None:
     roster = roster_of("ab")
     roster.admit(9, introduction("a"))
-    for client in roster:
+    stored = roster.to_json()
+    for client, entry in zip(roster, stored["clients"], strict=True):
         secret = f"secret of {client.client_id}"
-        assert client.token_hash == hashlib.sha256(secret.encode()).hexdigest()
-        assert client.about.token == ""
-    assert "secret of" not in json.dumps(roster.to_json()) + repr(list(roster))
-    assert "token" not in roster.to_json()["clients"][0]["about"]
-
-
-def test_cohorts_are_drawn_from_those_who_have_no_order_left_to_answer() -> None:
-    roster, small = roster_of("abcdef"), roster_of("bdf", seed=0)
-    roster.busy = {2, 4, 6, 99}  # a, c, e, and a node that is gone
-    assert [client.client_id for client in roster.idle] == ["b", "d", "f"]
-    assert (roster.idle_count, roster.live_count) == (3, 6)
-    for number in range(20):
-        names = [client.client_id for client in roster.draw(number, 2)]
-        assert names == [client.client_id for client in small.draw(number, 2)]
-    assert [client.client_id for client in roster.draw(1, 9)] == ["b", "d", "f"]
-    assert [client.client_id for client in roster.draw(1, 9, among=roster.live)] == list("abcdef")
+        assert entry["token_hash"] == hashlib.sha256(secret.encode()).hexdigest()
+        assert client.about.token == "" and "token" not in entry["about"]
+    assert "secret of" not in json.dumps(stored) + repr(vars(roster))
