@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hyperbloom.client.app import train_all
-from hyperbloom.client.work import vectorised
+from hyperbloom.client.work import together
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.wire import SGD, Failed, Greeting, Introduction, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
@@ -28,13 +28,13 @@ from hyperbloom.strategies.algorithm import Algorithm
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of clients of every group that trains at once."""
     sizes: list[int] = []
-    real = vectorised.train_rows
+    real = together.train_rows
 
     def noted(*arguments: Any) -> Tensor:
         sizes.append(len(arguments[-1]))
         return real(*arguments)
 
-    monkeypatch.setattr(vectorised, "train_rows", noted)
+    monkeypatch.setattr(together, "train_rows", noted)
     return sizes
 
 
@@ -116,7 +116,7 @@ def order(grid: InlineGrid, node: int, **changes: Any) -> Message:
     """Return an order to train something that stays on the client."""
     values: dict[str, Any] = {"model": "mlp", "num_classes": 10, "round": 1} | changes
     target = Target(values["model"], values["num_classes"], "all")
-    sgd = SGD(**LocalConfig(steps=2).order(1, 1))
+    sgd = SGD(2, 64, 5e-3, 0.9, 5e-5, 50.0)
     content = TrainOrder(Scope("run", values["round"], 0), target, sgd, "nothing")
     return Message(pack(content), node, TrainOrder.message_type)
 
@@ -157,8 +157,8 @@ def test_replies_and_errors_are_those_of_one_by_one(tmp_path: Path, groups: list
     at_once = answers(four_clients(folder, vectorise=True))
     assert groups == [2]
     assert [type(answer) for answer in at_once] == [float, Introduction, float, str, str, str, float]
-    assert at_once[3] == "WireError: order: 9 classes, but this client's data have 10"
-    assert at_once[4] == "WireError: TrainOrder.steps: expected int, found float"
+    assert at_once[3] == "order: 9 classes, but this client's data have 10"
+    assert at_once[4] == "TrainOrder.sgd.steps: expected int, found float"
     for got, want in zip(at_once, one_by_one, strict=True):
         assert got == (pytest.approx(want, rel=1e-5) if isinstance(want, float) else want)
 

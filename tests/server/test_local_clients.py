@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hyperbloom.client import worker
 from hyperbloom.client.cli import main as client_main
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work import client
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, HyperbloomError
 from hyperbloom.common.secrecy.keys import public_pem, read_private_key
@@ -50,7 +50,7 @@ def understood(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], ClientS
         found.append(settings)
         raise Understood
 
-    monkeypatch.setattr(worker, "client_for", take)
+    monkeypatch.setattr(client, "client_for", take)
 
     def parse(words: list[str]) -> ClientSettings:
         assert client_main(words) == Understood.exit_code
