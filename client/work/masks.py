@@ -33,6 +33,7 @@ from hyperbloom.client.work.permissions import check_sum
 from hyperbloom.client.work.training import train
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, sign, verify
 from hyperbloom.common.secrecy.masks import (
@@ -249,7 +250,7 @@ class SecureRound:
         clients, threshold = self._agreement.scale.clients, self._agreement.threshold
         if order.reply != "weights" or order.codec is not None or order.weights is None:
             raise WireError("order: expected weights, reply 'weights' and no compression for a change that is masked")
-        if order.resemble is not None:
+        if order.resemble is not None or isinstance(order.method, Aligned):
             raise WireError("order: expected a method that needs nothing beside the weights for a masked change")
         if list(masking.there) != sorted(set(masking.there)) or not set(masking.there) <= set(range(clients)):
             raise WireError("order: expected the places of clients that are there, each once, in order")

@@ -128,10 +128,6 @@ class _MaskedTraining:
         """Play the exchanges; return the mean as every client's update. _Dropped as soon as too few are left."""
         if not self.cohort:
             return []
-        first = next(iter(self.wanted.orders(self.cohort[:1])))
-        if first.reply == "nothing":  # nothing is to be summed
-            updates: Sequence[Update] = yield self.wanted
-            return updates
         if len(self.cohort) < FEWEST_CLIENTS:
             raise _Dropped(f"secure aggregation needs {FEWEST_CLIENTS} clients, and {len(self.cohort)} could be asked")
         keys_order = KeysOrder(self.run_id, self.number)
@@ -363,6 +359,7 @@ class _MaskedTraining:
         except WireError as error:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         members = self._who(masked)
+        quiet = self.orders[members[0].row].noise is not None  # then clients keep their losses to themselves
         counts = capped_examples(members, self.masks.config.examples_cap)
         updates = []
         for client, examples in zip(members, counts, strict=True):
@@ -370,7 +367,7 @@ class _MaskedTraining:
             change = torch.from_numpy(self.sum.gather(mean, client.row))
             by_weights = self.orders[client.row].reply == "weights"
             returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
-            result = TrainResult(masked[client.row].seconds, loss=loss)
+            result = TrainResult(masked[client.row].seconds, loss=None if quiet else loss)
             updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
         self.masks.outcome.results = {update.client.client_id: as_told(update.result) for update in updates}
         return updates
