@@ -167,6 +167,11 @@ class RecordingGrid(InlineGrid):
         super().__init__(app, node_configs)
         self.passed: list[tuple[str, bool, RecordDict]] = []
 
+    def restart(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
+        """Put clients on new nodes in place of those that are here."""
+        nodes = enumerate(node_configs, start=max(self._contexts) + 1)
+        self._contexts = {node: Context(1, node, dict(config), RecordDict(), {}) for node, config in nodes}
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         outgoing = list(messages)
         self.passed += [(message.metadata.message_type, True, message.content) for message in outgoing]
@@ -281,6 +286,13 @@ class Inline:
         self.roster.sort(self.known)
         self.federation.admission.begin(self.roster, self.known)
         return self
+
+    def come_back(self, settings: Sequence[ClientSettings]) -> None:
+        """Restart all clients, and wait until those of these settings are back."""
+        wanted = sum("is back" in event for event in self.events) + len(settings)
+        self.grid.restart([each.to_node_config() for each in settings])
+        while sum("is back" in event for event in self.events) < wanted:
+            self.federation.poll()
 
     def loop(self, *listeners: Listener) -> Run:
         """Return what plays the algorithm's rounds."""
