@@ -10,7 +10,7 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import RoundReport, Selection

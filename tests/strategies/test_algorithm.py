@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyperbloom.client.work import training
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.common import privacy
+from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError

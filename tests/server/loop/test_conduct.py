@@ -17,7 +17,7 @@ from hyperbloom.server.loop.conduct import Conduct
 from hyperbloom.server.loop.post import UNREADABLE
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import run_rounds
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 from tests.strategies.conftest import History, Inline, scored
 
 from .desk import Desk, federation
