@@ -45,7 +45,7 @@ def lie(order: Message, fill: float = math.nan, loss: float = 1.0, layout: Layou
 
 def clients(answer: Any, **changes: Any) -> tuple[Inline, Desk]:
     """Return three clients that are all asked in each round; b gives this answer."""
-    values = {"rounds": 16, "eval_every": 8, "options": {"hidden_dim": 4}}
+    values: dict[str, Any] = {"rounds": 16, "eval_every": 8, "options": {"hidden_dim": 4}}
     made, desk = federation(
         {EvaluateOrder: lambda name, order: scored((5, 10, 1.0), (5, 10, 1.0))}, **(values | changes)
     )
