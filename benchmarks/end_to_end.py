@@ -4,7 +4,7 @@ Ten clients with 800 CIFAR-10-shaped images each, the paper's LeNet, one client 
 its weights, 50 local steps with batches of 64, learn from the change. A client step is one such visit. Evaluation is
 left out on both sides.
 
-* ours: `--engine inline`: strategy, roster, messages and their checks, `ClientApp` and worker, without sockets;
+* ours: `--engine inline`: algorithm, roster, messages and their checks, `ClientApp` and client, without sockets;
 * other: `textbook`: a head per tensor, `torch.optim.SGD`, `next(iter(DataLoader(..., shuffle=True)))` at each step,
   images turned from bytes to floats one by one, as the authors' code does.
 
