@@ -30,7 +30,7 @@ from hyperbloom.common.wire import (
     TrainResult,
 )
 from hyperbloom.common.wire.pack import unpack, unpack_answer
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.exchange import Outcome
@@ -48,6 +48,7 @@ BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05)
 
 OrderT = TypeVar("OrderT", bound=Order)
 ReturnT = TypeVar("ReturnT")
+GridT = TypeVar("GridT", bound="RecordingGrid")
 Answer = Callable[[str, Any], Any]
 """What the client of a name answers to an order."""
 
@@ -148,7 +149,7 @@ def update_of(
     result = returned if isinstance(returned, TrainResult) else TrainResult(0.0)
     values = returned if isinstance(returned, Tensor) else returned.weights and returned.weights.values
     sent = order.weights.part(layout) if order is not None and order.weights and layout is not None else None
-    found = {"sent": sent, "returned": values, "layout": layout, "examples": client.about.train_examples}
+    found: dict[str, Any] = {"sent": sent, "returned": values, "layout": layout, "examples": client.about.train_examples}
     return Update(client, result, **(found | changes))
 
 
@@ -206,17 +207,21 @@ class RecordingGrid(InlineGrid):
         return [value if isinstance(value, bytes) else str(value).encode() for value in values]
 
 
-def scripted_grid(abouts: Sequence[Introduction], answers: Mapping[type[Order], Answer]) -> RecordingGrid:
-    """Return a grid of clients that answer each kind of order with a function."""
+def scripted_grid(
+    abouts: Sequence[Introduction],
+    answers: Mapping[type[Order], Answer],
+    kind: Callable[[ClientApp, Sequence[Mapping[str, Any]]], GridT] = RecordingGrid,  # type: ignore[assignment]
+) -> GridT:
+    """Return a grid, of the class `kind`, of clients that answer each kind of order with a function."""
     app, said = ClientApp(), {about.client_id: about for about in abouts}
 
     def handler(answer: Answer) -> Callable[[Context, Any], Any]:
         return lambda context, order: answer(str(context.node_config["client-id"]), order)
 
     greet: dict[type[Order], Answer] = {Greeting: lambda name, order: said[name]}
-    for kind, answer in (greet | dict(answers)).items():
-        serve(app, kind, handler(answer))
-    return RecordingGrid(app, [{"client-id": name} for name in said])
+    for order, answer in (greet | dict(answers)).items():
+        serve(app, order, handler(answer))
+    return kind(app, [{"client-id": name} for name in said])
 
 
 # ---------------------------------------------------------------------- federations in this process
