@@ -1,7 +1,7 @@
 """What the programs share: synthetic CIFAR-10, a run over it, and rounds that are driven one at a time.
 
-`Rounds` is the server's own loop (`hyperbloom.server.loop.rounds`) with the exchange of messages left open, so that two ways
-of exchanging them can be timed around the same strategy.
+`Rounds` is the server's own loop (`hyperbloom.server.loop.rounds`) with the exchange of messages left open. So two ways of
+exchanging them can be timed around the same algorithm.
 """
 
 import time
@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.strategies import make_algorithm
 from hyperbloom.server.loop.roster import Roster
+from hyperbloom.strategies import make_algorithm
 
 __all__ = ["LENET_FLOATS", "Rounds", "run_config", "write_images"]
 

@@ -20,17 +20,17 @@ from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
+from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common import wire
-from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.wire.pack import pack
 from hyperbloom.server import rounds
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.hypernetworks import learner
-from hyperbloom.server.loop.roster import Roster
 
 ANSWERS_AT_ONCE = 32
 

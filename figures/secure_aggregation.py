@@ -22,7 +22,7 @@ from benchmarks.federation import PATIENCE_S, write_images
 from benchmarks.measure import machine
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.federation import Federation, Traffic
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import Leg

@@ -10,7 +10,7 @@ import torch
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import ConfigError, DataError, ModelError
 from hyperbloom.common.models import ModelSpec, build, build_own, full_layout
-from hyperbloom.common.plugins import plugin_lines, plugins
+from hyperbloom.common.program.plugins import plugin_lines, plugins
 from hyperbloom.server.cli import main
 from hyperbloom.strategies import STRATEGIES, find_strategy
 

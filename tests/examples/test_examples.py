@@ -14,10 +14,10 @@ from hyperbloom.common.config import make_run_config
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.models import build_from_factory
 from hyperbloom.server.cli import main
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import find_strategy
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.personalised import ClientUpdate
-from hyperbloom.server.loop.roster import Roster
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("hospital", "momentum", "text", "text_on_demand")

@@ -17,11 +17,9 @@ from hyperbloom.client import secure_aggregation as client_side
 from hyperbloom.client import worker as worker_module
 from hyperbloom.client.secure_aggregation import begin
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.common import privacy
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.graphs import SHARED
-from hyperbloom.common.keys import make_key, public_der, sign
 from hyperbloom.common.messages import (
     ConfirmOrder,
     EvaluateResult,
@@ -35,8 +33,10 @@ from hyperbloom.common.messages import (
     UnmaskResult,
     Weights,
 )
-from hyperbloom.common.secure_aggregation import Scale, commit, threshold_of
-from hyperbloom.common.secure_sum import signed_keys
+from hyperbloom.common.secrecy import noise as privacy
+from hyperbloom.common.secrecy.keys import make_key, public_der, sign
+from hyperbloom.common.secrecy.masks import Scale, commit, threshold_of
+from hyperbloom.common.secrecy.sums import signed_keys
 from hyperbloom.strategies import make_strategy
 from hyperbloom.strategies.personalised import ClientUpdate
 from hyperbloom.strategies.roster import Roster
