@@ -442,8 +442,8 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     ),
     "half": (lambda w: Weights(w.layout, w.values.half()), "expected torch.float32, found torch.float16"),
     "double": (lambda w: Weights(w.layout, w.values.double()), "tensor fc1.weight: expected torch.float32"),
-    "huge": (with_two_of(2e6), "expected a norm of at most 1e+06, found 2.8e+06"),
-    "overflow": (with_two_of(3e38), "expected a norm of at most 1e+06, found 4.2e+38"),
+    "huge": (with_two_of(2e6), "expected a norm of at most 1e+06, found 2.83e+06"),
+    "overflow": (with_two_of(3e38), "expected a norm of at most 1e+06, found 4.24e+38"),
 }
 
 
