@@ -24,30 +24,34 @@ def config(strategy: str = "pfedhn-heads", **changes: Any) -> RunConfig:
     return digits_config(**(values | {"rounds": 1, "eval_every": 1} | changes))
 
 
-def about(row: int, graph: Graph) -> Introduction:
-    """Return a client that discloses its graph."""
-    return introduction(f"c{row}", input_shape=(1, 8, 8), num_classes=10, graph=graph.to_json())
+def about(name: str, graph: Graph) -> Introduction:
+    return introduction(name, input_shape=(1, 8, 8), num_classes=10, graph=graph.to_json())
 
 
-def join(made: Any, row: int, graph: Graph) -> Client:
-    """Let a client join an algorithm."""
-    client = Client(f"c{row}", row, about(row, graph))
-    made.serves(client.about, [other.about for other in made.clients.values()])
-    made.join(client, True)
+def together(*graphs: Graph) -> Any:
+    """Return the algorithm with a client for each of these models."""
+    return joined(config(models=()), *(about(f"c{row}", graph) for row, graph in enumerate(graphs)))
+
+
+def join(algorithm: Any, name: str, graph: Graph) -> Client:
+    """Let a client join during the run."""
+    client = Client(name, len(algorithm.clients), about(name, graph))
+    algorithm.serves(client.about, [each.about for each in algorithm.clients.values()])
+    algorithm.join(client, True)
     return client
 
 
-def state(made: Any) -> dict[str, torch.Tensor]:
-    return {name: values.clone() for name, values in made.state().items()}
+def state(algorithm: Any) -> dict[str, torch.Tensor]:
+    return {name: values.clone() for name, values in algorithm.state().items()}
 
 
-def answer(client: Client, graph: Graph, seed: int = 0) -> Update:
-    delta = torch.randn(graph.layout.numel, generator=torch.Generator().manual_seed(seed)) / 10
-    return update_of(client, delta, layout=graph.layout)
+def answer(client: Client, graph: Graph) -> Update:
+    return update_of(client, torch.randn(graph.layout.numel, generator=torch.Generator().manual_seed(0)) / 10)
 
 
-def test_with_one_architecture_it_is_pfedhn(tmp_path: Path) -> None:
-    rounds: dict[str, Any] = {"rounds": 2, "eval_every": 2, "cohort": 3}
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_with_one_architecture_it_is_pfedhn(cohort: int, tmp_path: Path) -> None:
+    rounds: dict[str, Any] = {"rounds": 4, "eval_every": 4, "cohort": cohort}
     ours = digits_federation(config(models=("mlp",), **rounds), tmp_path / "ours")
     theirs = digits_federation(config("pfedhn", models=(), model="mlp", sizes=("S",), **rounds), tmp_path / "theirs")
     (head,) = ours.algorithm.learner.hypernetwork.heads.values()
@@ -55,14 +59,14 @@ def test_with_one_architecture_it_is_pfedhn(tmp_path: Path) -> None:
     start = theirs.algorithm.weights(list(theirs.roster))
     ours.run()
     theirs.run()
-    pairs = zip(ours.algorithm.weights(list(ours.roster)), theirs.algorithm.weights(list(theirs.roster)), strict=True)
-    for (one, other), before in zip(pairs, start, strict=True):
+    found, expected = (run.algorithm.weights(list(run.roster)) for run in (ours, theirs))
+    for one, other, before in zip(found, expected, start, strict=True):
         assert torch.equal(one.values, other.values)
         assert not torch.equal(other.values, before.values)
 
 
 def test_architectures_share_the_trunk_and_nothing_else() -> None:
-    made = joined(config(models=()), about(0, MLP), about(1, PLAIN))
+    made = together(MLP, PLAIN)
     first, second = made.clients.values()
     before, (old,) = state(made), made.weights([second])
     made.learn([answer(first, MLP)])
@@ -75,9 +79,9 @@ def test_architectures_share_the_trunk_and_nothing_else() -> None:
 
 
 def test_the_head_of_an_architecture_that_joins_late_learns() -> None:
-    made = joined(config(models=()), about(0, MLP))
+    made = together(MLP)
     made.learn([answer(made.clients[0], MLP)])
-    late, same = join(made, 1, DEEP), join(made, 2, DEEP)
+    late, same = join(made, "late", DEEP), join(made, "same", DEEP)
     before = state(made)
     made.learn([answer(late, DEEP)])
     name = f"hypernetwork.heads.{DEEP.digest}.weight"
@@ -88,15 +92,14 @@ def test_the_head_of_an_architecture_that_joins_late_learns() -> None:
 
 def test_a_head_that_would_be_too_large_is_refused() -> None:
     limit = 9 * (MLP.layout.numel + PLAIN.layout.numel)
-    made = joined(config(models=(), options={"hidden_dim": 8, "max_parameters": limit}), about(0, MLP))
+    made = joined(config(models=(), options={"hidden_dim": 8, "max_parameters": limit}), about("c0", MLP))
     with pytest.raises(RefusedError, match=r"a head for its architecture would make [\d,]+ parameters of at most"):
-        join(made, 1, DEEP)
-    join(made, 1, PLAIN)
+        join(made, "c1", DEEP)
+    join(made, "c1", PLAIN)
 
 
 def test_who_keeps_the_graph_or_another_run_is_refused() -> None:
-    made = make_algorithm(config(models=()))
     with pytest.raises(RefusedError, match="join with --model and --disclose graph"):
-        made.serves(introduction("a", input_shape=(1, 8, 8), num_classes=10), [])
+        make_algorithm(config(models=())).serves(introduction("a", input_shape=(1, 8, 8), num_classes=10), [])
     with pytest.raises(ConfigError, match="init_from: pfedhn-heads has no way"):
         make_algorithm(config(models=(), init_from="elsewhere"))
