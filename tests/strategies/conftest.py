@@ -149,7 +149,12 @@ def update_of(
     result = returned if isinstance(returned, TrainResult) else TrainResult(0.0)
     values = returned if isinstance(returned, Tensor) else returned.weights and returned.weights.values
     sent = order.weights.part(layout) if order is not None and order.weights and layout is not None else None
-    found: dict[str, Any] = {"sent": sent, "returned": values, "layout": layout, "examples": client.about.train_examples}
+    found: dict[str, Any] = {
+        "sent": sent,
+        "returned": values,
+        "layout": layout,
+        "examples": client.about.train_examples,
+    }
     return Update(client, result, **(found | changes))
 
 

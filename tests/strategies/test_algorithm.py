@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hyperbloom.client.work import training
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED
 from hyperbloom.common.models import ModelSpec
+from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.wire import SGD, EvaluateOrder, EvaluateResult, Introduction, Scope, Target, TrainOrder, Weights
 from hyperbloom.server.loop import protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm

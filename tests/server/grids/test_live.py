@@ -18,12 +18,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.messages import UNREADABLE
 from hyperbloom.server.broker import limits as superlink_limits
 from hyperbloom.server.broker.limits import TOO_LARGE
 from hyperbloom.server.grids.live import SLOWEST_LINE, STALL_S, UPLOAD_DEADLINE_S, LiveGrid
+from hyperbloom.server.loop.post import UNREADABLE
 
-from .conftest import Clock
+from ..conftest import Clock
 
 
 class Desk:

@@ -22,10 +22,10 @@ from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.watch.metrics import RunMetrics, served
 from hyperbloom.strategies import make_algorithm
 
-from .conftest import ABOUT
-from .recorded import federation_of, score, some_config
+from ..conftest import ABOUT
+from ..recorded import federation_of, score, some_config
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana-dashboard.json"
+DASHBOARD = Path(__file__).resolve().parents[3] / "deploy/grafana-dashboard.json"
 
 
 def scrape(url: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ from hyperbloom.common.wire import TrainResult
 from hyperbloom.server.watch import tensorboard
 from hyperbloom.server.watch.tensorboard import TensorBoard, check_tensorboard
 
-from .recorded import Recording
+from ..recorded import Recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 

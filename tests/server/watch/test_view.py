@@ -16,7 +16,7 @@ from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
-from .recorded import left_out, score
+from ..recorded import left_out, score
 
 
 def console(terminal: bool = False) -> Console:

@@ -21,8 +21,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.secrecy.keys import make_key, public_pem
-from hyperbloom.server import superlink_door, superlink_port
 from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import door as superlink_door
+from hyperbloom.server.broker import port as superlink_port
 from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.port import PATIENCE, Connections, fleet_server
 from hyperbloom.server.broker.superlink import free_port

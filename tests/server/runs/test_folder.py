@@ -27,8 +27,8 @@ from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
-from .conftest import ABOUT
-from .recorded import federation_of
+from ..conftest import ABOUT
+from ..recorded import federation_of
 
 CONFIG = RunConfig(strategy="local", rounds=20, seed=3)
 

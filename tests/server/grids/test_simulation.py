@@ -21,7 +21,8 @@ from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, DataError
-from hyperbloom.common.messages import Greeting, Introduction
+from hyperbloom.common.wire import Greeting, Introduction
+from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.cli import main
 from hyperbloom.server.grids import simulation
 from hyperbloom.server.grids.engine import VirtualClients, inline_grid, virtual_clients
@@ -79,8 +80,8 @@ def test_an_answer_leaves_the_nodes_own_configuration_alone(tmp_path: Path) -> N
     app = virtual_clients(CONFIG, tmp_path)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     context = Context(1, 9, {"partition-id": 3, "num-partitions": 4}, RecordDict(), {})
-    reply = app(Message(Greeting("1").pack(), 9, Greeting.type), context)
-    assert Introduction.unpack(reply.content).client_id == "client-3"
+    reply = app(Message(pack(Greeting("1")), 9, Greeting.message_type), context)
+    assert unpack(Introduction, reply.content).client_id == "client-3"
     assert context.node_config == {"partition-id": 3, "num-partitions": 4}  # Flower reads it after every answer
 
 

@@ -16,7 +16,7 @@ from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.watch.watching import read_config
 
-from .pages import Page, check_self_contained
+from ..html import Page, check_self_contained
 
 
 @pytest.fixture(scope="module")

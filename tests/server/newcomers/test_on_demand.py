@@ -24,7 +24,7 @@ from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, c
 from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
-from .conftest import Clock, ScriptedGrid, app_error
+from ..conftest import Clock, ScriptedGrid, app_error
 
 SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "4", "--cohort", "2"]
 

@@ -18,19 +18,19 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.models import ModelSpec, full_layout
-from hyperbloom.server.compare import comparison
-from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.cli import main
+from hyperbloom.server.compare import comparison
 from hyperbloom.server.compare.comparison import Cell, open_comparison, plan
 from hyperbloom.server.compare.table import markdown, read_results, write_table
 from hyperbloom.server.compare.view import ComparisonView
 from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
+from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.strategies import make_algorithm
 
-from .pages import Page, check_self_contained
-from .recorded import left_out
+from ..html import Page, check_self_contained
+from ..recorded import left_out
 
 CONFIG = """
 strategy: pfedhn

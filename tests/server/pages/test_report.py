@@ -14,8 +14,8 @@ from hyperbloom.server.pages.report_data import read_run_data
 from hyperbloom.server.runs import running
 from hyperbloom.server.runs.folder import RunFolder
 
-from .pages import Page, check_self_contained
-from .recorded import ROUNDS, Recording, some_config
+from ..html import Page, check_self_contained
+from ..recorded import ROUNDS, Recording, some_config
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*7 }}{% raw %}", "a\u202e&lt;b")
 

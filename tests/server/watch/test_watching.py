@@ -13,7 +13,7 @@ from hyperbloom.server.runs import checkpoint
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.watch.watching import is_running, watch
 
-from .recorded import Recording, some_config
+from ..recorded import Recording, some_config
 
 WHOLE = [
     "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2 s left",
