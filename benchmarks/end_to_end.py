@@ -26,7 +26,7 @@ from benchmarks.textbook import Images, TextbookHypernetwork, TextbookLeNet, Tex
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.seeds import derive
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 
 CLIENTS = 10
 SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)

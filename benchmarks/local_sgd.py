@@ -1,4 +1,4 @@
-"""Local training on a client: our `client.training.train` against a bare PyTorch loop.
+"""Local training on a client: our `client.work.sgd.train` against a bare PyTorch loop.
 
 A LeNet of 121,182 floats on CIFAR-10-shaped float tensors, 50 steps with batches of 64, momentum, weight decay and
 clipping as in the paper's code; the same initial weights and the same batches on both sides:

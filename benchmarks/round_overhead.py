@@ -25,9 +25,9 @@ from benchmarks.measure import Comparison, main
 from benchmarks.supernodes import supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.server.live_grid import LiveGrid
-from hyperbloom.server.local_clients import client_settings, local_clients
-from hyperbloom.server.superlink import free_port, superlink
+from hyperbloom.server.broker.superlink import free_port, superlink
+from hyperbloom.server.grids.live import LiveGrid
+from hyperbloom.server.grids.local_clients import client_settings, local_clients
 
 CLIENTS = 4
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.federation import PATIENCE_S, Rounds
 from benchmarks.measure import Comparison, alternate, main
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 
 FEATURES, CLASSES = 16, 4
 EXAMPLES = {"train": 6, "val": 2, "test": 2}

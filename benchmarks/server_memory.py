@@ -25,7 +25,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.wire.pack import pack
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies.hypernetworks import learner

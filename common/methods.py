@@ -1,7 +1,7 @@
 """Local methods: what a client minimises in place of the loss alone, as a training order describes it.
 
-One class for each, with its hyperparameters and a `kind` by which `client/methods.py` finds the function that does it.
-An order holds it as JSON (`TrainOrder.method`); none at all stands for plain SGD.
+One class for each, with its hyperparameters and a `kind` by which `client/work/methods.py` finds its function.
+An order holds one (`TrainOrder.method`), which travels as JSON; none at all stands for plain SGD.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -25,7 +25,7 @@ class Method(Section):
     """
 
     private: ClassVar[tuple[str, ...]] = ("none",)
-    """What may be private in an order with this method, of `messages.PRIVATE`."""
+    """What may be private in an order with this method, of `PRIVATE` of the wire."""
 
     kind: str
 

@@ -31,8 +31,8 @@ from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.models import build
-from hyperbloom.common.privacy import epsilon_of
-from hyperbloom.server.engine import client_settings, inline_grid
+from hyperbloom.common.secrecy.noise import epsilon_of
+from hyperbloom.server.grids.engine import client_settings, inline_grid
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies.algorithm import Algorithm

@@ -34,10 +34,10 @@ from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import ClientData, Examples, data_source
 from hyperbloom.common.encoders import Encoder, build_encoder, encode
 from hyperbloom.common.models import build, full_layout
-from hyperbloom.server.embedding_map import flatten_by_tsne
-from hyperbloom.server.engine import client_settings
-from hyperbloom.server.on_demand import ModelMaker
-from hyperbloom.server.trained import Trained, read_trained
+from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.newcomers.on_demand import ModelMaker
+from hyperbloom.server.pages.embedding_map import flatten_by_tsne
+from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
 SIZES = (50, 100, 200, 400, 800, 1600, 3200)

@@ -10,11 +10,13 @@ from one client on average.
 """
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,27 +24,35 @@ from benchmarks.federation import PATIENCE_S, write_images
 from benchmarks.measure import machine
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.loop.federation import Federation, Traffic
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import Leg
-from hyperbloom.strategies.roster import Client, Roster
-from hyperbloom.strategies.secure_aggregation import secure_legs
+from hyperbloom.common.wire import Scope
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.exchange import Outcome
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.masks import Masks
+from hyperbloom.server.loop.post import Traffic
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.rounds import Run
+from hyperbloom.server.loop.session import greeting_of
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Exchanges
 
 WAYS = ("plain", "secure", "vanish")
+MASKED = 2
+"""Place of the exchange that brings masked changes among those of a round."""
 
 
 class Rounds:
-    """A strategy whose clients have joined; each call of `play` is a training round."""
+    """A run whose clients have joined; each call of `play` is a training round."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        self.config, self.grid = config, inline_grid(config, folder, vectorise=False)
-        roster = Roster(config.seed)
-        self.strategy = make_strategy(config, "benchmark", roster)
-        self.federation = Federation(self.grid, roster, lambda text: None)
-        self.federation.gather(self.strategy, config.clients, PATIENCE_S)
+        roster, algorithm = Roster(config.seed), make_algorithm(config)
+        federation = Federation(inline_grid(config, folder, vectorise=False), roster, lambda event: None)
+        federation.admission, federation.greeting = Admission(config, algorithm, None), greeting_of(algorithm)
+        federation.gather(config.clients, PATIENCE_S)
         roster.sort(0)
-        self.federation.begin(self.strategy, 0)
+        federation.admission.begin(roster, 0)
+        self.run = Run(config, algorithm, federation, [], Scope("benchmark", 0, config.seed))
         self._number = 0
 
     def play(self, way: str) -> tuple[float, Traffic]:
@@ -52,21 +62,30 @@ class Rounds:
             RuntimeError: nothing was learned: such a round measures nothing.
         """
         self._number += 1
-        cohort = self.strategy.begin_round(self._number)
-        vanished = len(cohort) // 4 if way == "vanish" else 0
-        self.federation.take_traffic()
+        run, outcome, turn = self.run, Outcome(), self.run.draw(self._number)
+        vanished = len(turn.cohort) // 4 if way == "vanish" else 0
+        run.federation.post.take_traffic()
         start = time.process_time()
-        legs = (self.strategy.legs if way == "plain" else self._secure)(self._number, cohort)
-        for place, leg in enumerate(legs):
-            clients = leg.clients[: len(leg.clients) - vanished] if place == 2 else leg.clients
-            leg.take(self.federation.exchange([leg.orders(clients)], PATIENCE_S))
+        exchanges: Exchanges[None] = run.protection.round(run.algorithm.round(turn))
+        if way != "plain":
+            exchanges = Masks(run.config, turn, outcome, run.director.blame).round(exchanges)
+        run.director.play(without(exchanges, vanished), outcome, len(turn.cohort))
         seconds = time.process_time() - start
-        if len(self.strategy.round.results) != len(cohort) - vanished:
-            raise RuntimeError(f"round {self._number}: {self.strategy.round.refused}")
-        return seconds, self.federation.take_traffic()
+        if len(outcome.results) != len(turn.cohort) - vanished:
+            raise RuntimeError(f"round {self._number}: {outcome.refused}")
+        return seconds, run.federation.post.take_traffic()
 
-    def _secure(self, number: int, cohort: Sequence[Client]) -> Iterator[Leg]:
-        return secure_legs(self.strategy, number, cohort)
+
+def without(exchanges: Exchanges[None], vanished: int) -> Exchanges[None]:
+    """Play exchanges with so many clients less when masked changes are asked for."""
+    answers: Any = None
+    for place in itertools.count():
+        try:
+            ask = exchanges.send(answers)
+        except StopIteration:
+            return
+        left = len(ask.clients) - vanished if place == MASKED else len(ask.clients)
+        answers = yield replace(ask, clients=ask.clients[:left])
 
 
 def run(cohort: int, repetitions: int, model: str = "lenet") -> list[str]:

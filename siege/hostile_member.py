@@ -21,7 +21,8 @@ from flwr.supercore.retry.retry_invoker import exponential
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom import __version__
-from hyperbloom.common.messages import Greeting, Introduction
+from hyperbloom.common.wire.orders import Greeting, Introduction
+from hyperbloom.common.wire.pack import pack
 
 __all__ = ["attack"]
 
@@ -40,8 +41,8 @@ def attack(address: str, name: str, speechless: bool) -> None:
                 continue
             order = received[0]
             TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, order.metadata.run_id, node
-            introduces = order.metadata.message_type == Greeting.type and not speechless
-            content = about.pack() if introduces else RecordDict({"hyperbloom": ConfigRecord({"values": b"never"})})
+            introduces = order.metadata.message_type == Greeting.message_type and not speechless
+            content = pack(about) if introduces else RecordDict({"hyperbloom": ConfigRecord({"values": b"never"})})
             reply = Message(content, reply_to=order)
             with no_object_id_recompute():
                 reply.metadata.__dict__["_message_id"] = reply.object_id

@@ -1,6 +1,6 @@
 """The server's half of secure aggregation: five exchanges, after which it knows the mean change and no single one.
 
-Bonawitz et al., CCS 2017, figure 4 (`common/secure_aggregation.py` has the arithmetic, `client/work/masks.py` the other
+Bonawitz et al., CCS 2017, figure 4 (`common/secrecy/masks.py` has the arithmetic, `client/work/masks.py` the other
 half):
 
     keys       each client of the cohort sends two public keys, signed
@@ -23,9 +23,9 @@ import torch
 
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.keys import verify
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.secure_aggregation import (
+from hyperbloom.common.secrecy.keys import verify
+from hyperbloom.common.secrecy.masks import (
     DIGEST_BYTES,
     KEY_BYTES,
     LARGEST_LOSS_SUMMED,
@@ -44,7 +44,7 @@ from hyperbloom.common.secure_aggregation import (
     read_key,
     threshold_of,
 )
-from hyperbloom.common.secure_sum import pack_places, signed_keys, signed_set, told
+from hyperbloom.common.secrecy.sums import pack_places, signed_keys, signed_set, told
 from hyperbloom.common.wire import (
     ConfirmOrder,
     ConfirmResult,
@@ -128,10 +128,6 @@ class _MaskedTraining:
         """Play the exchanges; return the mean as every client's update. _Dropped as soon as too few are left."""
         if not self.cohort:
             return []
-        first = next(iter(self.wanted.orders(self.cohort[:1])))
-        if first.reply == "nothing":  # nothing is to be summed
-            updates: Sequence[Update] = yield self.wanted
-            return updates
         if len(self.cohort) < FEWEST_CLIENTS:
             raise _Dropped(f"secure aggregation needs {FEWEST_CLIENTS} clients, and {len(self.cohort)} could be asked")
         keys_order = KeysOrder(self.run_id, self.number)
@@ -363,6 +359,7 @@ class _MaskedTraining:
         except WireError as error:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         members = self._who(masked)
+        quiet = self.orders[members[0].row].noise is not None  # then clients keep their losses to themselves
         counts = capped_examples(members, self.masks.config.examples_cap)
         updates = []
         for client, examples in zip(members, counts, strict=True):
@@ -370,7 +367,7 @@ class _MaskedTraining:
             change = torch.from_numpy(self.sum.gather(mean, client.row))
             by_weights = self.orders[client.row].reply == "weights"
             returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
-            result = TrainResult(masked[client.row].seconds, loss=loss)
+            result = TrainResult(masked[client.row].seconds, loss=None if quiet else loss)
             updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
         self.masks.outcome.results = {update.client.client_id: as_told(update.result) for update in updates}
         return updates

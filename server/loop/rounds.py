@@ -62,7 +62,7 @@ class Run:
         """Play a round of training; return False if clients were asked and none of them answered usefully."""
         turn = self.draw(number)
         exchanges: Exchanges[None] = self.protection.round(self.algorithm.round(turn))
-        if self.config.secure_aggregation:
+        if self.config.secure_aggregation and self.algorithm.reply != "nothing":  # else nothing is to be summed
             from hyperbloom.server.loop.masks import Masks
 
             exchanges = Masks(self.config, turn, outcome, self.director.blame).round(exchanges)

@@ -19,7 +19,7 @@ from hyperbloom.common.config import (
     parse_assignment,
 )
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 
 
 @pytest.fixture

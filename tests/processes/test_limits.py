@@ -21,9 +21,9 @@ from flwr.supercore.retry.retry_invoker import exponential
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom import __version__
-from hyperbloom.common.messages import UNREADABLE
-from hyperbloom.server.live_grid import LiveGrid
-from hyperbloom.server.superlink import free_port, superlink
+from hyperbloom.server.broker.superlink import free_port, superlink
+from hyperbloom.server.grids.live import LiveGrid
+from hyperbloom.server.loop.post import UNREADABLE
 from tests.processes.conftest import Site, superlink_memory
 
 pytestmark = [

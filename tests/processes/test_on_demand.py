@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from hyperbloom.common.encoders import EncoderSpec, build_encoder
-from hyperbloom.common.keys import make_key, public_pem, write_private_key
-from hyperbloom.server.certificates import init
+from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.access.certificates import init
+from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.cli import main
-from hyperbloom.server.on_demand import ModelMaker, check_on_demand
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.trained import read_trained
+from hyperbloom.server.newcomers.on_demand import ModelMaker, check_on_demand
+from hyperbloom.server.runs.trained import read_trained
 from tests.processes.conftest import Process, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]

@@ -10,12 +10,12 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 

@@ -23,17 +23,19 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
-from hyperbloom.common.keys import make_key, public_pem, read_private_key
 from hyperbloom.common.models import MODELS
-from hyperbloom.server import cli, engine, superlink
-from hyperbloom.server.certificates import Certificates, init, renew
+from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key
+from hyperbloom.server import cli
+from hyperbloom.server.access.certificates import Certificates, init, renew
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import superlink
 from hyperbloom.server.cli import flower_server, main
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids import engine
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import Session
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.run_folder import read_run
+from hyperbloom.server.runs.folder import read_run
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.parsing import flags, parse
 

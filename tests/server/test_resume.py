@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.

@@ -16,6 +16,7 @@ from hyperbloom.client.keep.releases import MOST_CHANGES, Releases
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.methods import FedRep
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.wire.exchanges import ErrorsOrder, TryOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, Noise, Refinement
@@ -126,7 +127,13 @@ def test_changes_are_counted_over_restarts_runs_and_rewinds(tmp_path: Path) -> N
 
 def test_what_is_refused_and_what_sends_nothing_is_not_counted(tmp_path: Path) -> None:
     worker = make(tmp_path, min_noise=2.0)
-    for wrong in ({"noise": Noise(1.0, 1.0)}, {"noise": Noise(0.0, 1.0)}, {"steps": 0}):
+    unfit = FedRep(head_share=0.5)  # of a personal head, where there is none
+    for wrong in (
+        {"noise": Noise(1.0, 1.0)},
+        {"noise": Noise(0.0, 1.0)},
+        {"noise": Noise(1.0, 2.0), "steps": 0},
+        {"noise": Noise(1.0, 2.0), "method": unfit},
+    ):
         with pytest.raises(HyperbloomError):
             worker.answer(train_order(**wrong))
     assert worker.answer(train_order("all", "nothing")).loss is None

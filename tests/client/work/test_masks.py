@@ -18,14 +18,14 @@ from torch import Tensor
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as module
 from hyperbloom.client.work.masks import SecureRound
-from hyperbloom.common import secure_aggregation as sa
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
-from hyperbloom.common.keys import fingerprint_of_der, make_key, public_der, write_private_key
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import FedProx
-from hyperbloom.common.secure_sum import pack_places, part_digests
+from hyperbloom.common.methods import Aligned, FedProx
+from hyperbloom.common.secrecy import masks as sa
+from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, write_private_key
+from hyperbloom.common.secrecy.sums import pack_places, part_digests
 from hyperbloom.common.wire.masks import (
     ConfirmOrder,
     KeysOrder,
@@ -60,6 +60,9 @@ TRAIN: dict[str, Any] = {
     "clip": 50.0,
     "weights": Weights(LAYOUT, torch.zeros(SIZE)),
 }
+
+
+ALIGNED = Aligned(eta=1.0, kernel="linear", bandwidth=1.0, reference="d", rows=2, draw=0)
 
 
 class Four:
@@ -211,6 +214,7 @@ def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
         ({"reply": "delta"}, "reply 'weights'"),
         ({"codec": Codec.parse("int8")}, "no compression"),
         ({"resemble": Weights(LAYOUT, torch.zeros(SIZE))}, "nothing beside the weights"),
+        ({"method": ALIGNED}, "nothing beside the weights"),
         ({"parts": (b"p",)}, "tensors of the order, with the same values"),
         ({"parts": (b"p", b"p"), "lengths": (1, 1), "owners": (b"\x0f", b"\x0f")}, "parts, each once"),
         ({"lengths": ()}, "with lengths and owners"),

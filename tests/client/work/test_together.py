@@ -250,6 +250,15 @@ def test_who_refuses_or_diverges_leaves_the_others_alone(workers: Workers, group
         assert_close(outcome, want)  # and they go on from where they were
 
 
+def test_changes_of_clients_that_train_at_once_are_counted(workers: Workers, groups: list[int]) -> None:
+    careful = [Worker(replace(each.settings, max_changes=1)) for each in workers("careful", "MM")]
+    for one in train_together([(worker, train_order()) for worker in careful]):
+        assert isinstance(one, TrainResult) and one.loss is None
+    for refused in train_together([(worker, train_order(round=2)) for worker in careful]):
+        assert isinstance(refused, HyperbloomError) and refused.reason is Reason.FORBIDDEN
+    assert groups == [2]
+
+
 def test_who_diverges_leaves_nothing_in_the_network_that_all_share(workers: Workers, groups: list[int]) -> None:
     ones, others = workers("one", "MM"), workers("other", "MM")
     orders = orders_for(ones, "head")

@@ -1,0 +1,176 @@
+"""Model folders: three formats with the same logits, and all or nothing on the disk."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hyperbloom.client.work.sgd import FlatPart
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.files import export
+from hyperbloom.common.files.export import OPSET, Card, read_model, write_model
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import ModelSpec, build
+
+CARD = Card("A model of | somebody's", {"run": "r <b>"}, ("Its name.",), ("epsilon 0.3",))
+SPECS = {
+    "mlp": ModelSpec("mlp", "S", (1, 8, 8), 3),
+    "lenet": ModelSpec("lenet", "S", (3, 32, 32), 3),
+    "norms": ModelSpec("hafl-1", "S", (3, 8, 8), 3),
+}
+NAMES = ("cat", "dog", "eel")
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def network(spec: ModelSpec) -> nn.Module:
+    """Return a network as training leaves it: parameters are views of one vector, norms have seen examples."""
+    torch.manual_seed(0)
+    module = build(spec)
+    module.train()
+    module(torch.randn(8, *spec.input_shape))
+    FlatPart(module, Layout.of(module))
+    return module
+
+
+@quiet
+@pytest.mark.parametrize("name", SPECS)
+def test_every_format_has_the_logits_of_the_network(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="extra export")
+    onnx = pytest.importorskip("onnx", reason="extra export")
+    spec, folder = SPECS[name], tmp_path / "a" / "model"
+    module = network(spec)
+    files = write_model(folder, module, spec, NAMES, Scaling(255.0, (0.5,), (0.25,)), CARD)
+    assert files == ["README.md", "model.json", "model.onnx", "model.pt2", "model.safetensors"]
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+    described, logits = read_model(folder)
+    assert described.spec == spec
+    assert described.class_names == NAMES
+    assert described.scaling == Scaling(255.0, (0.5,), (0.25,))
+    program = torch.export.load(folder / "model.pt2").module()
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    assert [entry.version for entry in onnx.load(folder / "model.onnx").opset_import if not entry.domain] == [OPSET]
+    module.eval()
+    for batch in (1, 5):
+        inputs = torch.randn(batch, *spec.input_shape)
+        with torch.no_grad():
+            expected = module(inputs)
+        torch.testing.assert_close(logits(inputs), expected, rtol=0, atol=0)
+        torch.testing.assert_close(program(inputs), expected, rtol=0, atol=1e-6)
+        (found,) = session.run(["logits"], {"inputs": inputs.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
+    stored = load_file(folder / "model.safetensors")
+    assert stored.keys() == module.state_dict().keys()
+    assert (folder / "model.safetensors").stat().st_size < 2 * sum(4 * t.numel() for t in stored.values()) + 20_000
+
+
+def test_the_network_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    module = network(SPECS["mlp"])
+    first = next(module.parameters())
+    before = first.detach().clone()
+    write_model(tmp_path / "m", module, SPECS["mlp"], NAMES, Scaling(), CARD)
+    assert module.training
+    assert first.requires_grad
+    assert torch.equal(first, before)
+
+
+def test_without_the_extra_there_is_no_onnx_and_the_card_does_not_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    files = write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+    assert "model.onnx" not in files
+    readme = (tmp_path / "m" / "README.md").read_text()
+    assert "onnx" not in readme
+    for text in ("# A model of | somebody's", "| run | r &lt;b> |", "* Its name.", "* epsilon 0.3", "cat, dog, eel"):
+        assert text in readme
+
+
+def test_a_small_logit_beside_large_ones_need_be_no_more_exact_than_these() -> None:
+    expected = np.array([[-200.0, 0.01], [0.5, 0.01]], dtype=np.float32)
+    found = expected + np.array([[0.0, 2e-4], [0.0, 2e-6]], dtype=np.float32)
+    assert export.difference(found, expected) == pytest.approx(2e-6, rel=0.05)  # 1e-6 of 200, 2e-6 of 1
+    assert export.difference(expected + np.float32(1.0), expected) == pytest.approx(1.0)
+
+
+@quiet
+def test_onnx_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="extra export")
+    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
+    with pytest.raises(ModelError, match=r"model.onnx: expected torch's logits"):
+        write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_files_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="new or empty folder"):
+        write_model(tmp_path, network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.linear(x.flatten(1))
+            return logits if float(logits.detach().sum()) > 0 else -logits
+
+    with pytest.raises(ModelError, match=r"torch.export cannot trace it"):
+        write_model(tmp_path / "m", Moody(), SPECS["mlp"], NAMES, Scaling(), CARD)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+    return tmp_path / "m"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("class_names", ["cat"], "expected 3 class_names, found 1"),
+        ("num_classes", 0, "num_classes: expected"),
+        ("format", 2, "format: expected"),
+        ("size", "L", "expected the weights of model.json"),
+        ("extra", 1, "extra: unknown key"),
+    ],
+)
+def test_a_damaged_description_is_told(folder: Path, key: str, value: object, error: str) -> None:
+    path = folder / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ConfigError, match=error):
+        read_model(folder)
+
+
+def test_no_model_folder_is_told(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--model: expected a model folder"):
+        read_model(tmp_path / "absent")
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ConfigError, match="expected the weights"):
+        read_model(folder)
+
+
+@quiet
+def test_an_architecture_of_a_users_own_goes_through_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="extra export")
+    spec = ModelSpec("mynets:make", "M", (5,), 3)
+    module = nn.Sequential(nn.Linear(5, 3))
+    write_model(tmp_path / "m", module, spec, NAMES, Scaling(), CARD)
+    _, logits = read_model(tmp_path / "m")
+    inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32))
+    torch.testing.assert_close(logits(inputs), module(inputs).detach(), rtol=1e-5, atol=1e-5)
+    (tmp_path / "m" / "model.onnx").unlink()
+    with pytest.raises(ModelError, match=r"model.onnx, which is not there"):
+        read_model(tmp_path / "m")

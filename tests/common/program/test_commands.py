@@ -1,0 +1,134 @@
+"""Programs: subcommands, flags by section, errors in one line, exit codes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hyperbloom.client.cli import flower_client
+from hyperbloom.common.program.commands import Program, execute
+from hyperbloom.server.cli import flower_server
+from tests.parsing import commands
+
+PROGRAM = """
+import click
+
+from hyperbloom.common.program.commands import Flag, Program, command, section
+from hyperbloom.common.errors import RefusedError
+
+
+@command("say", Flag("--word", "what to say", default="nothing"), example="prog say --word hello")
+def say(word):
+    '''Say a word.
+
+    More of it.
+    '''
+    if word == "never":
+        raise RefusedError("--word: expected another")
+    if word == "stop":
+        raise KeyboardInterrupt
+    if word == "pipe":
+        raise BrokenPipeError
+    print(word)
+    return 7 if word == "seven" else None
+
+
+def run(ctx, flags):
+    print(flags)
+
+
+how = section("How", Flag("--loud", "say it louder", is_flag=True), Flag("--times", "how often", default=2))
+program = Program("prog", [say], run, how, "The end.")
+"""
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    scope: dict[str, Program] = {}
+    exec(PROGRAM, scope)
+    return scope["program"]
+
+
+def test_a_command_runs_by_its_name_and_flags_alone_run_the_program(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, ["--loud"]) == 0
+    assert execute(program, ["say", "--word", "seven"]) == 7
+    assert capsys.readouterr().out == "{'loud': True, 'times': 2}\nseven\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("sing", 2, "prog: No such command 'sing'; see prog --help"),
+        ("--loud say", 2, "prog: --loud: expected no command behind the flags of a run, found 'say'; see prog --help"),
+        ("--times x", 2, "prog: Invalid value for '--times': 'x' is not a valid integer; see prog --help"),
+        ("say --xy", 2, "prog say: No such option '--xy'; see prog say --help"),
+        (
+            "completion",
+            2,
+            "Choose from: bash, zsh, fish; see prog completion --help",
+        ),
+        ("say --word never", 3, "prog say: --word: expected another"),
+        ("say --word stop", 130, "prog say: stopped"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_a_code(
+    program: Program, words: str, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, words.split()) == code
+    said = capsys.readouterr().err
+    assert said.endswith(f"{text}\n") and said.count("\n") == 1
+
+
+def test_help_shows_flags_by_section_commands_and_examples(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, ["-h"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("How:\n  --loud           say it louder", "[default: 2]", "  say         Say a word.\n"):
+        assert text in shown
+    assert execute(program, ["say", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("Usage: prog say", "More of it.", "what to say  [default: nothing]", "Example:\n    prog say --word"):
+        assert text in shown
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    code = f"{PROGRAM}\nimport sys; from hyperbloom.common.program.commands import execute\n"
+    code += "sys.exit(execute(program, ['say', '--word', 'hello']))"
+    near, far = os.pipe()
+    os.close(near)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=far, stderr=subprocess.PIPE)
+    os.close(far)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_another_pipe_that_breaks_is_not_hidden(program: Program) -> None:
+    with pytest.raises(BrokenPipeError):
+        execute(program, ["say", "--word", "pipe"])
+
+
+@pytest.mark.parametrize("program", [flower_server, flower_client], ids=lambda program: program.name)
+def test_every_command_has_help_for_each_of_its_flags(program: Program) -> None:
+    every = list(commands(program))
+    assert len(every) > 7
+    for command in every:
+        summary = command.get_short_help_str(62)
+        assert command is program or (summary and not summary.endswith("...")), f"{summary} does not fit into a line"
+        seen = [each for each in command.params if not getattr(each, "hidden", False)]
+        without = [each.name for each in seen if not getattr(each, "help", None) and not hasattr(each, "key")]
+        assert without == [], command.name
+
+
+def test_no_command_imports_anything_heavy_at_its_top() -> None:
+    code = (
+        "import sys\nfrom tests.parsing import commands\n"
+        "from hyperbloom.client.cli import flower_client\nfrom hyperbloom.server.cli import flower_server\n"
+        "for program in (flower_client, flower_server): list(commands(program))\n"
+        "heavy = ('torch', 'flwr', 'sklearn', 'grpc', 'PIL', 'onnx', 'pydantic', 'rich', 'typer', 'cryptography')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,86 @@
+"""Shell completion, asked as a shell asks."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.client.cli import main as client_main
+from hyperbloom.common.data import DATASETS, PARTITIONERS
+from hyperbloom.common.models import MODELS
+from hyperbloom.common.program import proposals
+from hyperbloom.server.cli import main as server_main
+from hyperbloom.strategies import STRATEGIES
+
+MAIN = {"flower-server": server_main, "flower-client": client_main}
+
+
+@pytest.fixture
+def proposed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """Return a function from a line to what bash is told to propose for its last word."""
+
+    def ask(line: str) -> set[str]:
+        program = line.split()[0]
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - (not line.endswith(" "))))
+        monkeypatch.setenv(f"_{program.upper().replace('-', '_')}_COMPLETE", "bash_complete")
+        assert MAIN[program]() == 0
+        return set(capsys.readouterr().out.split())
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("flower-server --strategy pfedhn", {"plain,pfedhn", "plain,pfedhn-pc", "plain,pfedhn-heads"}),
+        ("flower-server --model lst", {"plain,lstm-1", "plain,lstm-2"}),
+        ("flower-server --engine ", {"plain,grpc", "plain,inline", "plain,ray"}),
+        ("flower-server --explain fedav", {"plain,fedavg", "plain,fedavg-ft"}),
+        ("flower-server --join", {"plain,--join-timeout"}),
+        ("flower-server doc", {"plain,doctor"}),
+        ("flower-server certs init --d", {"plain,--dir", "plain,--days"}),
+        ("flower-server certs re", {"plain,renew"}),
+        ("flower-server --config r", {"file,r"}),
+        ("flower-server watch r", {"dir,r"}),
+        ("flower-server completion ", {"plain,bash", "plain,zsh", "plain,fish"}),
+        ("flower-client --key w", {"file,w"}),
+        ("flower-client --split al", {"plain,alphabet"}),
+        ("flower-client --disclose ", {"plain,types", "plain,all-types", "plain,graph"}),
+        ("flower-client keygen --o", {"plain,--out"}),
+    ],
+)
+def test_bash_is_told_what_to_propose(proposed, line: str, expected: set[str]) -> None:  # type: ignore[no-untyped-def]
+    assert proposed(line) == expected
+
+
+def test_the_names_that_are_proposed_are_those_that_are_registered() -> None:
+    assert list(STRATEGIES) == proposals.STRATEGIES
+    assert list(MODELS) == proposals.MODELS
+    assert list(DATASETS) == proposals.DATASETS
+    assert list(PARTITIONERS) == proposals.SPLITS
+
+
+@pytest.mark.parametrize("program", MAIN)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script_that_asks_the_program(
+    capsys: pytest.CaptureFixture[str], shell: str, program: str
+) -> None:
+    assert MAIN[program](["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_{program.upper().replace('-', '_')}_COMPLETE={shell}_complete" in script
+    if found := shutil.which(shell):
+        subprocess.run([found, "-n"], input=script, text=True, timeout=30, check=True)
+
+
+def test_a_real_bash_asks_and_proposes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    assert server_main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    code = f"{script}\nCOMP_WORDS=(flower-server doc)\nCOMP_CWORD=1\n_flower_server_completion flower-server\n"
+    code += 'echo "${COMPREPLY[@]}"'
+    done = subprocess.run([bash, "--norc", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "doctor\n"

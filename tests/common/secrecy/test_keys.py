@@ -1,0 +1,138 @@
+"""Clients' keys: what a file may hold, who may read it, and the one form in which keys are compared."""
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.secrecy.keys import (
+    fingerprint,
+    make_key,
+    parse_public_key,
+    public_pem,
+    read_private_key,
+    read_public_key,
+    write_private_key,
+)
+
+
+def test_a_key_survives_its_file_which_is_its_owners_alone(tmp_path: Path) -> None:
+    key, path = make_key(), tmp_path / "key.pem"
+    write_private_key(path, key)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_private_key(path, "--key").private_numbers() == key.private_numbers()
+
+
+def test_the_public_half_is_in_the_form_that_flower_sends() -> None:
+    key = make_key()
+    assert public_pem(key).encode() == public_key_to_bytes(key.public_key()) == public_pem(key.public_key()).encode()
+    assert uses_nist_ec_curve(key.public_key())
+
+
+def test_the_fingerprint_is_that_of_openssl(tmp_path: Path) -> None:
+    key = make_key()
+    der = key.public_key().public_bytes(Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "der").write_bytes(der)
+    pipe = f"openssl dgst -sha256 -binary {tmp_path / 'der'} | openssl base64"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
+    assert fingerprint(public_pem(key)) == "SHA256:" + done.stdout.strip().rstrip("=")
+
+
+def test_a_public_key_is_read_in_any_dress_and_compared_in_one(tmp_path: Path) -> None:
+    pem = public_pem(make_key())
+    (tmp_path / "key.pub").write_text(f"from ward 7\r\n{pem.replace(chr(10), chr(13) + chr(10))}")
+    assert read_public_key(tmp_path / "key.pub", "--public-key") == pem
+
+
+def test_keys_of_ssh_keygen_are_taken_and_ours_are_flowers(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    theirs = ec.generate_private_key(ec.SECP384R1())
+    path.write_bytes(theirs.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o600)
+    assert public_pem(read_private_key(path, "--key")) == public_pem(theirs)
+    path.write_bytes(theirs.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    assert public_pem(read_private_key(path, "--key")) == public_pem(theirs)
+    line = theirs.public_key().public_bytes(Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b" ward-7\n"
+    assert parse_public_key(line, "--public-key") == public_pem(theirs)
+    ours = make_key()
+    write_private_key(path, ours)
+    # A stock flower-supernode reads no other form.
+    assert public_pem(serialization.load_ssh_private_key(path.read_bytes(), None)) == public_pem(ours)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o644, 0o777])
+def test_a_private_key_that_everyone_can_use_is_not_used(tmp_path: Path, mode: int) -> None:
+    write_private_key(tmp_path / "key.pem", make_key())
+    (tmp_path / "key.pem").chmod(mode)
+    with pytest.raises(
+        ConfigError, match=rf"--key: everyone on this machine can use \S+ \(mode {mode:04o}\); chmod 600"
+    ):
+        read_private_key(tmp_path / "key.pem", "--key")
+
+
+def test_a_group_may_share_a_private_key(tmp_path: Path) -> None:
+    write_private_key(tmp_path / "key.pem", make_key())
+    (tmp_path / "key.pem").chmod(0o640)
+    read_private_key(tmp_path / "key.pem", "--key")
+
+
+OTHERS = {
+    "rsa": rsa.generate_private_key(65537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate(),
+    "another curve": ec.generate_private_key(ec.SECP256K1()),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_keys_that_flower_cannot_use_are_refused(tmp_path: Path, name: str) -> None:
+    key, path = OTHERS[name], tmp_path / "key.pem"
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="--key: expected an EC key on P-256, P-384 or P-521, found another kind"):
+        read_private_key(path, "--key")
+    public = key.public_key().public_bytes(Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    with pytest.raises(ConfigError, match="expected an EC key on P-256, P-384 or P-521, found another kind"):
+        parse_public_key(public, "--public-key")
+
+
+def test_what_is_no_key_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    with pytest.raises(ConfigError, match=f"--key: expected a file, found none at {path}"):
+        read_private_key(path, "--key")
+    with pytest.raises(ConfigError, match=f"--public-key: expected a file, found none at {path}"):
+        read_public_key(path, "--public-key")
+    path.write_text("no key")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM or OpenSSH\) without a password"):
+        read_private_key(path, "--key")
+    with pytest.raises(ConfigError, match=r"--public-key .*: expected a public key in PEM"):
+        read_public_key(path, "--public-key")
+    path.write_bytes(make_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")))
+    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM or OpenSSH\) without a password"):
+        read_private_key(path, "--key")
+
+
+def test_a_private_key_in_place_of_a_public_one_is_not_taken(tmp_path: Path) -> None:
+    write_private_key(tmp_path / "key.pem", make_key())
+    with pytest.raises(ConfigError, match="expected a public key, found a private one; it should never leave its cl"):
+        read_public_key(tmp_path / "key.pem", "--public-key")
+
+
+def test_commands_for_keys_do_not_wait_for_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom hyperbloom.client.cli import main as client\n"
+        "from hyperbloom.server.cli import main as server\n"
+        f"client(['keygen', '--out', {str(tmp_path / 'k.pem')!r}])\n"
+        f"server(['certs', 'init', '--dir', {str(tmp_path / 'certs')!r}])\n"
+        f"server(['clients', 'list', '--certs', {str(tmp_path / 'certs')!r}])\n"
+        "print([name for name in ('torch', 'flwr', 'grpc') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("[]\n")

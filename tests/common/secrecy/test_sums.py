@@ -1,0 +1,59 @@
+"""What masks are bound to: everything that clients are told alike, and nothing else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hyperbloom.common.compression import Codec
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.methods import FedProx
+from hyperbloom.common.secrecy.sums import told
+from hyperbloom.common.wire.masks import MaskedOrder, Masking
+from hyperbloom.common.wire.orders import SGD, Noise, Scope, Target
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.weights import Weights
+
+WEIGHTS = Weights(Layout((("w", (2,)),)), torch.ones(2))
+ORDER = MaskedOrder(
+    scope=Scope("run", 1, 2**62 + 1),
+    target=Target("mlp", 10, "none"),
+    sgd=SGD(5, 8, 0.1, 0.9, 0.0, 50.0),
+    reply="weights",
+    weights=WEIGHTS,
+    masking=Masking(there=(0, 1, 2), sealed=(b"a",), digests=(b"b",), parts=(b"p",), lengths=(2,), owners=(b"\7",)),
+)
+
+
+def test_what_differs_between_clients_by_its_nature_is_not_bound() -> None:
+    """Weights are bound by the digests of the parts."""
+    masking = replace(ORDER.masking, sealed=(b"others",), digests=(b"others",))
+    assert told(b"d", replace(ORDER, weights=None, masking=masking)) == told(b"d", ORDER)
+
+
+def test_the_wire_changes_nothing_of_it() -> None:
+    """A whole number where a fraction belongs arrives as a fraction."""
+    sent = replace(ORDER, sgd=SGD(5, 8, 1, 0, 0, 50))
+    assert told(b"d", unpack(MaskedOrder, pack(sent))) == told(b"d", sent) != told(b"d", ORDER)
+
+
+CHANGES: dict[str, Callable[[MaskedOrder], MaskedOrder]] = {
+    "scope": lambda order: replace(order, scope=replace(order.scope, seed=2**62)),  # the same as a double
+    "target": lambda order: replace(order, target=replace(order.target, private="head")),
+    "sgd": lambda order: replace(order, sgd=replace(order.sgd, learning_rate=0.2)),
+    "method": lambda order: replace(order, method=FedProx(mu=0.5)),
+    "codec": lambda order: replace(order, codec=Codec.parse("int8")),
+    "noise": lambda order: replace(order, noise=Noise(1.0, 2.0)),
+    "quiet": lambda order: replace(order, quiet=True),
+    "there": lambda order: replace(order, masking=replace(order.masking, there=(0, 1, 3))),
+    "parts": lambda order: replace(order, masking=replace(order.masking, parts=(b"q",))),
+    "lengths": lambda order: replace(order, masking=replace(order.masking, lengths=(3,))),
+    "owners": lambda order: replace(order, masking=replace(order.masking, owners=(b"\6",))),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_all_else_is_bound(what: str) -> None:
+    assert told(b"d", CHANGES[what](ORDER)) != told(b"d", ORDER)
+    assert told(b"other clients", ORDER) != told(b"d", ORDER)

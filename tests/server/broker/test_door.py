@@ -1,0 +1,452 @@
+"""The door of the SuperLink, over Flower's own state: who gets in, and that nobody else is read."""
+
+import datetime as dt
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.fleet.message_handler import message_handler
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric import sign_message
+from flwr.superlink.federation import NoOpFederationManager
+
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import door as superlink_door
+from hyperbloom.server.broker.door import UPLOAD, Door, Keys
+from hyperbloom.server.broker.limits import MOST_WORDS
+from hyperbloom.server.broker.port import PATIENCE, Connections
+
+IN_MEMORY = ":flwr-in-memory:"
+ANY, UNKNOWN = "/flwr.proto.Fleet/Any", "/flwr.proto.Fleet/Unknown"
+DENIED, UNAUTHENTICATED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+Key = ec.EllipticCurvePrivateKey
+
+
+class Aborted(Exception):
+    """What a call ends with: the status, and what the client hears."""
+
+
+class Context:
+    """A call as gRPC describes it to a servicer."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def peer(self) -> str:
+        """Return where it came from."""
+        return "ipv4:10.0.0.9:5"
+
+    def cancel(self) -> None:
+        """Note that it was."""
+        self.cancelled = True
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """End the call."""
+        raise Aborted(code, details)
+
+
+class Messages:
+    """What a caller sends, and whether somebody has read it."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self.left = list(contents)
+        self.were_read = False
+
+    def __next__(self) -> bytes:
+        self.were_read = True
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
+def metadata(key: Key, time: dt.datetime | None = None) -> list[tuple[str, str | bytes]]:
+    """Return how a client shows its key."""
+    stamp = (time or dt.datetime.now(dt.UTC)).isoformat()
+    signature = sign_message(key, stamp.encode())
+    return [
+        (PUBLIC_KEY_HEADER, public_pem(key).encode()),
+        (TIMESTAMP_HEADER, stamp),
+        (SIGNATURE_HEADER, signature),
+    ]
+
+
+class House:
+    """A SuperLink's state, its door, and a registry file in `folder`."""
+
+    def __init__(self, folder: Path, is_open: bool = False) -> None:
+        factory = LinkStateFactory(IN_MEMORY, NoOpFederationManager(), ObjectStoreFactory())
+        self.registry = ClientRegistry(folder / "clients.json")
+        self.state = factory.state()
+        self.keys = Keys(self.state, [self.registry])
+        self.connections = Connections()
+        self.door = Door(factory, None if is_open else self.keys, self.connections)
+
+    def add(self, name: str) -> Key:
+        """Return the key of a client that is added to the file now."""
+        key = make_key()
+        self.registry.add(name, public_pem(key))
+        self.keys.follow()
+        return key
+
+    def call(self, request: Any, key: Key, time: dt.datetime | None = None) -> Any:
+        """Let the client with this key call; returns the answer."""
+        messages = Messages(request.SerializeToString())
+        try:
+            return self.send(messages, metadata(key, time), type(request))
+        except Aborted as aborted:
+            known = self.state.get_node_id_by_public_key(public_pem(key).encode()) is not None
+            in_time = aborted.args[1] != "Invalid timestamp"
+            assert messages.were_read == (known and in_time)
+            raise
+
+    def send(
+        self, messages: Messages, shown: Any, kind: Any = PullMessagesRequest, method: str = ANY, context: Any = None
+    ) -> Any:
+        """Call with any messages and metadata."""
+        served = grpc.unary_unary_rpc_method_handler(
+            self._answer, request_deserializer=kind.FromString, response_serializer=lambda answer: answer
+        )
+        details = SimpleNamespace(method=method, invocation_metadata=shown)
+        handler = self.door.intercept_service(lambda _: None if method == UNKNOWN else served, details)
+        assert handler.request_streaming and not handler.response_streaming  # or gRPC would read by itself
+        return handler.stream_unary(messages, context or Context())
+
+    def _answer(self, request: Any, context: Any) -> Any:
+        """Answer as Flower's handlers would."""
+        if isinstance(request, ActivateNodeRequest):
+            return message_handler.activate_node(request, self.state)
+        return "answer"
+
+    def activate(self, key: Key, whose: Key | None = None) -> int:
+        """Let a client come in; returns its node."""
+        public = public_pem(whose or key).encode()
+        return int(self.call(ActivateNodeRequest(public_key=public, heartbeat_interval=30), key).node_id)
+
+    def names(self) -> dict[str, str]:
+        """Return the state of every node by the name that the server sees."""
+        return {node.name: node.status for node in self.state.get_node_info()}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def pull(node: int) -> PullMessagesRequest:
+    """Return a node's poll."""
+    return PullMessagesRequest(node=Node(node_id=node))
+
+
+def reply(node: int, sender: int) -> PushMessagesRequest:
+    """Return a reply that a node pushes."""
+    return PushMessagesRequest(
+        node=Node(node_id=node), messages_list=[Message(metadata=Metadata(src_node_id=sender, message_id="m"))]
+    )
+
+
+def test_a_key_in_the_file_comes_in_under_its_name(house: House) -> None:
+    key = house.add("ward-7")
+    node = house.activate(key)
+    assert house.call(pull(node), key) == "answer"
+    assert house.call(reply(node, node), key) == "answer"
+    assert house.names() == {"ward-7": "online"}
+
+
+def test_a_key_that_is_not_in_the_file_is_refused_and_named_on_both_sides(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger = make_key()
+    shown = fingerprint(public_pem(stranger))
+    with pytest.raises(Aborted) as caught:
+        house.activate(stranger)
+    assert caught.value.args == (DENIED, f"key {shown} is unknown or revoked")
+    assert capsys.readouterr().err == f"door: refused ipv4:10.0.0.9:5: its key {shown} is unknown or revoked\n"
+
+
+def test_the_file_is_followed_without_being_asked(house: House) -> None:
+    key = make_key()
+    house.registry.add("ward-7", public_pem(key))
+    node = house.activate(key)  # nobody called `follow`
+    house.registry.revoke("ward-7")
+    with pytest.raises(Aborted) as caught:
+        house.call(pull(node), key)
+    assert caught.value.args[0] == DENIED
+
+
+def test_a_revoked_client_is_gone_and_stays_away(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    key, other = house.add("ward-7"), house.add("ward-8")
+    node, neighbour = house.activate(key), house.activate(other)
+    house.registry.revoke("ward-7")
+    house.keys.follow()
+    assert house.names() == {"ward-7": "unregistered", "ward-8": "online"}
+    shown = fingerprint(public_pem(key))
+    assert f"door: ward-7 may not join any more: its key {shown} was revoked or replaced\n" in capsys.readouterr().err
+    for act in (lambda: house.activate(key), lambda: house.call(pull(node), key)):
+        with pytest.raises(Aborted) as caught:
+            act()
+        assert caught.value.args == (DENIED, f"key {shown} is unknown or revoked")
+    assert house.call(pull(neighbour), other) == "answer"
+
+
+def test_a_client_that_never_came_can_be_revoked(house: House) -> None:
+    key = house.add("ward-7")
+    house.registry.revoke("ward-7")
+    house.keys.follow()
+    with pytest.raises(Aborted):
+        house.activate(key)
+
+
+def test_a_replaced_key_is_out_and_the_new_one_is_in_under_the_same_name(house: House) -> None:
+    old, new = house.add("ward-7"), make_key()
+    house.activate(old)
+    house.registry.add("ward-7", public_pem(new), replace=True)
+    node = house.activate(new)
+    assert house.call(pull(node), new) == "answer"
+    with pytest.raises(Aborted):
+        house.activate(old)
+
+
+def test_a_damaged_file_changes_nothing_and_is_told_once(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    key = house.add("ward-7")
+    node = house.activate(key)
+    good = house.registry.path.read_bytes()
+    house.registry.path.write_text("{")
+    for _ in range(3):
+        assert house.call(pull(node), key) == "answer"
+    said = capsys.readouterr().err
+    assert said.count("found it damaged") == said.count("who may join stays as it was") == 1
+    house.registry.path.write_bytes(good)
+    assert house.activate(house.add("ward-8"))
+
+
+def test_a_file_that_vanishes_lets_nobody_in(house: House) -> None:
+    key = house.add("ward-7")
+    house.registry.path.unlink()
+    with pytest.raises(Aborted):
+        house.activate(key)
+
+
+def test_a_key_that_comes_back_by_hand_is_told_and_not_taken(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    key = house.add("ward-7")
+    house.activate(key)
+    before = house.registry.path.read_bytes()
+    house.registry.revoke("ward-7")
+    house.keys.follow()
+    house.registry.path.write_bytes(before)
+    with pytest.raises(Aborted):
+        house.activate(key)
+    assert "ward-7 needs a new key, or a new start of the server" in capsys.readouterr().err
+
+
+def test_two_files_count_together(house: House, tmp_path: Path) -> None:
+    local = ClientRegistry(tmp_path / "local.json")
+    keys = Keys(house.state, [house.registry, local])
+    local.add("client-0", public_pem(make_key()))
+    house.registry.add("ward-7", public_pem(make_key()))
+    keys.follow()
+    assert set(house.names()) == {"ward-7", "client-0"}
+
+
+def test_a_key_opens_its_own_node_only(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    key, victim = house.add("ward-7"), house.add("ward-8")
+    with pytest.raises(Aborted) as caught:
+        house.activate(key, whose=victim)
+    assert caught.value.args == (DENIED, "this is another client's public key")
+    assert "refused ipv4:10.0.0.9:5: it asked to be another client" in capsys.readouterr().err
+    assert house.names()["ward-8"] == "registered"
+    node = house.activate(victim)
+    with pytest.raises(Aborted) as caught:
+        house.call(pull(node), key)
+    assert caught.value.args == (UNAUTHENTICATED, "Invalid node ID")
+
+
+def test_a_reply_is_its_senders_own(house: House) -> None:
+    key, victim = house.add("ward-7"), house.add("ward-8")
+    node, other = house.activate(key), house.activate(victim)
+    with pytest.raises(Aborted) as caught:
+        house.call(reply(node, other), key)
+    assert caught.value.args == (DENIED, "a reply in another client's name")
+
+
+def test_who_comes_back_with_its_key_after_a_crash_comes_in_at_once(house: House) -> None:
+    key = house.add("ward-7")
+    first = house.activate(key)
+    before = house.state.get_node_info()[0].last_activated_at
+    assert house.activate(key) == first  # Flower alone would refuse it for a minute
+    assert house.state.get_node_info()[0].last_activated_at > before
+
+
+def _two(shown: list[Any], header: str) -> list[Any]:
+    return [*shown, *(pair for pair in shown if pair[0] == header)]
+
+
+def _other(shown: list[Any], header: str, value: str | bytes) -> list[Any]:
+    return [(name, value if name == header else old) for name, old in shown]
+
+
+def _without(shown: list[Any], header: str) -> list[Any]:
+    return [pair for pair in shown if pair[0] != header]
+
+
+def _moved(key: Key, **ahead: float) -> list[Any]:
+    return metadata(key, dt.datetime.now(dt.UTC) + dt.timedelta(**ahead))
+
+
+STRANGERS: dict[str, tuple[Callable[[Key], list[Any]], grpc.StatusCode, str]] = {
+    "no metadata": (lambda key: [], UNAUTHENTICATED, "Missing authentication metadata"),
+    "no key": (lambda key: _without(metadata(key), PUBLIC_KEY_HEADER), UNAUTHENTICATED, "Missing authentication"),
+    "two keys": (lambda key: _two(metadata(key), PUBLIC_KEY_HEADER), UNAUTHENTICATED, "Missing authentication"),
+    "an unknown key": (lambda key: metadata(make_key()), DENIED, "is unknown or revoked"),
+    "a damaged key": (lambda key: _other(metadata(key), PUBLIC_KEY_HEADER, b"a\nb\nc"), DENIED, "key is damaged"),
+    "a key of no text": (lambda key: _other(metadata(key), PUBLIC_KEY_HEADER, b"\xff"), DENIED, "key is damaged"),
+    "no signature": (lambda key: _without(metadata(key), SIGNATURE_HEADER), UNAUTHENTICATED, "Missing"),
+    "two signatures": (lambda key: _two(metadata(key), SIGNATURE_HEADER), UNAUTHENTICATED, "Missing"),
+    "a wrong signature": (
+        lambda key: _other(metadata(key), SIGNATURE_HEADER, b"0" * 70),
+        UNAUTHENTICATED,
+        "Invalid si",
+    ),
+    "another's signature": (
+        lambda key: [metadata(key)[0], *metadata(make_key())[1:]],
+        UNAUTHENTICATED,
+        "Invalid signature",
+    ),
+    "no time": (lambda key: _without(metadata(key), TIMESTAMP_HEADER), UNAUTHENTICATED, "Missing"),
+    "two times": (lambda key: _two(metadata(key), TIMESTAMP_HEADER), UNAUTHENTICATED, "Missing"),
+    "a time that is none": (lambda key: _other(metadata(key), TIMESTAMP_HEADER, "x"), UNAUTHENTICATED, "Invalid si"),
+    "an old call": (lambda key: _moved(key, seconds=-310), UNAUTHENTICATED, "Invalid timestamp"),
+    "a call of tomorrow": (lambda key: _moved(key, days=1), UNAUTHENTICATED, "Invalid timestamp"),
+}
+
+
+@pytest.mark.parametrize("method", [ANY, UPLOAD, UNKNOWN])
+@pytest.mark.parametrize(("shown", "code", "answer"), STRANGERS.values(), ids=STRANGERS)
+def test_a_call_that_no_known_key_has_signed_is_refused_unread(
+    house: House, shown: Callable[[Key], list[Any]], code: grpc.StatusCode, answer: str, method: str
+) -> None:
+    messages, key = Messages(b""), house.add("ward-7")
+    with pytest.raises(Aborted) as caught:
+        house.send(messages, shown(key), method=method)
+    assert caught.value.args[0] == code and answer in caught.value.args[1]
+    assert not messages.were_read
+
+
+def test_clocks_may_differ_by_a_minute(house: House) -> None:
+    key = house.add("ward-7")
+    node = house.activate(key)
+    for seconds in (-250, -55, 55):
+        assert house.call(pull(node), key, dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)) == "answer"
+
+
+def test_who_is_refused_all_the_time_is_told_a_few_times_only(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(PATIENCE + 20):
+        with pytest.raises(Aborted):
+            house.send(Messages(), metadata(make_key()))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == PATIENCE + 1
+    assert lines[-1].startswith("door: ipv4:10.0.0.9:5 floods the port with calls that are refused")
+
+
+def test_an_unknown_method_is_unread_for_members_too(house: House) -> None:
+    messages = Messages(b"")
+    with pytest.raises(Aborted) as caught:
+        house.send(messages, metadata(house.add("ward-7")), method=UNKNOWN)
+    assert caught.value.args[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert not messages.were_read
+
+
+def test_only_an_object_may_be_large(house: House) -> None:
+    key = house.add("ward-7")
+    node = house.activate(key)
+    large = PushObjectRequest(node=Node(node_id=node), object_content=bytes(MOST_WORDS)).SerializeToString()
+    with pytest.raises(Aborted) as caught:
+        house.send(Messages(large), metadata(key))
+    assert caught.value.args[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.args[1].startswith(f"expected a message of at most {MOST_WORDS} bytes, found 1048")
+    assert house.send(Messages(large), metadata(key), PushObjectRequest, UPLOAD) == "answer"
+
+
+@pytest.mark.parametrize("messages", [Messages(), Messages(b"\xff")], ids=["none", "nonsense"])
+def test_a_call_without_a_message_is_refused(house: House, messages: Messages) -> None:
+    with pytest.raises(Aborted) as caught:
+        house.send(messages, metadata(house.add("ward-7")))
+    assert caught.value.args[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+class Slow(Messages):
+    """A message that comes when it may."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.waits, self.comes = threading.Event(), threading.Event()
+
+    def __next__(self) -> bytes:
+        self.waits.set()
+        assert self.comes.wait(30)
+        return super().__next__()
+
+
+def test_a_member_has_few_messages_under_way_and_they_end_in_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink_door, "MOST_CALLS", 2)
+    key, other = house.add("ward-7"), house.add("ward-8")
+    node, neighbour = house.activate(key), house.activate(other)
+    slow, contexts = [Slow(pull(node).SerializeToString()) for _ in range(2)], [Context(), Context()]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [
+            pool.submit(house.send, messages, metadata(key), context=context)
+            for messages, context in zip(slow, contexts, strict=True)
+        ]
+        assert all(messages.waits.wait(30) for messages in slow)
+        with pytest.raises(Aborted) as caught:
+            house.send(Messages(), metadata(key))
+        assert caught.value.args[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert house.call(pull(neighbour), other) == "answer"
+        house.door.cancel_overdue()
+        assert not any(context.cancelled for context in contexts)
+        monkeypatch.setattr(superlink_door.time, "monotonic", lambda: float("inf"))
+        house.door.cancel_overdue()
+        assert all(context.cancelled for context in contexts)
+        for messages in slow:
+            messages.comes.set()
+        assert [answer.result() for answer in answers] == ["answer"] * 2
+    assert house.call(pull(node), key) == "answer", "its places are free again"
+
+
+def test_without_a_registry_every_key_is_a_client_of_its_own(tmp_path: Path) -> None:
+    house = House(tmp_path, is_open=True)
+    key, other = make_key(), make_key()
+    nodes = [
+        house.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_pem(each).encode(), 0) for each in (key, other)
+    ]
+    assert house.activate(key) == nodes[0]
+    assert house.call(pull(nodes[0]), key) == "answer"
+    with pytest.raises(Aborted) as caught:
+        house.call(pull(nodes[1]), key)
+    assert caught.value.args == (UNAUTHENTICATED, "Invalid node ID")
+    with pytest.raises(Aborted) as caught:
+        house.call(reply(nodes[0], nodes[1]), key)
+    assert caught.value.args == (DENIED, "a reply in another client's name")
+    messages = Messages(b"")
+    with pytest.raises(Aborted):
+        house.send(messages, _other(metadata(key), SIGNATURE_HEADER, b"0" * 70))
+    assert not messages.were_read

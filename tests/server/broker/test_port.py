@@ -1,0 +1,242 @@
+"""The Fleet port over real gRPC: what strangers can hold open, and for how long."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+
+from hyperbloom.common.secrecy.keys import make_key, public_pem
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import door as superlink_door
+from hyperbloom.server.broker import port as superlink_port
+from hyperbloom.server.broker.door import Door, Keys
+from hyperbloom.server.broker.port import PATIENCE, Connections, fleet_server
+from hyperbloom.server.broker.superlink import free_port
+
+pytestmark = pytest.mark.timeout(60)
+
+PULL = "/flwr.proto.Fleet/PullMessages"
+SECONDS = 30.0  # that a call of a test may take: an answer that takes so long has not come
+
+
+class Answers(FleetServicer):  # type: ignore[misc]
+    """Answers polls and takes objects."""
+
+    def PullMessages(self, request: Any, context: Any) -> PullMessagesResponse:
+        """Have no message."""
+        return PullMessagesResponse()
+
+    def PushObject(self, request: Any, context: Any) -> PushObjectResponse:
+        """Take it."""
+        return PushObjectResponse(stored=True)
+
+
+class Port:
+    """A server with one member."""
+
+    def __init__(self, folder: Path) -> None:
+        factory = LinkStateFactory(":flwr-in-memory:", NoOpFederationManager(), ObjectStoreFactory())
+        registry, self.key = ClientRegistry(folder / "clients.json"), make_key()
+        registry.add("ward-7", public_pem(self.key))
+        keys = Keys(factory.state(), [registry])
+        keys.follow()
+        self.connections = Connections()
+        self.door = Door(factory, keys, self.connections)
+        self.node = Node(node_id=factory.state().get_node_id_by_public_key(public_pem(self.key).encode()))
+        self.address = f"127.0.0.1:{free_port()}"
+        self.server = fleet_server(
+            (Answers(), add_FleetServicer_to_server), self.address, 0, None, [self.door], self.connections
+        )
+        self.server.start()
+        self._channels: list[grpc.Channel] = []
+
+    def channel(self, key: ec.EllipticCurvePrivateKey | None = None) -> grpc.Channel:
+        """Return a connection of its own, which signs its calls if it has a key."""
+        plain = grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
+        self._channels.append(plain)
+        return grpc.intercept_channel(plain, NodeAuthClientInterceptor(key, key.public_key())) if key else plain
+
+    def member(self) -> FleetStub:
+        """Return a new connection of the member."""
+        return FleetStub(self.channel(self.key))
+
+    def knock(self, channel: grpc.Channel, headers: list[tuple[str, Any]] | None = None) -> grpc.StatusCode:
+        """Send headers and never a message; returns the refusal."""
+        never = threading.Event()
+        call = channel.stream_unary(PULL)
+        try:
+            call(iter(never.wait, True), timeout=SECONDS, metadata=headers)
+        except grpc.RpcError as error:
+            return cast(grpc.Call, error).code()
+        finally:
+            never.set()
+        raise AssertionError("it was answered")
+
+    def close(self) -> None:
+        """End all of it."""
+        for channel in self._channels:
+            channel.close()
+        self.server.stop(None).wait(10)
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[Port]:
+    port = Port(tmp_path)
+    yield port
+    port.close()
+
+
+def code(call: Callable[[], Any]) -> grpc.StatusCode:
+    """Return what a call fails with."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return cast(grpc.Call, caught.value).code()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; the test's time limit ends it."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def hangs_up(connection: socket.socket) -> bool:
+    """Return whether the other side ends a connection within `SECONDS`."""
+    connection.settimeout(SECONDS)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_headers_alone_are_refused_at_once(port: Port) -> None:
+    assert port.knock(port.channel()) == grpc.StatusCode.UNAUTHENTICATED
+    pem = public_pem(make_key()).encode()
+    unknown = [("flwr-public-key-bin", pem), ("flwr-signature-bin", b"0" * 70), ("flwr-timestamp", "x")]
+    assert port.knock(port.channel(), unknown) == grpc.StatusCode.PERMISSION_DENIED
+    assert port.member().PullMessages(PullMessagesRequest(node=port.node)) == PullMessagesResponse()
+
+
+def test_a_member_that_sends_headers_alone_does_not_wait_for_ever(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink_door, "READING_S", 0.0)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            port.door.cancel_overdue()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    stamped: list[Any] = []
+
+    class Note(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+        """Keeps the metadata of a call that is never made."""
+
+        def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            stamped.extend(details.metadata)
+            raise KeyError
+
+    signed = grpc.intercept_channel(port.channel(), NodeAuthClientInterceptor(port.key, port.key.public_key()), Note())
+    with pytest.raises(KeyError):
+        FleetStub(signed).PullMessages(PullMessagesRequest(node=port.node))
+    assert port.knock(port.channel(), stamped) == grpc.StatusCode.CANCELLED
+    over.set()
+    thread.join()
+
+
+def test_compressed_messages_are_refused(port: Port) -> None:
+    request = PullMessagesRequest(node=port.node, message_ids=["0" * 1000] * 1000)
+    assert port.member().PullMessages(request) == PullMessagesResponse()
+    squeezed = code(lambda: port.member().PullMessages(request, compression=grpc.Compression.Gzip))
+    assert squeezed == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_only_an_object_may_have_more_than_a_megabyte(port: Port) -> None:
+    large = PushMessagesRequest(node=port.node, clientapp_runtime_list=[0.5] * 2**18)
+    assert code(lambda: port.member().PushMessages(large)) == grpc.StatusCode.INVALID_ARGUMENT
+    upload = PushObjectRequest(node=port.node, object_content=bytes(8 * 2**20))
+    assert port.member().PushObject(upload).stored
+
+
+def test_metadata_of_many_bytes_are_refused(port: Port) -> None:
+    assert port.knock(port.channel(), [("much", "0" * 20_000)]) == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_who_floods_the_port_is_cut_off_and_a_member_at_the_same_address_is_not(
+    port: Port, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member, stranger = port.member(), port.channel()
+    member.PullMessages(PullMessagesRequest(node=port.node))
+    states: list[grpc.ChannelConnectivity] = []
+    stranger.subscribe(states.append)
+    for _ in range(PATIENCE + 1):
+        assert port.knock(stranger) == grpc.StatusCode.UNAUTHENTICATED
+    assert grpc.ChannelConnectivity.IDLE not in states[1:]
+    before = set(superlink_port._sockets(port.connections.port))
+    port.connections.wait(SECONDS)
+    port.connections.sweep()
+    until(lambda: grpc.ChannelConnectivity.IDLE in states[1:])
+    left = set(superlink_port._sockets(port.connections.port))
+    assert len(before - left) == 1 and port.connections._known <= left
+    member.PullMessages(PullMessagesRequest(node=port.node))
+    assert set(superlink_port._sockets(port.connections.port)) == left, "over the same connection"
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "floods the port" in line]
+    assert line.startswith("door: ipv4:127.0.0.1:")
+
+
+def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_at_once(
+    port: Port, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(superlink_port, "MOST_STRANGERS", 3)
+    port.member().PullMessages(PullMessagesRequest(node=port.node))
+    number = port.connections.port
+
+    def peers() -> set[str]:
+        return set(superlink_port._sockets(number))
+
+    with ExitStack() as closing:
+        silent = []
+        for _ in range(5):
+            silent.append(closing.enter_context(socket.create_connection(("127.0.0.1", number))))
+            until(lambda: f"ipv4:127.0.0.1:{silent[-1].getsockname()[1]}" in peers())
+            port.connections.sweep()
+        assert all(hangs_up(each) for each in silent[:2])
+        assert len(peers()) == 4
+        assert "holds over 3 connections without a call; the oldest are closed" in capsys.readouterr().err
+        monkeypatch.setattr(superlink_port, "SILENT_S", -1.0)
+        port.connections.sweep()
+        assert all(hangs_up(each) for each in silent[2:])
+    until(lambda: len(peers()) == 1)
+    assert port.connections._known == peers(), "the member's"
+
+
+def test_an_open_file_that_is_another_one_by_now_is_left_alone() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        superlink_port._shut(one.fileno(), "ipv4:10.0.0.9:5")
+        one.sendall(b"still here")
+        assert other.recv(100) == b"still here"
+    superlink_port._shut(one.fileno(), "ipv4:10.0.0.9:5")  # it is closed
+
+
+def test_a_port_that_is_taken_is_told(port: Port) -> None:
+    with pytest.raises(SystemExit, match="is already in use"):
+        fleet_server((Answers(), add_FleetServicer_to_server), port.address, 0, None, [], Connections())

@@ -1,0 +1,36 @@
+"""What stands before what in a chart, and what the numbers become."""
+
+import re
+
+import numpy as np
+
+from hyperbloom.server.pages.charts import Series, lines, matrix, style_of
+
+
+def test_areas_lie_behind_lines_and_points_before_them() -> None:
+    points = [(1.0, 60.0), (2.0, 80.0)]
+    band = ([(1.0, 55.0), (2.0, 70.0)], [(1.0, 65.0), (2.0, 90.0)])
+    series = [Series(name, points, [band], [((2.0, 80.0), name)]) for name in ("one", "two")]
+    drawn = re.findall(r'class="(band|line|dot)[^"]*(s\d)', lines("c", "t", "%", series, percent=True))
+    assert drawn == [
+        *(("band", "s0"), ("band", "s1")),
+        *(("line", "s1"), ("line", "s0")),  # the first line on top
+        *(("dot", "s0"), ("dot", "s1")),
+    ]
+
+
+def test_an_axis_of_percent_begins_below_all_that_is_shown() -> None:
+    def lowest(least: float) -> str:
+        chart = lines("c", "t", "%", [Series("one", [(1.0, 90.0)], dots=[((1.0, least), "")])], percent=True)
+        return re.findall(r'class="tick end">([\d.]+)<', chart)[0]
+
+    assert [lowest(value) for value in (76.0, 49.0, 100.0)] == ["70", "0", "90"]
+
+
+def test_colours_come_again_after_the_last() -> None:
+    assert [style_of(index) for index in (0, 7, 8)] == ["s0", "s7", "s0"]
+
+
+def test_a_row_in_which_all_are_the_same_has_one_shade() -> None:
+    chart = matrix(["a", "b"], np.array([[50.0, 50.0], [20.0, 80.0]]))
+    assert re.findall(r'class="cell (q\d)', chart) == ["q8", "q8", "q0", "q8"]

@@ -1,0 +1,79 @@
+"""The numbers on the board."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hyperbloom.server.watch.board import PACE_OVER, Board, amount, duration, plain_text
+
+
+def shown(board: Board) -> str:
+    """Return a board as a wide terminal without colours shows it."""
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(board.render())
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def line(number: int, elapsed: float, **more: float) -> dict[str, float]:
+    """Return a round's line."""
+    return {"round": number, "elapsed": elapsed, "seconds": 1.0, "clients": 2, **more}
+
+
+def test_the_pace_is_that_of_the_last_rounds() -> None:
+    board = Board("pfedhn", 1000)
+    assert (board.pace, board.seconds_left) == (None, None)
+    board.add_round(line(100, 1000.0))
+    assert board.pace == pytest.approx(0.1)
+    for number in range(101, 101 + PACE_OVER):
+        board.add_round(line(number, 1000.0 + 2 * (number - 100)))
+    assert board.pace == pytest.approx(0.5)
+    assert board.seconds_left == pytest.approx((1000 - 100 - PACE_OVER) * 2)
+
+
+def test_a_late_evaluation_does_not_turn_the_round_back() -> None:
+    board = Board("pfedhn", 10)
+    board.add_round(line(5, 5.0))
+    board.add_round(line(3, 3.0, test_mean=50.0, test_worst=40.0))
+    assert board.done == 5
+    assert board.pace == pytest.approx(1.0)
+    assert "at round 3" in shown(board)
+
+
+def test_the_worst_client_is_named() -> None:
+    board = Board("pfedhn", 10)
+    board.add_round(line(2, 2.0, test_mean=60.0, test_worst=100 / 3))
+    for name, right in (("a", 3), ("b", 1), ("c", 1)):
+        board.add_client({"round": 2, "client": name, "test_correct": right, "test_total": 3})
+    assert "worst client 33.3 % (b), at round 2" in shown(board)
+    board.add_round(line(4, 4.0, test_mean=50.0, test_worst=50.0))
+    assert "worst client 50.0 %, at round 4; best mean 60.0 % at round 2" in shown(board)
+
+
+def test_who_is_left_out_most_comes_first() -> None:
+    board = Board("pfedhn", 10)
+    for name, times in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
+        for number in range(times):
+            board.add_client({"round": number + 1, "client": name, "refused": f"reason {number}\x1b"})
+    said = [row.strip().split("  ")[-1].strip() for row in shown(board).splitlines()[2:]]
+    assert said == [
+        "b 3 times, last in round 3: reason 2?",
+        "c 2 times, last in round 2: reason 1?",
+        "a 1 time, last in round 1: reason 0?",
+        "and 1 more",
+    ]
+
+
+def test_a_client_that_keeps_a_round_waiting_is_named() -> None:
+    board = Board("pfedhn", 10)
+    board.add_round(line(1, 1.0, bytes_down=2_500_000, bytes_up=1_000, loss=0.5))
+    for name, seconds in (("a", 1.0), ("b", 1.1), ("c", 4.0)):
+        board.add_client({"round": 1, "client": name, "loss": 1.0, "seconds": seconds})
+    assert "loss 0.5 · 2 clients in 1.00 s · 2.5 MB down, 1.0 kB up in all · slowest c 4.0 s" in shown(board)
+
+
+def test_numbers_for_people() -> None:
+    assert [amount(n) for n in (999, 1500, 2_340_000, 7.1e9)] == ["999 B", "1.5 kB", "2.3 MB", "7.1 GB"]
+    assert [duration(s) for s in (0.44, 12.4, 184, 8100)] == ["0.4 s", "12 s", "3:04 min", "2:15 h"]
+    assert plain_text("a\x1b[2J\nb") == "a?[2J?b"
