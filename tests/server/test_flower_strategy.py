@@ -14,9 +14,9 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.server.cli import main
-from hyperbloom.server.engine import inline_grid
 from hyperbloom.server.flower_strategy import FlowerStrategy
-from hyperbloom.server.run_lines import read_lines
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.runs.lines import read_lines
 
 REFUSAL = r"^a round may have several exchanges with a client; call start\(\), which plays them all$"
 

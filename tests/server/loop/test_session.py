@@ -11,8 +11,8 @@ from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, TrainOrder
 from hyperbloom.common.wire.pack import unpack
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport
 from hyperbloom.server.loop.session import Session, baseline_config, check_run, greeting_of
 from hyperbloom.strategies import make_algorithm
