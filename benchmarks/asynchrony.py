@@ -21,8 +21,8 @@ from flwr.app import Context, Message
 
 from benchmarks.measure import Comparison, machine
 from hyperbloom.common.config import DataConfig, RunConfig, dump_run_config
-from hyperbloom.server.local_clients import client_settings
-from hyperbloom.server.superlink import free_port
+from hyperbloom.server.broker.superlink import free_port
+from hyperbloom.server.grids.local_clients import client_settings
 
 CLIENTS, COHORT = 10, 5
 SECONDS, SLOW_SECONDS = 0.2, 2.0

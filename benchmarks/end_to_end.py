@@ -4,7 +4,7 @@ Ten clients with 800 CIFAR-10-shaped images each, the paper's LeNet, one client 
 its weights, 50 local steps with batches of 64, learn from the change. A client step is one such visit. Evaluation is
 left out on both sides.
 
-* ours: `--engine inline`: strategy, roster, messages and their checks, `ClientApp` and worker, without sockets;
+* ours: `--engine inline`: algorithm, roster, messages and their checks, `ClientApp` and client, without sockets;
 * other: `textbook`: a head per tensor, `torch.optim.SGD`, `next(iter(DataLoader(..., shuffle=True)))` at each step,
   images turned from bytes to floats one by one, as the authors' code does.
 
@@ -26,7 +26,7 @@ from benchmarks.textbook import Images, TextbookHypernetwork, TextbookLeNet, Tex
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.seeds import derive
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 
 CLIENTS = 10
 SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)

@@ -1,22 +1,21 @@
-"""What the programs share: synthetic CIFAR-10, a run over it, and rounds that are driven one at a time.
-
-`Rounds` is the server's own loop (`hyperbloom.server.loop.rounds`) with the exchange of messages left open, so that two ways
-of exchanging them can be timed around the same strategy.
-"""
+"""What the programs share: synthetic CIFAR-10, a run over it, and rounds that are played one at a time."""
 
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
+from hyperbloom.common.wire import Scope
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.strategies import make_algorithm
 from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.rounds import Run
+from hyperbloom.server.loop.session import greeting_of
+from hyperbloom.strategies import make_algorithm
 
 __all__ = ["LENET_FLOATS", "Rounds", "run_config", "write_images"]
 
@@ -24,8 +23,6 @@ LENET_FLOATS = 121_182
 """Parameters of the paper's target network on CIFAR-10 (16 and 32 filters)."""
 
 PATIENCE_S = 180.0
-
-Exchange = Callable[[list[Message]], Iterable[Message]]
 
 
 def write_images(path: Path, train: int, held_out: int, seed: int = 0) -> Path:
@@ -63,7 +60,7 @@ def run_config(data: Path, clients: int, cohort: int, local: LocalConfig, rounds
 
 
 class Rounds:
-    """A strategy whose clients have joined; each call of `play` is a training round.
+    """A run whose clients have joined; each call of `play` is a round of training.
 
     Args:
         config: the run.
@@ -73,37 +70,29 @@ class Rounds:
 
     def __init__(self, config: RunConfig, grid: Grid, run_id: str) -> None:
         """Wait until the clients are here, and build the hypernetwork."""
-        self.config, self.grid = config, grid
-        roster = Roster(config.seed)
-        self.strategy = make_algorithm(config, run_id, roster)
-        self.federation = Federation(grid, roster, lambda text: None)
-        self.federation.gather(self.strategy, config.clients, config.join_timeout_s)
+        algorithm, roster = make_algorithm(config), Roster(config.seed)
+        federation = Federation(grid, roster, lambda text: None)
+        federation.admission, federation.greeting = Admission(config, algorithm), greeting_of(algorithm)
+        federation.gather(config.clients, config.join_timeout_s)
         roster.sort(0)
-        self.federation.begin(self.strategy, 0)
+        federation.admission.begin(roster, 0)
+        self.run = Run(config, algorithm, federation, [], Scope(run_id, 0, config.seed))
         self._number = 0
 
-    def exchange(self, orders: list[Message]) -> Iterable[Message]:
-        """Exchange messages as `flower-server` does."""
-        return self.federation.exchange([orders], self.config.round_timeout_s)
-
-    def play(self, exchange: Exchange | None = None) -> float:
-        """Play a training round and return its seconds.
-
-        Args:
-            exchange: sends orders and returns the replies; `flower-server`'s way by default.
+    def play(self) -> float:
+        """Play a round of training and return its seconds.
 
         Raises:
             RuntimeError: a client did not answer, or not well: such a round measures nothing.
         """
         self._number += 1
-        start = time.perf_counter()
-        orders = self.strategy.configure_train(self._number, ArrayRecord(), ConfigRecord(), self.grid)
-        self.strategy.aggregate_train(self._number, list((exchange or self.exchange)(orders)))
+        outcome, start = Outcome(), time.perf_counter()
+        self.run.train(self._number, outcome)
         seconds = time.perf_counter() - start
-        if self.strategy.round.refused or len(self.strategy.round.results) != self.config.cohort:
-            raise RuntimeError(f"round {self._number}: {self.strategy.round.refused or 'replies are missing'}")
+        if outcome.refused or len(outcome.results) != self.run.config.cohort:
+            raise RuntimeError(f"round {self._number}: {outcome.refused or 'replies are missing'}")
         return seconds
 
     def close(self) -> None:
         """Tell the clients that the run is over."""
-        self.federation.say_goodbye("the benchmark is over")
+        self.run.federation.say_goodbye("the benchmark is over")

@@ -24,11 +24,11 @@ from pathlib import Path
 from benchmarks.federation import LENET_FLOATS, write_images
 from benchmarks.measure import Comparison, main
 from benchmarks.memory import footprints
+from hyperbloom.client.link.server import Link
 from hyperbloom.client.newcomer.join import join
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
-from hyperbloom.client.runtime import Link
 from hyperbloom.common.data import DataSpec
 from hyperbloom.server import cli
 

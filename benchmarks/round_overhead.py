@@ -2,9 +2,9 @@
 
 Four clients, pFedHN writing a LeNet of 121,182 floats for each, all four in every round; local training is one SGD step
 with one image, so what is left is the round itself. Both sides talk to the same SuperLink process, serve the same app
-on the same data, and are driven by the same strategy; only one side's clients run at a time, in turns:
+on the same data, and are driven by the same algorithm; only one side's clients run at a time, in turns:
 
-* ours: `flower-client` (model and data stay loaded), `Federation.exchange` on the server;
+* ours: `flower-client` (model and data stay loaded), `Post` on the server;
 * other: `flower-supernode` (a process per message), `Grid.send_and_receive` (3 s between polls), one thread each.
 
 A round is timed from writing the orders to the hypernetwork's step. The first round of each turn is not counted.
@@ -13,10 +13,11 @@ A round is timed from writing the orders to the hypernetwork's step. The first r
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from flwr.app import Message
 from flwr.superlink.grid import HttpGrid
 
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
@@ -24,9 +25,9 @@ from benchmarks.measure import Comparison, main
 from benchmarks.supernodes import supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.server.live_grid import LiveGrid
-from hyperbloom.server.local_clients import client_settings, local_clients
-from hyperbloom.server.superlink import free_port, superlink
+from hyperbloom.server.broker.superlink import free_port, superlink
+from hyperbloom.server.grids.live import LiveGrid
+from hyperbloom.server.grids.local_clients import client_settings, local_clients
 
 CLIENTS = 4
 
@@ -66,13 +67,32 @@ def _turn(
     rounds: int,
 ) -> list[float]:
     """Start one side's clients, play, end them."""
-    exchange = None if grid is live else lambda orders: grid.send_and_receive(orders, timeout=config.round_timeout_s)
     with clients(config, address, folder / "clients"):
         joined = Rounds(config, live, run_id)
+        post = joined.run.federation.post
         try:
-            return [joined.play(exchange) for _ in range(1 + rounds)][1:]
+            post.grid = live if grid is live else _FlowersWay(grid, config.round_timeout_s)  # type: ignore[assignment]
+            return [joined.play() for _ in range(1 + rounds)][1:]
         finally:
+            post.grid = live
             joined.close()
+
+
+class _FlowersWay:
+    """Flower's own exchange, which blocks until all have answered, behind the two calls that a `Post` makes."""
+
+    def __init__(self, grid: HttpGrid, timeout_s: float) -> None:
+        self._grid, self._timeout_s = grid, timeout_s
+        self._replies: list[Message] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        orders = list(messages)
+        self._replies += self._grid.send_and_receive(orders, timeout=self._timeout_s)
+        return [order.metadata.message_id for order in orders]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies, self._replies = self._replies, []
+        return replies
 
 
 def _live(config: RunConfig, address: str, folder: Path) -> AbstractContextManager[object]:

@@ -25,7 +25,7 @@ import torch
 from benchmarks.federation import PATIENCE_S, Rounds
 from benchmarks.measure import Comparison, alternate, main
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 
 FEATURES, CLASSES = 16, 4
 EXAMPLES = {"train": 6, "val": 2, "test": 2}
@@ -95,7 +95,7 @@ def per_client(rounds: Rounds, size: int, reference: int, repetitions: int, cond
     """Time rounds of two cohorts in turns, and divide by their sizes."""
 
     def play(cohort: int) -> None:
-        rounds.config = rounds.strategy.config = rounds.config.model_copy(update={"cohort": cohort})
+        rounds.run.config = rounds.run.config.model_copy(update={"cohort": cohort})
         rounds.play()
 
     ours, other = alternate(lambda: play(size), lambda: play(reference), repetitions)
@@ -104,7 +104,7 @@ def per_client(rounds: Rounds, size: int, reference: int, repetitions: int, cond
         [1000 * seconds / size for seconds in ours],
         [1000 * seconds / reference for seconds in other],
         "ms",
-        f"'other' is a cohort of {reference}; {len(rounds.federation.roster):,} registered; {conditions}",
+        f"'other' is a cohort of {reference}; {len(rounds.run.federation.roster):,} registered; {conditions}",
     )
 
 

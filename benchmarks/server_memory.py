@@ -20,17 +20,15 @@ from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
+from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common import wire
-from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.models import ModelSpec, full_layout
-from hyperbloom.server import rounds
-from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.inline import InlineGrid
-from hyperbloom.strategies import make_algorithm
+from hyperbloom.common.wire.pack import pack
+from hyperbloom.server.grids.inline import InlineGrid
+from hyperbloom.server.loop import exchange
+from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies.hypernetworks import learner
-from hyperbloom.server.loop.roster import Roster
 
 ANSWERS_AT_ONCE = 32
 
@@ -52,15 +50,10 @@ def _in_a_process(clients: int, bounded: bool) -> float:
 def serve(clients: int, bounded: bool) -> float:
     """Play two rounds and return the peak resident memory of this process in MiB."""
     if not bounded:
-        rounds.BYTES_AT_ONCE = learner.BYTES_AT_ONCE = 2**40
-        rounds.MOST_AT_ONCE = 2**40
-    config = RunConfig(clients=clients, cohort=clients, rounds=2, eval_every=2, model="lenet")
-    roster = Roster(0)
-    strategy = make_algorithm(config, "benchmark", roster)
-    federation = Federation(_Crowd(clients), roster, lambda text: None)
-    federation.gather(strategy, clients, 60.0)
-    federation.begin(strategy, 0)
-    rounds.run_rounds(strategy, federation, config, [])
+        exchange.BYTES_AT_ONCE = learner.BYTES_AT_ONCE = 2**40
+        exchange.MOST_AT_ONCE = 2**40
+    config = RunConfig(clients=clients, cohort=clients, rounds=2, eval_every=2, model="lenet", checkpoint_every=0)
+    Session(config, _Crowd(clients), "benchmark", []).run()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

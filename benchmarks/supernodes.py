@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.server.engine import client_settings
-from hyperbloom.server.superlink import free_port
+from hyperbloom.server.broker.superlink import free_port
+from hyperbloom.server.grids.engine import client_settings
 
 __all__ = ["supernodes"]
 

@@ -21,7 +21,7 @@ from benchmarks.federation import Rounds, run_config, write_images
 from benchmarks.measure import Comparison, alternate, main
 from hyperbloom.client.settings import pick_device
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 
 IMAGES = 200
 """Training images of a client that trains a LeNet."""

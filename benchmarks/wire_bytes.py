@@ -35,7 +35,7 @@ from hyperbloom.common.models import MLP, LeNet
 from hyperbloom.common.wire.orders import Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 
 NODE = 2**63 + 1  # node ids are random and 64 bits wide
 

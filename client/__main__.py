@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from hyperbloom.client.cli import main
-from hyperbloom.common.signals import run_program
+from hyperbloom.common.program.signals import run_program
 
 
 def program() -> NoReturn:

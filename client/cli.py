@@ -9,7 +9,7 @@ import click
 
 from hyperbloom.client.commands import COMMANDS
 from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
-from hyperbloom.common.commands import FILE, FOLDER, Flag, Program, execute, section
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 
 __all__ = ["flower_client", "main"]
 
@@ -132,7 +132,7 @@ def _join(flags: Mapping[str, Any]) -> None:
     import torch
 
     from hyperbloom.client.app import app
-    from hyperbloom.client.runtime import exit_with_parent, run_client
+    from hyperbloom.client.link.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
 

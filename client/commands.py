@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
-from hyperbloom.common.commands import FILE, FOLDER, Flag, command, section
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.proposals import DATASETS, proposed
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, section
+from hyperbloom.common.program.proposals import DATASETS, proposed
 
 __all__ = ["COMMANDS"]
 
@@ -30,8 +30,8 @@ def _keygen(out: Path) -> None:
     private one with the suffix .pub. Send it to whoever runs the server, who adds it with
     `flower-server clients add NAME --public-key FILE`.
     """
-    from hyperbloom.common.keys import fingerprint, make_key, public_pem, write_private_key
-    from hyperbloom.common.storage import write_bytes
+    from hyperbloom.common.files.storage import write_bytes
+    from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, write_private_key
 
     public = out.with_suffix(".pub")
     if out == public:
@@ -68,8 +68,15 @@ def _doctor(
     Whether the server knows this client's key shows when it joins.
     """
     from hyperbloom.client.keep.state import default_state_dir
-    from hyperbloom.common.doctor import check_expiry, check_file, check_folder, check_machine, check_server, report
-    from hyperbloom.common.keys import fingerprint, public_pem, read_private_key
+    from hyperbloom.common.program.doctor import (
+        check_expiry,
+        check_file,
+        check_folder,
+        check_machine,
+        check_server,
+        report,
+    )
+    from hyperbloom.common.secrecy.keys import fingerprint, public_pem, read_private_key
 
     findings = [*check_machine(), check_folder("state folder", state_dir or default_state_dir(client_id))]
     if root_certificates:
@@ -145,7 +152,7 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool) -> None:
     from rich.table import Table
 
     from hyperbloom.common.data.unlabelled import read_inputs
-    from hyperbloom.common.export import read_model
+    from hyperbloom.common.files.export import read_model
 
     described, logits = read_model(model)
     classes = described.class_names
@@ -214,7 +221,7 @@ def _join(
     if budget is not None and not 0 < budget < float("inf"):
         raise ConfigError(f"--budget: expected a number above 0, found {budget:g}")
     check_security(flags)
-    from hyperbloom.common.export import check_writable
+    from hyperbloom.common.files.export import check_writable
 
     check_writable(out)  # before the budget is spent
     link = make_link(flags)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hyperbloom.common.commands import FILE, FOLDER, Flag, section
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.plain import check_insecure
-from hyperbloom.common.proposals import DATASETS, SPLITS, proposed
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, section
+from hyperbloom.common.program.plain import check_insecure
+from hyperbloom.common.program.proposals import DATASETS, SPLITS, proposed
 
 if TYPE_CHECKING:
-    from hyperbloom.client.runtime import Link
+    from hyperbloom.client.link.server import Link
     from hyperbloom.common.data import DataSpec
 
 __all__ = ["CONNECTION", "SIZE", "VERBOSE", "check_security", "data_flags", "data_spec", "log_to", "make_link"]
@@ -87,8 +87,8 @@ def check_security(flags: Mapping[str, Any]) -> None:
 
 def make_link(flags: Mapping[str, Any]) -> "Link":
     """Return the link that the flags of CONNECTION describe; ConfigError if the key cannot be read."""
-    from hyperbloom.client.runtime import Link
-    from hyperbloom.common.keys import read_private_key
+    from hyperbloom.client.link.server import Link
+    from hyperbloom.common.secrecy.keys import read_private_key
 
     key = read_private_key(flags["key"], "--key") if flags["key"] else None
     return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key)

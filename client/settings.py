@@ -11,7 +11,7 @@ from hyperbloom.client.keep.state import default_state_dir
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.names import check_name
+from hyperbloom.common.program.names import check_name
 
 __all__ = ["ClientSettings", "Disclosure", "pick_device"]
 

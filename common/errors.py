@@ -64,6 +64,7 @@ class ModelError(HyperbloomError):
     """A target network cannot be built for the data at hand."""
 
     exit_code = 2
+    reason = Reason.UNFIT
 
 
 class WireError(HyperbloomError):

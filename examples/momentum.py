@@ -2,10 +2,8 @@
 
     cd examples
     flower-server --strategy momentum:FedAvgM --engine inline --rounds 20 --set beta=0.9
-    flower-server --explain momentum:FedAvgM
 
-With m the mean of the clients' weights:  v <- beta v + (m - w),  w <- w + rate v.
-Two methods learn; the two below them carry v over a crash (`--resume`).
+With m the mean of the clients' weights, `learn` is:  v <- beta v + (m - w),  w <- w + rate v
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common.config import Rate, Section, Share
-from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import ClientUpdate
+from hyperbloom.strategies.algorithm import Setting
+from hyperbloom.strategies.exchange import Update
+from hyperbloom.strategies.fedavg import FedAvg, average
 
 
 class Options(Section):
@@ -32,15 +31,16 @@ class FedAvgM(FedAvg):
     options_type: ClassVar[type[Section]] = Options
     options: Options
 
-    def build(self) -> None:
-        super().build()
-        self.velocity = 0 * self.weights
+    def build(self, setting: Setting) -> None:
+        super().build(setting)
+        self.velocity = 0 * self.global_weights
 
-    def update(self, updates: Sequence[ClientUpdate]) -> None:
+    def learn(self, updates: Sequence[Update]) -> None:
         if updates:
-            self.velocity = self.options.beta * self.velocity + (self.average(updates) - self.weights)
-            self.weights = self.weights + self.options.rate * self.velocity
+            self.velocity = self.options.beta * self.velocity + (average(updates) - self.global_weights)
+            self.global_weights = self.global_weights + self.options.rate * self.velocity
 
+    # The two methods below carry v over a crash (`--resume`).
     def checkpoint(self) -> dict[str, Tensor]:
         return {**self.state(), "velocity": self.velocity}
 

@@ -41,9 +41,9 @@ from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import ClientData, DataSpec, Examples, data_source, load_client_data
-from hyperbloom.server.inline import InlineGrid
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.session import Session
+from hyperbloom.server.runs.folder import RunFolder
 
 HAFL = tuple(f"hafl-{number}" for number in range(4))
 PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))

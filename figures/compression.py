@@ -25,8 +25,8 @@ from benchmarks.wire_bytes import weigh
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import load_run_config, parse_assignment
 from hyperbloom.common.wire.orders import TrainOrder
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
 

@@ -31,11 +31,11 @@ from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.models import build
-from hyperbloom.common.privacy import epsilon_of
-from hyperbloom.server.engine import client_settings, inline_grid
+from hyperbloom.common.secrecy.noise import epsilon_of
+from hyperbloom.server.grids.engine import client_settings, inline_grid
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import Session
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.algorithm import Algorithm
 
 CLIENTS = 8
 CASES = (
@@ -65,16 +65,16 @@ class Attack:
 class Keep(Listener):
     """Keeps the strategy, and the weights of all clients before the first round."""
 
-    def phase(self, strategy: PersonalisedStrategy, name: str) -> None:
+    def phase(self, strategy: Algorithm, name: str) -> None:
         """Take both."""
         self.strategy = strategy
         self.untrained = [weights.clone() for weights in self.weights()]
 
     def weights(self) -> Sequence[Tensor]:
         """Return the weights `(P,)` of each client."""
-        made = self.strategy.weights_for(list(self.strategy.roster))
+        made = self.strategy.weights(list(self.strategy.clients.values()))
         assert made is not None
-        return made
+        return [weights.values for weights in made]
 
 
 def threshold(members: Tensor, others: Tensor) -> tuple[float, float]:
@@ -90,13 +90,12 @@ def threshold(members: Tensor, others: Tensor) -> tuple[float, float]:
     return float(roc_auc_score(truth, score)), float((true - false).max())
 
 
-def attack(strategy: PersonalisedStrategy, weights: Sequence[Tensor], workers: Sequence[Client]) -> Attack:
+def attack(strategy: Algorithm, weights: Sequence[Tensor], workers: Sequence[Client]) -> Attack:
     """Attack the model of each client."""
     found = []
-    assert strategy.spec is not None
-    module = build(strategy.spec)
-    for client, theta, worker in zip(strategy.roster, weights, workers, strict=True):
-        parameters = strategy.layout_for(client).views(theta)
+    module = build(strategy.setting.spec)
+    for client, theta, worker in zip(strategy.clients.values(), weights, workers, strict=True):
+        parameters = strategy.layout(client).views(theta)
         members, others = (_losses(module, parameters, part) for part in (worker.train_data, worker.test_data))
         found.append((*threshold(members[0], others[0]), members[1], others[1]))
     return Attack(*(statistics.fmean(column) for column in zip(*found, strict=True)))

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperbloom.common.config import load_run_config
-from hyperbloom.server.checkpoint import has_checkpoint, is_over
 from hyperbloom.server.cli import main as flower_server
-from hyperbloom.server.paper_tables import load_table
+from hyperbloom.server.compare.paper_tables import load_table
+from hyperbloom.server.runs.checkpoint import has_checkpoint, is_over
 
 SPLITS = {
     "pathological": ["--split", "shards", "--set", "data.classes_per_client=2"],

@@ -34,10 +34,10 @@ from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import ClientData, Examples, data_source
 from hyperbloom.common.encoders import Encoder, build_encoder, encode
 from hyperbloom.common.models import build, full_layout
-from hyperbloom.server.embedding_map import flatten_by_tsne
-from hyperbloom.server.engine import client_settings
-from hyperbloom.server.on_demand import ModelMaker
-from hyperbloom.server.trained import Trained, read_trained
+from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.newcomers.on_demand import ModelMaker
+from hyperbloom.server.pages.embedding_map import flatten_by_tsne
+from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
 SIZES = (50, 100, 200, 400, 800, 1600, 3200)
@@ -60,7 +60,7 @@ class Study:
     def __init__(self, run: Path) -> None:
         self.trained: Trained = read_trained(run, lambda strategy: None)
         strategy, config = self.trained.strategy, self.trained.config
-        assert strategy.spec is not None
+        spec = strategy.setting.spec
         specs = [client_settings(config, index, run).data for index in range(config.clients)]
         source = data_source(specs[0])
         self.clients: list[ClientData] = [source.client(spec.partition) for spec in specs]
@@ -68,8 +68,8 @@ class Study:
         self.roster = [roster[f"client-{index}"] for index in range(config.clients)]
         self.novel = [index for index, client in enumerate(self.roster) if strategy.is_novel(client)]
         self.scaling, _ = self.trained.scaling
-        self.module, self.layout = build(strategy.spec), full_layout(strategy.spec)
-        self.size = strategy.spec.size
+        self.module, self.layout = build(spec), full_layout(spec)
+        self.size = spec.size
 
     @property
     def encoder(self) -> Encoder:
@@ -90,8 +90,9 @@ class Study:
 
     def shared(self) -> Tensor:
         """Return the weights `(P,)` of a run that has one model for all."""
-        (weights,) = self.trained.strategy.weights_for([self.roster[self.novel[0]]])
-        return weights
+        weights = self.trained.strategy.weights([self.roster[self.novel[0]]])
+        assert weights is not None
+        return weights[0].values
 
     def accuracy(self, weights: Tensor, test: Examples) -> float:
         """Return the accuracy of the network with `weights` `(P,)`, in percent."""

@@ -28,7 +28,7 @@ from hyperbloom.common.config import DataConfig, RunConfig
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
 

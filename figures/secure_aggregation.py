@@ -25,7 +25,7 @@ from benchmarks.measure import machine
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.wire import Scope
-from hyperbloom.server.engine import inline_grid
+from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.federation import Federation

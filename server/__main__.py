@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from hyperbloom.common.signals import run_program
+from hyperbloom.common.program.signals import run_program
 from hyperbloom.server.cli import main
 
 

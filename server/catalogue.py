@@ -10,7 +10,7 @@ from rich.table import Table
 from hyperbloom.common.config import RunConfig, Section
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.models import MODELS
-from hyperbloom.common.plugins import plugin_lines
+from hyperbloom.common.program.plugins import plugin_lines
 from hyperbloom.strategies import STRATEGIES, find_strategy
 
 __all__ = ["print_catalogue", "print_keys"]

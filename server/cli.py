@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hyperbloom.common.commands import FILE, FOLDER, Flag, Program, execute, given, names, section
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
-from hyperbloom.common.signals import terminate_as_interrupt
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, given, names, section
+from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
+from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.runs import compare, export, report, reproduce, serve, watch
 from hyperbloom.server.flags import ENGINES, LISTENING, set_flag
 
 if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
-    from hyperbloom.server.fleet import Machines
+    from hyperbloom.server.grids.fleet import Machines
 
 __all__ = ["flower_server", "main"]
 
@@ -150,7 +150,7 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
         print_catalogue(console) if flags["list"] else print_keys(console, flags["explain"])
         return
     from hyperbloom.common.config import check, load_run_config
-    from hyperbloom.server.fleet import Machines
+    from hyperbloom.server.grids.fleet import Machines
 
     if resume and not flags["go_on"]:
         flags |= _as_it_began(ctx, flags)
@@ -165,7 +165,7 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
     machines = check(Machines, flags, "the flags of the run")
     _check(config, machines)
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
-    from hyperbloom.server.running import run_federation
+    from hyperbloom.server.runs.running import run_federation
 
     run_federation(config, machines, console, flags["run_dir"], flags["go_on"], resume)
 
@@ -216,7 +216,7 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
     if not flags["port"]:
         raise ConfigError("--go-on: expected a --port, at which clients find the server again; found 0")
     from hyperbloom.common.config import load_run_config
-    from hyperbloom.server.checkpoint import has_begun, is_over
+    from hyperbloom.server.runs.checkpoint import has_begun, is_over
 
     if not has_begun(folder):
         return None, False
@@ -231,7 +231,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a flag would change the run, or the folder is not one of a run.
     """
-    from hyperbloom.server.fleet import SECURITY, Machines
+    from hyperbloom.server.grids.fleet import SECURITY, Machines
 
     anew = given(ctx)
     for flag in _RUN:

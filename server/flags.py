@@ -2,7 +2,7 @@
 
 import click
 
-from hyperbloom.common.commands import FOLDER, Flag, section
+from hyperbloom.common.program.commands import FOLDER, Flag, section
 
 __all__ = ["CERTS", "ENGINES", "HOST", "LISTENING", "PORT", "SERIES", "set_flag"]
 

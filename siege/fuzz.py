@@ -39,11 +39,11 @@ from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire.orders import SGD, Introduction, Noise, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server.checkpoint import read_resume, write_checkpoint
+from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Selection
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.run_folder import read_run
 from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.runs.checkpoint import read_resume, write_checkpoint
+from hyperbloom.server.runs.folder import read_run
 
 __all__ = ["TARGETS", "mutate", "sound"]
 
@@ -189,7 +189,7 @@ def _compressed() -> list[bytes]:
 
 
 def _write_run(folder: Path) -> None:
-    from hyperbloom.common.storage import write_json, write_tensors
+    from hyperbloom.common.files.storage import write_json, write_tensors
 
     known = Roster(0)
     known.admit(1, ABOUT)
@@ -219,7 +219,7 @@ def _runs(name: str) -> Callable[[], list[bytes]]:
 
 
 def _registries() -> list[bytes]:
-    from hyperbloom.common.keys import make_key, public_pem
+    from hyperbloom.common.secrecy.keys import make_key, public_pem
 
     path = _folder() / "sound.json"
     path.unlink(missing_ok=True)

@@ -4,8 +4,8 @@ import inspect
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.importing import current_directory, describe, find_function
-from hyperbloom.common.plugins import find_plugin, plugins
+from hyperbloom.common.program.importing import current_directory, describe, find_function
+from hyperbloom.common.program.plugins import find_plugin, plugins
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.fedavg_ft import FedAvgFT

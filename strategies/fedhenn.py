@@ -5,10 +5,11 @@ https://arxiv.org/abs/2202.07757, algorithms 1 and 2. With `A_i` `(n, d_i)` what
 network for `n` inputs X that everybody may see (the RAD), `K_i = k(A_i, A_i)` and `d = 1 - CKA` (common/cka.py), round
 t is:
 
-    heterogeneous    server:  draw X;  Kbar = sum_j w_j K_j                       over all clients
-                     client:  K steps of SGD on  task loss + eta(t) d(K_i, Kbar)  each goes on from where it stopped
-    homogeneous      client:  K steps of SGD on  task loss + eta(t) d(K_i, K_g)   from the global weights, whose K_g is
-                     server:  weights averaged as in FedAvg
+    fedhenn               server:  draw X;  Kbar = sum_j w_j K_j                       over all clients
+                          client:  K steps of SGD on  task loss + eta(t) d(K_i, Kbar)  from where it stopped
+    fedhenn-homogeneous   client:  K steps of SGD on  task loss + eta(t) d(K_i, K_g)   from the global weights; they
+                                                                                       have the kernel matrix K_g
+                          server:  weights averaged as in FedAvg
 
 With eta = 0 the one is Local and the other FedAvg. eta(t) = eta t: early representations are noise.
 
@@ -61,7 +62,7 @@ __all__ = ["FedHeNN", "FedHeNNHomogeneous", "FedHeNNHomogeneousOptions", "FedHeN
 
 
 class _AlignmentOptions(Section):
-    """Options of both variants."""
+    """Options of both strategies."""
 
     rad: str | None = Field(
         None,
@@ -107,7 +108,7 @@ class _Reference:
 
     Args:
         config: the run.
-        options: of either variant.
+        options: of either strategy.
 
     Raises:
         ConfigError: they are not named, or are the clients' own.

@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are held near what they were sent.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020,
-https://arxiv.org/abs/1812.06127. The averaging is Flower's own class, which leaves the term to the clients.
+https://arxiv.org/abs/1812.06127. The term is the clients' affair; the averaging is FedAvg's.
 
     client:  K steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
     server:  w <- sum_i n_i w_i / sum_i n_i

@@ -18,20 +18,20 @@ import hyperbloom
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "server", "strategies")
-PAPERS = sorted((ROOT / "server/papers").glob("*.yaml"))
+PAPERS = sorted((ROOT / "server/compare/papers").glob("*.yaml"))
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 USE_INTERNALS = {
-    "server/live_grid.py",
-    "server/superlink.py",
-    "server/superlink_child.py",
-    "server/superlink_door.py",
-    "server/superlink_limits.py",
-    "server/superlink_port.py",
-    "server/inline.py",
-    "client/runtime.py",
+    "server/grids/live.py",
+    "server/broker/superlink.py",
+    "server/broker/child.py",
+    "server/broker/door.py",
+    "server/broker/limits.py",
+    "server/broker/port.py",
+    "server/grids/inline.py",
+    "client/link/runtime.py",
 }
 # What never reaches Flower, directly or through anything that it imports.
 PURE_FOLDERS = (
@@ -53,7 +53,10 @@ ALLOWED = {
     "strategies": {"common"},
     "server": {"common", "strategies"},
 }
-EXCEPTIONS = {("server/engine.py", "client"), ("server/local_clients.py", "client")}  # the clients that a run starts
+EXCEPTIONS = {
+    ("server/grids/engine.py", "client"),
+    ("server/grids/local_clients.py", "client"),
+}  # the clients that a run starts
 
 FLOWERS_OWN_WARNING = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
@@ -228,7 +231,7 @@ def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    held = [*SOURCES, *PAPERS, *(ROOT / "server/templates").iterdir()]
+    held = [*SOURCES, *PAPERS, *(ROOT / "server/pages/templates").iterdir()]
     expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in held)]
     found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
     assert sorted(found) == sorted(expected)
@@ -269,7 +272,7 @@ def test_the_links_for_static_tools_point_at_the_packages() -> None:
 
 @FLOWERS_OWN_WARNING
 def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
-    from hyperbloom.server.superlink import bundle
+    from hyperbloom.server.broker.superlink import bundle
 
     content = bundle("1.2.3")
     assert bundle("1.2.3") == content
@@ -292,7 +295,7 @@ def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
 def test_flower_accepts_the_app_bundle() -> None:
     from flwr.common.config import get_fab_config, validate_config
 
-    from hyperbloom.server.superlink import bundle
+    from hyperbloom.server.broker.superlink import bundle
 
     config = get_fab_config(bundle("1.2.3"))
     valid, errors, _ = validate_config(config, check_module=False)

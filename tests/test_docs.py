@@ -21,9 +21,9 @@ import figures
 import siege
 from hyperbloom.client.cli import flower_client
 from hyperbloom.client.cli import main as client_main
+from hyperbloom.server.broker.superlink import free_port
 from hyperbloom.server.cli import flower_server
 from hyperbloom.server.cli import main as server_main
-from hyperbloom.server.superlink import free_port
 from tests.parsing import parse
 from tests.processes.conftest import Site, cleared
 

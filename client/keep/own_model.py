@@ -6,7 +6,7 @@ from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import ConfigError, ModelError
-from hyperbloom.common.export import Card, write_model
+from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.models import ModelSpec, build_own
 
 __all__ = ["write_own_model"]

@@ -14,8 +14,8 @@ from typing import Literal
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.storage import locked, write_json
 
 __all__ = ["MOST_CHANGES", "Kind", "Releases"]
 

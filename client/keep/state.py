@@ -28,8 +28,8 @@ from torch import Tensor
 from hyperbloom.client.keep.versions import Versioned
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
+from hyperbloom.common.files.storage import write_json, write_tensors
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.storage import write_json, write_tensors
 from hyperbloom.common.wire.orders import Scope
 
 __all__ = ["ClientState", "FileState", "Scored", "default_state_dir"]

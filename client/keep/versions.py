@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyperbloom.common.storage import keep, write_tensors
+from hyperbloom.common.files.storage import keep, write_tensors
 from hyperbloom.common.wire.orders import Scope
 
 __all__ = ["Versioned"]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError, DataError
-from hyperbloom.common.privacy import noise
+from hyperbloom.common.secrecy.noise import noise
 
 __all__ = ["Guarantee", "delta_of", "guarantee", "noise_scale", "privatise"]
 

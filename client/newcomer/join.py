@@ -4,8 +4,9 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from hyperbloom.client.app import serve
+from hyperbloom.client.link.runtime import run_client
+from hyperbloom.client.link.server import Link
 from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
-from hyperbloom.client.runtime import Link, run_client
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.wire.newcomers import Delivery, Offer
 from hyperbloom.common.wire.orders import Failed, Greeting, Notice

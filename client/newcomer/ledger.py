@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperbloom.client.newcomer.guarantee import Guarantee
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
-from hyperbloom.common.storage import locked, write_json
+from hyperbloom.common.files.storage import locked, write_json
 
 __all__ = ["Ledger"]
 

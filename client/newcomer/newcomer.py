@@ -19,7 +19,7 @@ from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
-from hyperbloom.common.export import Card, write_model
+from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer

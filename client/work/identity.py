@@ -5,7 +5,7 @@ from functools import lru_cache
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.common.keys import read_fingerprints, read_private_key
+from hyperbloom.common.secrecy.keys import read_fingerprints, read_private_key
 
 __all__ = ["identity_of"]
 

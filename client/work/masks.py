@@ -1,7 +1,7 @@
 """A client's half of secure aggregation: secrets of one round, each used once, and what it refuses to do.
 
 A server that follows the protocol and looks at all it gets learns the sum and nothing else of a client
-(`common/secure_aggregation.py` has the protocol). A server that lies learns no more, as long as it controls few enough
+(`common/secrecy/masks.py` has the protocol). A server that lies learns no more, as long as it controls few enough
 of the clients in the sum, because a client sees to it that
 
 * its masks are made of all that it was told: they cancel against those of clients that were told the same, no others;
@@ -32,11 +32,11 @@ from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.permissions import check_sum
 from hyperbloom.client.work.training import train
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.keys import fingerprint_of_der, make_key, public_der, sign, verify
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.secure_aggregation import (
+from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, sign, verify
+from hyperbloom.common.secrecy.masks import (
     KEY_BYTES,
     LARGEST_LOSS_SUMMED,
     SHARE_BYTES,
@@ -52,7 +52,7 @@ from hyperbloom.common.secure_aggregation import (
     split,
     unseal,
 )
-from hyperbloom.common.secure_sum import Parts, part_digests, signed_keys, signed_set, told
+from hyperbloom.common.secrecy.sums import Parts, part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire.masks import (
     ConfirmOrder,
     ConfirmResult,

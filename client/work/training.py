@@ -13,8 +13,8 @@ from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.methods import Aligned
-from hyperbloom.common.privacy import release
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy.noise import release
 from hyperbloom.common.wire.exchanges import FitOrder, FitResult
 from hyperbloom.common.wire.masks import MaskedOrder
 from hyperbloom.common.wire.orders import REPLIES, TrainOrder, TrainResult

@@ -11,8 +11,8 @@ from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
-from hyperbloom.common.importing import current_directory, describe, find_function
-from hyperbloom.common.plugins import Plugin
+from hyperbloom.common.program.importing import current_directory, describe, find_function
+from hyperbloom.common.program.plugins import Plugin
 
 __all__ = ["read_function", "read_plugin"]
 

@@ -16,7 +16,7 @@ from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
-from hyperbloom.common.plugins import find_plugin, plugins
+from hyperbloom.common.program.plugins import find_plugin, plugins
 
 __all__ = ["DATASETS", "DatasetInfo", "read_pool"]
 

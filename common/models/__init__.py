@@ -20,7 +20,7 @@ from hyperbloom.common.models.plain import PlainCNN
 from hyperbloom.common.models.pooled import LAYERS, PooledCNN
 from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ResidualCNN
-from hyperbloom.common.plugins import find_plugin, plugins
+from hyperbloom.common.program.plugins import find_plugin, plugins
 
 __all__ = [
     "HEAD",

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.importing import current_directory, describe, find_function
-from hyperbloom.common.modes import untouched
-from hyperbloom.common.plugins import Plugin
+from hyperbloom.common.files.modes import untouched
+from hyperbloom.common.program.importing import current_directory, describe, find_function
+from hyperbloom.common.program.plugins import Plugin
 
 __all__ = ["build_from_factory", "build_from_plugin", "check_plugin"]
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.modes import untouched
+from hyperbloom.common.files.modes import untouched
 
 __all__ = ["last_layer", "represent"]
 

@@ -1,4 +1,4 @@
-"""Orders and answers of a round of secure aggregation, in place of `TrainOrder` (common/secure_aggregation.py).
+"""Orders and answers of a round of secure aggregation, in place of `TrainOrder` (common/secrecy/masks.py).
 
 | -- KeysOrder (train.keys) ----------->  |
 | <-------------------- KeysResult ------- |   keys for this round

@@ -57,4 +57,4 @@ class Weights:
         """Raise a WireError if the norm is larger than `most`."""
         norm = float(self.values.double().norm())
         if norm > most:
-            raise WireError(f"expected a norm of at most {most:.0e}, found {norm:.1e}")
+            raise WireError(f"expected a norm of at most {most:.3g}, found {norm:.3g}")

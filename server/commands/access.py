@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hyperbloom.common.commands import FILE, FOLDER, Flag, command, group
 from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, group
 from hyperbloom.server.flags import CERTS, HOST, PORT
 
 if TYPE_CHECKING:
-    from hyperbloom.common.doctor import Finding
-    from hyperbloom.server.certificates import Certificates
+    from hyperbloom.common.program.doctor import Finding
+    from hyperbloom.server.access.certificates import Certificates
 
 __all__ = ["certs", "clients", "doctor"]
 
@@ -26,7 +26,7 @@ _NAME = click.Argument(["name"], help="the client's --client-id")
 @command("init", _HOSTS, _DAYS, _DIR, _FORCE)
 def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -> None:
     """Make a CA (certificate authority) and a certificate."""
-    from hyperbloom.server.certificates import default_folder, describe, init
+    from hyperbloom.server.access.certificates import default_folder, describe, init
 
     folder = folder or default_folder()
     init(folder, list(hosts), days, force)
@@ -37,7 +37,7 @@ def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -
 @command("renew", _HOSTS, _DAYS, _DIR)
 def _renew(hosts: tuple[str, ...], days: int, folder: Path | None) -> None:
     """Make a new certificate of the same CA."""
-    from hyperbloom.server.certificates import default_folder, describe, renew
+    from hyperbloom.server.access.certificates import default_folder, describe, renew
 
     folder = folder or default_folder()
     renew(folder, list(hosts), days)
@@ -48,7 +48,7 @@ def _renew(hosts: tuple[str, ...], days: int, folder: Path | None) -> None:
 @command("show", _DIR)
 def _show(folder: Path | None) -> None:
     """Say what is there."""
-    from hyperbloom.server.certificates import default_folder, describe
+    from hyperbloom.server.access.certificates import default_folder, describe
 
     print("\n".join(describe(folder or default_folder())))
 
@@ -65,7 +65,7 @@ certs = group(
 
 
 def _files(folder: Path | None) -> "Certificates":
-    from hyperbloom.server.certificates import Certificates, default_folder
+    from hyperbloom.server.access.certificates import Certificates, default_folder
 
     return Certificates(folder or default_folder())
 
@@ -79,9 +79,9 @@ def _files(folder: Path | None) -> "Certificates":
 )
 def _add(name: str, certs: Path | None, public_key: Path | None, replace: bool) -> None:
     """Let a client join."""
-    from hyperbloom.common.keys import fingerprint, make_key, public_pem, read_public_key, write_private_key
-    from hyperbloom.common.names import check_name
-    from hyperbloom.server.registry import ClientRegistry
+    from hyperbloom.common.program.names import check_name
+    from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, read_public_key, write_private_key
+    from hyperbloom.server.access.registry import ClientRegistry
 
     files = _files(certs)
     registry = ClientRegistry(files.clients)
@@ -102,8 +102,8 @@ def _add(name: str, certs: Path | None, public_key: Path | None, replace: bool) 
 @command("list", CERTS)
 def _list(certs: Path | None) -> None:
     """Say who may join."""
-    from hyperbloom.common.keys import fingerprint
-    from hyperbloom.server.registry import ClientRegistry
+    from hyperbloom.common.secrecy.keys import fingerprint
+    from hyperbloom.server.access.registry import ClientRegistry
 
     for name, client in ClientRegistry(_files(certs).clients).clients().items():
         state = f"revoked {client.revoked}" if client.revoked else f"added {client.added}"
@@ -113,7 +113,7 @@ def _list(certs: Path | None) -> None:
 @command("revoke", _NAME, CERTS)
 def _revoke(name: str, certs: Path | None) -> None:
     """Let a client join no more."""
-    from hyperbloom.server.registry import ClientRegistry
+    from hyperbloom.server.access.registry import ClientRegistry
 
     ClientRegistry(_files(certs).clients).revoke(name)
     print(f"{name} may not join any more; its key is retired for good")
@@ -148,7 +148,7 @@ def doctor(host: str, port: int, insecure: int, certs: Path | None, run_dir: Pat
     table with what to do for each thing that is not ok. Exit code 1 if something would keep the server from starting,
     0 otherwise.
     """
-    from hyperbloom.common.doctor import check_folder, check_machine, check_server, report
+    from hyperbloom.common.program.doctor import check_folder, check_machine, check_server, report
 
     files = _files(certs)
     findings = [*check_machine(), check_folder("run folder", run_dir)]
@@ -162,8 +162,8 @@ def doctor(host: str, port: int, insecure: int, certs: Path | None, run_dir: Pat
 
 
 def _port(host: str, port: int) -> "Finding":
-    from hyperbloom.common.doctor import Finding
-    from hyperbloom.server.fleet import check_port
+    from hyperbloom.common.program.doctor import Finding
+    from hyperbloom.server.grids.fleet import check_port
 
     try:
         check_port(host, port)
@@ -173,9 +173,9 @@ def _port(host: str, port: int) -> "Finding":
 
 
 def _certificates(files: "Certificates") -> "list[Finding]":
-    from hyperbloom.common.doctor import Finding, check_expiry, check_file
-    from hyperbloom.server.certificates import check_files
-    from hyperbloom.server.registry import ClientRegistry
+    from hyperbloom.common.program.doctor import Finding, check_expiry, check_file
+    from hyperbloom.server.access.certificates import check_files
+    from hyperbloom.server.access.registry import ClientRegistry
 
     if not files.server.is_file():
         do = "flower-server certs init --host NAME_OR_IP; or --insecure, for one machine"
@@ -202,7 +202,7 @@ def _issuer(files: "Certificates") -> "Finding":
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    from hyperbloom.common.doctor import Finding
+    from hyperbloom.common.program.doctor import Finding
 
     try:
         server, ca = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (files.server, files.ca))

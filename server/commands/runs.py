@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from hyperbloom.common.commands import FILE, FOLDER, Flag, command, names
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, names
 from hyperbloom.server.flags import LISTENING, SERIES, set_flag
 
 __all__ = ["compare", "export", "report", "reproduce", "serve", "watch"]
@@ -25,7 +25,7 @@ def watch(run: Path) -> None:
     """
     from rich.console import Console
 
-    from hyperbloom.server.watching import watch
+    from hyperbloom.server.watch.watching import watch
 
     watch(run, Console())
 
@@ -46,7 +46,7 @@ def report(run: Path, out: Path | None, root: Path | None, no_matrix: bool) -> N
     ends, but without the matrix of heads on other clients' feature extractors. The matrix needs the data, from --root
     or from where the run found them. Without the data the report says why there is no matrix.
     """
-    from hyperbloom.server.report import write_report
+    from hyperbloom.server.pages.report import write_report
 
     print(f"the report is {write_report(run, out, not no_matrix, root)}")
 
@@ -61,10 +61,10 @@ def serve(run: Path, **listening: Any) -> None:
     from rich.console import Console
 
     from hyperbloom.common.config import check
-    from hyperbloom.server.board import plain_text
-    from hyperbloom.server.fleet import Machines, open_for_newcomers, sayer
-    from hyperbloom.server.on_demand import ModelMaker, OnDemandService, check_on_demand
-    from hyperbloom.server.trained import read_trained
+    from hyperbloom.server.grids.fleet import Machines, open_for_newcomers, sayer
+    from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
+    from hyperbloom.server.runs.trained import read_trained
+    from hyperbloom.server.watch.board import plain_text
 
     say = sayer(Console())
 
@@ -93,8 +93,8 @@ def export(run: Path, client: str | None, every: bool, out: Path | None, class_n
     """
     if (client is None) != every:
         raise ConfigError("expected one of --client NAME and --all")
-    from hyperbloom.common.export import write_model
-    from hyperbloom.server.export import Export
+    from hyperbloom.common.files.export import write_model
+    from hyperbloom.server.runs.export import Export
 
     models = Export(run)
     clients = models.clients(client)
@@ -147,9 +147,9 @@ def compare(
     # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
     from rich.console import Console
 
-    from hyperbloom.server.comparison import check_cells, open_comparison, plan, run_cells, shared_by
-    from hyperbloom.server.comparison_table import write_table
-    from hyperbloom.server.comparison_view import ComparisonView
+    from hyperbloom.server.compare.comparison import check_cells, open_comparison, plan, run_cells, shared_by
+    from hyperbloom.server.compare.table import write_table
+    from hyperbloom.server.compare.view import ComparisonView
 
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
@@ -201,8 +201,8 @@ def reproduce(
     overrides = dict(parse_assignment(text) for text in assignments) | ({"data.root": root} if root else {})
     if not listed and not table:
         raise ConfigError("expected a table such as pfedhn-table1, or --list")
-    from hyperbloom.server import reproduction
-    from hyperbloom.server.paper_tables import load_table, table_names
+    from hyperbloom.server.compare import reproduction
+    from hyperbloom.server.compare.paper_tables import load_table, table_names
 
     if listed or not table:
         chosen = [table] if table else table_names()

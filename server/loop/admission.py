@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
-from hyperbloom.common.names import check_name
+from hyperbloom.common.program.names import check_name
 from hyperbloom.common.wire import Introduction
 from hyperbloom.common.wire.pack import LONGEST_LAYOUT
 from hyperbloom.server.loop.roster import Roster

@@ -288,7 +288,7 @@ def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted
 
 def _update(ask: Train, sent: Sent, result: TrainResult) -> Update:
     """Return what came back from training; WireError if it cannot be what the order asked for."""
-    if sent.dtype is None or sent.layout is None:
+    if sent.dtype is None or sent.layout is None or sent.reply == "nothing":
         return Update(sent.client, result, None, None, None, sent.client.about.train_examples)
     weights = result.weights if ask.codec is None else _decoded(ask, result, sent)
     if weights is None:

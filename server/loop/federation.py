@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.wire import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import unpack_answer
-from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.post import SLOWEST_POLL_S, Arrival, Failure, Letter, Post
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.exchange import Client

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.secure_aggregation import Scale, Words
-from hyperbloom.common.secure_sum import part_digests
+from hyperbloom.common.secrecy.masks import Scale, Words
+from hyperbloom.common.secrecy.sums import part_digests
 from hyperbloom.common.wire import Weights
 
 __all__ = ["MaskedSum"]

@@ -1,6 +1,6 @@
 """The server's half of secure aggregation: five exchanges, after which it knows the mean change and no single one.
 
-Bonawitz et al., CCS 2017, figure 4 (`common/secure_aggregation.py` has the arithmetic, `client/work/masks.py` the other
+Bonawitz et al., CCS 2017, figure 4 (`common/secrecy/masks.py` has the arithmetic, `client/work/masks.py` the other
 half):
 
     keys       each client of the cohort sends two public keys, signed
@@ -23,9 +23,9 @@ import torch
 
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.keys import verify
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.secure_aggregation import (
+from hyperbloom.common.secrecy.keys import verify
+from hyperbloom.common.secrecy.masks import (
     DIGEST_BYTES,
     KEY_BYTES,
     LARGEST_LOSS_SUMMED,
@@ -44,7 +44,7 @@ from hyperbloom.common.secure_aggregation import (
     read_key,
     threshold_of,
 )
-from hyperbloom.common.secure_sum import pack_places, signed_keys, signed_set, told
+from hyperbloom.common.secrecy.sums import pack_places, signed_keys, signed_set, told
 from hyperbloom.common.wire import (
     ConfirmOrder,
     ConfirmResult,

@@ -11,8 +11,8 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from hyperbloom.common.program.signals import uninterrupted
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.signals import uninterrupted
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, weigh
 

@@ -3,7 +3,7 @@
     client   delta_i' = clip(delta_i) + N(0, (z C)^2 I)             on the client, before anything leaves it
     server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m the cohort as configured, whoever answers
 
-See common/privacy.py for what they promise, masks.py for secure aggregation.
+See common/secrecy/noise.py for what they promise, masks.py for secure aggregation.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from dataclasses import replace
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import FEWEST_CLIENTS, MOST_CLIENTS, RunConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.privacy import noisy_mean
+from hyperbloom.common.secrecy.noise import noisy_mean
 from hyperbloom.common.wire import Noise, TrainOrder
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, Train, Update, through, train

@@ -11,7 +11,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
-from hyperbloom.common.privacy import promise
+from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.common.wire import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
@@ -20,7 +20,7 @@ from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Listener, 
 from hyperbloom.server.loop.protection import check_protection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds
-from hyperbloom.server.run_folder import read_run
+from hyperbloom.server.runs.folder import read_run
 from hyperbloom.strategies import find_strategy, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 

@@ -102,7 +102,7 @@ def test_rounds_at_once_and_one_by_one_learn_the_same(tmp_path: Path) -> None:
     at_once, one_by_one = (vectorised.rounds(config, tmp_path, way) for way in (True, False))
     at_once.play()
     one_by_one.play()
-    got, want = at_once.strategy.state(), one_by_one.strategy.state()
+    got, want = at_once.run.algorithm.state(), one_by_one.run.algorithm.state()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-5)
 

@@ -119,4 +119,4 @@ def test_errors_have_the_reason_of_their_class_unless_they_say_another(make_work
     order = change(train_order(), model="lenet")
     with pytest.raises(HyperbloomError) as caught:
         worker.answer(order)
-    assert ask(worker, order) == wire.Failed(caught.value.reason, str(caught.value))
+    assert ask(worker, order) == wire.Failed(Reason.UNFIT, str(caught.value))

@@ -12,16 +12,16 @@ import torch
 from flwr.clientapp import ClientApp
 
 from hyperbloom import __version__
-from hyperbloom.client import runtime
 from hyperbloom.client.cli import flower_client, main
 from hyperbloom.client.keep.state import ClientState
-from hyperbloom.client.runtime import Link
+from hyperbloom.client.link import runtime
+from hyperbloom.client.link.server import Link
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, mnist
 from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
-from hyperbloom.common.keys import make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key, write_private_key
 from hyperbloom.common.wire.orders import Greeting
 from tests.parsing import parse
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from hyperbloom.client.cli import main
-from hyperbloom.common import export
 from hyperbloom.common.data.scaling import Scaling
-from hyperbloom.common.export import Card, write_model
-from hyperbloom.common.keys import fingerprint, public_pem, read_private_key, read_public_key
+from hyperbloom.common.files import export
+from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.secrecy.keys import fingerprint, public_pem, read_private_key, read_public_key
 
 
 @pytest.fixture

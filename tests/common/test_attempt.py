@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyperbloom.common.attempt import attempt
+from hyperbloom.common.program.attempt import attempt
 
 
 def test_an_exception_is_returned_and_an_interrupt_is_raised() -> None:

@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from hyperbloom.client.cli import flower_client
-from hyperbloom.common.commands import Program, execute
+from hyperbloom.common.program.commands import Program, execute
 from hyperbloom.server.cli import flower_server
 from tests.parsing import commands
 
 PROGRAM = """
 import click
 
-from hyperbloom.common.commands import Flag, Program, command, section
+from hyperbloom.common.program.commands import Flag, Program, command, section
 from hyperbloom.common.errors import RefusedError
 
 
@@ -96,7 +96,7 @@ def test_help_shows_flags_by_section_commands_and_examples(
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
-    code = f"{PROGRAM}\nimport sys; from hyperbloom.common.commands import execute\n"
+    code = f"{PROGRAM}\nimport sys; from hyperbloom.common.program.commands import execute\n"
     code += "sys.exit(execute(program, ['say', '--word', 'hello']))"
     near, far = os.pipe()
     os.close(near)

@@ -19,7 +19,7 @@ from hyperbloom.common.config import (
     parse_assignment,
 )
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -323,15 +323,14 @@ def test_the_cosine_schedule_is_that_of_torch() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7)
     for number in range(1, 8):
-        assert local.order(number, 7)["learning_rate"] == pytest.approx(scheduler.get_last_lr()[0])
+        assert local.rate(number, 7) == pytest.approx(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
 
 
 def test_without_a_schedule_the_rate_is_what_was_set_in_every_round() -> None:
     local = LocalConfig(learning_rate=0.3)
-    assert {local.order(number, 7)["learning_rate"] for number in range(1, 8)} == {0.3}
-    assert "schedule" not in local.order(1, 7)
+    assert {local.rate(number, 7) for number in range(1, 8)} == {0.3}
 
 
 def test_a_schedule_needs_rounds() -> None:

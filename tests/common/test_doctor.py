@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from hyperbloom.client.cli import main as client_main
-from hyperbloom.common import doctor
-from hyperbloom.common.doctor import Finding, check_folder, check_machine, check_server, report
-from hyperbloom.common.keys import make_key, write_private_key
-from hyperbloom.server import certificates
-from hyperbloom.server.certificates import Certificates, init
+from hyperbloom.common.program import doctor
+from hyperbloom.common.program.doctor import Finding, check_folder, check_machine, check_server, report
+from hyperbloom.common.secrecy.keys import make_key, write_private_key
+from hyperbloom.server.access import certificates
+from hyperbloom.server.access.certificates import Certificates, init
 from hyperbloom.server.cli import main as server_main
 
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hyperbloom.client.work.sgd import FlatPart
-from hyperbloom.common import export
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, ModelError
-from hyperbloom.common.export import OPSET, Card, read_model, write_model
+from hyperbloom.common.files import export
+from hyperbloom.common.files.export import OPSET, Card, read_model, write_model
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 

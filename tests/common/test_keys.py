@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.keys import (
+from hyperbloom.common.secrecy.keys import (
     fingerprint,
     make_key,
     parse_public_key,

@@ -3,7 +3,7 @@
 import pytest
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.plain import check_insecure, is_loopback
+from hyperbloom.common.program.plain import check_insecure, is_loopback
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.255.0.9", "::1", "[::1]"])

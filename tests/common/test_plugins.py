@@ -10,7 +10,7 @@ import torch
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import ConfigError, DataError, ModelError
 from hyperbloom.common.models import ModelSpec, build, build_own, full_layout
-from hyperbloom.common.plugins import plugin_lines, plugins
+from hyperbloom.common.program.plugins import plugin_lines, plugins
 from hyperbloom.server.cli import main
 from hyperbloom.strategies import STRATEGIES, find_strategy
 
@@ -18,13 +18,13 @@ CODE = """
 import numpy as np
 from torch import nn
 from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import PersonalisedStrategy
+from hyperbloom.strategies.algorithm import Algorithm
 
 class Mine(FedAvg):
     '''A strategy of ours.'''
 
-class Half(PersonalisedStrategy):
-    def weights_for(self, clients):
+class Half(Algorithm):
+    def weights(self, clients):
         return None
 
 def net(input_shape, num_classes):
@@ -143,9 +143,9 @@ def test_a_broken_one_is_one_line_that_names_its_package(
     [
         (
             "ours:net",
-            "strategy: expected ours:net to be a subclass of hyperbloom.*PersonalisedStrategy, found function",
+            "strategy: expected ours:net to be a subclass of hyperbloom.*Algorithm, found function",
         ),
-        ("ours:Half", "strategy: expected ours:Half to define update as well"),
+        ("ours:Half", "strategy: expected ours:Half to define learn as well"),
         ("nowhere:X", "nowhere:X: expected to import 'nowhere'"),
         ("mime", f"strategy: expected one of .*{list(STRATEGIES)[-1]}, mine; or package.module:Class; found 'mime'"),
     ],

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 from hyperbloom.common.config import PrivacyConfig
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.privacy import add_noise, clip_norm, epsilon_of, noise, noisy_mean, promise, release
+from hyperbloom.common.secrecy.noise import add_noise, clip_norm, epsilon_of, noise, noisy_mean, promise, release
 
 
 def zeros(count: int) -> bytes:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.client.cli import main as client_main
-from hyperbloom.common import proposals
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.models import MODELS
+from hyperbloom.common.program import proposals
 from hyperbloom.server.cli import main as server_main
 from hyperbloom.strategies import STRATEGIES
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperbloom.common import secure_aggregation as sa
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.secure_aggregation import Agreement, Scale
+from hyperbloom.common.secrecy import masks as sa
+from hyperbloom.common.secrecy.masks import Agreement, Scale
 
 PRIVATE = [sa.read_key(bytes([index + 1]) * 32) for index in range(6)]
 PUBLIC = [sa.public_key(private) for private in PRIVATE]

@@ -9,7 +9,7 @@ import torch
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import FedProx
-from hyperbloom.common.secure_sum import told
+from hyperbloom.common.secrecy.sums import told
 from hyperbloom.common.wire.masks import MaskedOrder, Masking
 from hyperbloom.common.wire.orders import SGD, Noise, Scope, Target
 from hyperbloom.common.wire.pack import pack, unpack

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hyperbloom.common.signals import terminate_as_interrupt, uninterrupted
+from hyperbloom.common.program.signals import terminate_as_interrupt, uninterrupted
 
 
 def test_sigterm_is_what_ctrl_c_is_and_only_meanwhile() -> None:
@@ -66,7 +66,7 @@ def run(setting: str, main: str) -> subprocess.CompletedProcess[str]:
     """Run a program; the limit is far beyond what it may take, and far below what blocks it."""
     code = (
         "import atexit, concurrent.futures, sys, threading\n"
-        "from hyperbloom.common.signals import run_program\n"
+        "from hyperbloom.common.program.signals import run_program\n"
         "never = threading.Event()\n"
         f"{setting}\n"
         "def main():\n"

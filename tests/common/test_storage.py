@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hyperbloom.common.storage import write_bytes, write_json, write_tensors
+from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
 
 
 def mode(path: Path) -> int:

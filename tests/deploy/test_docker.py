@@ -13,7 +13,7 @@ import yaml
 from hyperbloom.client.cli import flower_client
 from hyperbloom.client.flags import data_spec
 from hyperbloom.common.config import load_run_config
-from hyperbloom.server.local_clients import client_settings
+from hyperbloom.server.grids.local_clients import client_settings
 from tests.deploy.conftest import COMPOSE, TOP, run, tool
 from tests.parsing import parse
 

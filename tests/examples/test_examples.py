@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ import torch
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.models import build_from_factory
+from hyperbloom.common.wire import TrainResult
 from hyperbloom.server.cli import main
-from hyperbloom.strategies import find_strategy
-from hyperbloom.strategies.fedavg import FedAvg
-from hyperbloom.strategies.personalised import ClientUpdate
-from hyperbloom.server.loop.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Client, Update
+
+from ..server.conftest import ABOUT
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("hospital", "momentum", "text", "text_on_demand")
@@ -42,78 +44,74 @@ def test_each_is_under_fifty_lines() -> None:
 # ---------------------------------------------------------------------- a strategy
 
 
-def strategy(beta: float, rate: float = 1.0) -> FedAvg:
-    """Return the example's strategy with a global model of three parameters, and nothing around it."""
+def strategy(beta: float, rate: float = 1.0) -> Any:
+    """Return the example's strategy with nothing around it."""
     values = {"strategy": "momentum:FedAvgM", "options": {"beta": beta, "rate": rate}}
-    config = make_run_config(values, {}, "a test")
-    made = find_strategy(config.strategy)(config, "run", Roster(0))
-    assert isinstance(made, FedAvg)
-    made.weights = torch.tensor([1.0, 2.0, 3.0])
-    made.velocity = torch.zeros(3)  # type: ignore[attr-defined]
+    made = make_algorithm(make_run_config(values, {}, "a test"))
+    made.build(made.settle(ABOUT))
     return made
 
 
-def means(made: FedAvg, monkeypatch: pytest.MonkeyPatch, *rounds: list[float]) -> None:
+def update(returned: torch.Tensor, examples: int) -> Update:
+    """Return what a client's training brings."""
+    return Update(Client("a", 0, ABOUT), TrainResult(0.0), None, returned, None, examples)
+
+
+def learn(made: Any, *means: torch.Tensor) -> None:
     """Let the clients' means be these, round by round."""
-    left = [torch.tensor(mean) for mean in rounds]
-    monkeypatch.setattr(made, "average", lambda updates: left.pop(0))
-    for _ in rounds:
-        made.update([ClientUpdate.__new__(ClientUpdate)])
+    for mean in means:
+        made.learn([update(mean - 3.0, 1), update(mean + 1.0, 3)])
 
 
-def test_without_momentum_it_is_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def means() -> list[torch.Tensor]:
+    """Return the means of three rounds."""
+    return list(torch.randn(3, strategy(0.0).global_weights.numel(), generator=torch.Generator().manual_seed(0)))
+
+
+def test_without_momentum_it_is_the_mean(means: list[torch.Tensor]) -> None:
     made = strategy(beta=0.0)
-    means(made, monkeypatch, [4.0, 5.0, 6.0], [-1.0, 0.5, 2.0])
-    assert torch.equal(made.weights, torch.tensor([-1.0, 0.5, 2.0]))
+    learn(made, *means[:2])
+    assert torch.allclose(made.global_weights, means[1], atol=1e-6)
 
 
-def test_momentum_is_the_heavy_ball(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_momentum_is_the_heavy_ball(means: list[torch.Tensor]) -> None:
     # An independent form without v: w' = w + rate (m - w) + beta (w - w_before).
     beta, rate = 0.5, 0.25
     made = strategy(beta, rate)
-    before = current = made.weights.clone()
-    rounds = [[4.0, 5.0, 6.0], [-1.0, 0.5, 2.0], [0.0, 8.0, 1.0]]
-    means(made, monkeypatch, *rounds)
-    for mean in rounds:
-        step = rate * (torch.tensor(mean) - current) + beta * (current - before)
+    before = current = made.global_weights
+    learn(made, *means)
+    for mean in means:
+        step = rate * (mean - current) + beta * (current - before)
         before, current = current, current + step
-    assert torch.allclose(made.weights, current)
+    assert torch.allclose(made.global_weights, current, atol=1e-6)
 
 
 def test_nobody_answering_moves_nothing() -> None:
     made = strategy(beta=0.5)
-    made.velocity = torch.ones(3)  # type: ignore[attr-defined]
-    made.update([])
-    assert torch.equal(made.weights, torch.tensor([1.0, 2.0, 3.0]))
+    before, made.velocity = made.global_weights, torch.ones_like(made.global_weights)
+    made.learn([])
+    assert torch.equal(made.global_weights, before)
 
 
-def test_a_run_with_it_learns_and_keeps_its_velocity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--strategy momentum:FedAvgM --engine inline --clients 2 --cohort 2 --rounds 2 --eval-every 2 --split iid"
-    run = tmp_path / "run"
-    assert main([*flags.split(), "--set", "checkpoint_every=1", "--run-dir", str(run)]) == 0
-    assert "momentum:FedAvgM: round 2/2" in capsys.readouterr().out
-    import momentum  # the current directory's
-
-    config = make_run_config({"strategy": "momentum:FedAvgM", "clients": 2, "input_shape": [4]}, {}, "a test")
-    made = momentum.FedAvgM(config, "run", Roster(0))
-    from hyperbloom.common.layout import Layout
-
-    made.layouts = {"M": Layout.of(torch.nn.Linear(4, 2))}
-    made.weights, made.velocity = torch.arange(10.0), torch.ones(10)
-    kept = copy.deepcopy(made.checkpoint())
-    made.weights, made.velocity = torch.zeros(10), torch.zeros(10)
-    made.restore(kept)
-    assert torch.equal(made.weights, torch.arange(10.0))
-    assert torch.equal(made.velocity, torch.ones(10))
+def test_its_velocity_outlives_a_crash(means: list[torch.Tensor]) -> None:
+    whole, resumed = strategy(beta=0.5), strategy(beta=0.5)
+    learn(whole, *means[:2])
+    resumed.restore(copy.deepcopy(whole.checkpoint()))
+    learn(whole, means[2])
+    learn(resumed, means[2])
+    assert torch.equal(resumed.global_weights, whole.global_weights)
 
 
-def test_it_is_compared_and_is_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_momentum_it_is_fedavg_in_a_comparison_and_as_a_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = "--set clients=2 --set cohort=2 --set rounds=1 --set eval_every=1 --set local.steps=1"
     flags = f"--strategies momentum:FedAvgM,fedavg --seeds 1 {few} --set momentum:FedAvgM.beta=0"
     assert main(["compare", *flags.split(), "--out", str(tmp_path / "out")]) == 0
     rows = (tmp_path / "out/comparison.csv").read_text().splitlines()
     own, fedavg = (next(row.split(",") for row in rows if row.startswith(name)) for name in ("momentum", "fedavg"))
-    assert own[2:5] == fedavg[2:5]  # without momentum it is FedAvg
+    assert own[2:5] == fedavg[2:5]
     flags = f"--engine inline --baselines momentum:FedAvgM {few}"
     assert main([*flags.split(), "--run-dir", str(tmp_path / "run")]) == 0
     assert "momentum:FedAvgM: round 1/1" in capsys.readouterr().out

@@ -88,7 +88,7 @@ def superlink_memory(address: str, field: str = "VmRSS") -> float:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             words = path.read_bytes().split(b"\0")
-            if b"hyperbloom.server.superlink_child" in words and address.encode() in words:
+            if b"hyperbloom.server.broker.child" in words and address.encode() in words:
                 (line,) = [each for each in (path.parent / "status").read_text().splitlines() if field in each]
                 return int(line.split()[1]) / 2**10
     raise AssertionError("no SuperLink")

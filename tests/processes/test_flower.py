@@ -11,10 +11,10 @@ import pytest
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.data import DataSpec
-from hyperbloom.common.keys import make_key, public_pem, write_private_key
-from hyperbloom.server.certificates import Certificates, init
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.superlink import free_port
+from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.access.certificates import Certificates, init
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.superlink import free_port
 from tests.processes.conftest import Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]

@@ -22,8 +22,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom import __version__
 from hyperbloom.common.messages import UNREADABLE
-from hyperbloom.server.live_grid import LiveGrid
-from hyperbloom.server.superlink import free_port, superlink
+from hyperbloom.server.broker.superlink import free_port, superlink
+from hyperbloom.server.grids.live import LiveGrid
 from tests.processes.conftest import Site, superlink_memory
 
 pytestmark = [

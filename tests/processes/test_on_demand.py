@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from hyperbloom.common.encoders import EncoderSpec, build_encoder
-from hyperbloom.common.keys import make_key, public_pem, write_private_key
-from hyperbloom.server.certificates import init
+from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.access.certificates import init
 from hyperbloom.server.cli import main
-from hyperbloom.server.on_demand import Generator, check_on_demand
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.trained import read_trained
+from hyperbloom.server.newcomers.on_demand import ModelMaker, check_on_demand
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.runs.trained import read_trained
 from tests.processes.conftest import Process, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -149,7 +149,7 @@ def test_a_newcomer_with_feature_vectors_and_no_label_gets_the_model_that_the_ru
     assert newcomer.wait() == 0, newcomer.output
     assert stranger.wait() == 3 and "the server refused this client: key SHA256:" in stranger.output
     assert not (tmp_path / "nothing").exists() and not (tmp_path / "s-stranger").exists()
-    served = Generator(read_trained(run, check_on_demand))
+    served = ModelMaker(read_trained(run, check_on_demand))
     encoder = build_encoder(EncoderSpec("private", (40,), 4))
     encoder.load_state_dict(served.offer.weights.layout.views(served.offer.weights.values))
     with torch.no_grad():

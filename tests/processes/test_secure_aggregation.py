@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hyperbloom.common.keys import fingerprint, make_key, public_pem, write_private_key
-from hyperbloom.server.certificates import init
-from hyperbloom.server.registry import ClientRegistry
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, write_private_key
+from hyperbloom.server.access.certificates import init
+from hyperbloom.server.access.registry import ClientRegistry
 from tests.processes.conftest import Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from hyperbloom.common.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
-from hyperbloom.server.certificates import Certificates, init, renew
-from hyperbloom.server.registry import ClientRegistry
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.server.access.certificates import Certificates, init, renew
+from hyperbloom.server.access.registry import ClientRegistry
 from tests.processes.conftest import Process, Site, cleared
 
 Until = Callable[[Callable[[], bool], str], None]

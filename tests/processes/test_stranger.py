@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hyperbloom.common.keys import make_key, public_pem, write_private_key
-from hyperbloom.server.certificates import init
-from hyperbloom.server.registry import ClientRegistry
+from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.access.certificates import init
+from hyperbloom.server.access.registry import ClientRegistry
 from siege.stranger import Stranger
 from tests.processes.conftest import Site, superlink_memory
 

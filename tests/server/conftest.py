@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.wire import Greeting, Introduction, Notice, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.server import live_grid
+from hyperbloom.server.grids import live as live_grid
 from hyperbloom.server.loop import asynchronous, exchange, federation, post, rounds
 from hyperbloom.server.loop.post import UNREADABLE
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
@@ -30,6 +32,11 @@ def some_config(**changes: object) -> RunConfig:
 def score(val_correct: int, val_total: int, test_correct: int, test_total: int, loss: float = 1.0) -> EvaluateResult:
     """Return a client's scores."""
     return EvaluateResult(SplitScore(val_correct, val_total, loss), SplitScore(test_correct, test_total, loss))
+
+
+def federation_of(roster: Roster) -> Federation:
+    """Return the federation of clients that have been admitted."""
+    return Federation(InlineGrid(lambda message, context: message, []), roster, lambda text: None)
 
 
 def left_out(**why: str) -> dict[str, Refused]:
@@ -62,6 +69,7 @@ class Recording:
         for row, name in enumerate(names):
             said = replace(ABOUT, client_id=name, token=name, class_shares=shares[row] if shares else ())
             self.roster.admit(row + 1, said)
+        self.folder.gathering(federation_of(self.roster))
         self.state = dict(state or {"embeddings": torch.eye(len(names), 4)})
 
     def strategy(self, name: str) -> Algorithm:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hyperbloom.server.board import PACE_OVER, Board, amount, duration, plain_text
+from hyperbloom.server.watch.board import PACE_OVER, Board, amount, duration, plain_text
 
 
 def shown(board: Board) -> str:

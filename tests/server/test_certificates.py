@@ -12,8 +12,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import PrivateFormat
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.keys import make_key, write_private_key
-from hyperbloom.server.certificates import Certificates, check_files, default_folder, describe, init, names, renew
+from hyperbloom.common.secrecy.keys import make_key, write_private_key
+from hyperbloom.server.access.certificates import (
+    Certificates,
+    check_files,
+    default_folder,
+    describe,
+    init,
+    names,
+    renew,
+)
 
 
 def check(files: Certificates) -> list[str]:
@@ -149,7 +157,7 @@ def test_files_that_do_not_belong_together_are_refused(files: Certificates) -> N
 
 
 def test_a_certificate_without_loopback_is_refused(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyperbloom.server.certificates._ALWAYS", ())
+    monkeypatch.setattr("hyperbloom.server.access.certificates._ALWAYS", ())
     init(files.folder, ["gpu-box.example"], days=30, force=True)
     with pytest.raises(ConfigError, match=r"expected 127\.0\.0\.1 among its names"):
         check(files)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from hyperbloom.server.charts import Series, lines, matrix, style_of
+from hyperbloom.server.pages.charts import Series, lines, matrix, style_of
 
 
 def test_areas_lie_behind_lines_and_points_before_them() -> None:

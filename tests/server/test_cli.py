@@ -23,17 +23,18 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec
-from hyperbloom.common.keys import make_key, public_pem, read_private_key
+from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key
 from hyperbloom.common.models import MODELS
 from hyperbloom.server import cli, engine, superlink
-from hyperbloom.server.certificates import Certificates, init, renew
+from hyperbloom.server.access.certificates import Certificates, init, renew
 from hyperbloom.server.cli import flower_server, main
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
+from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import Session
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.run_folder import read_run
-from hyperbloom.strategies import STRATEGIES
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.runs.folder import read_run
+from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.parsing import flags, parse
 
 from .conftest import restored_loggers
@@ -345,19 +346,21 @@ def test_novel_clients_learn_their_embeddings_under_a_frozen_hypernetwork(run: D
         ClientSettings(f"novel-{index}", spec, "cpu", state_dir=run.folder.parent / f"novel-{index}")
         for index, spec in enumerate(specs)
     ]
-    session = Session(config, InlineGrid(app, [each.to_node_config() for each in settings]), "next", [])
+    states: list[Mapping[str, torch.Tensor]] = []
+    listener = Listener()
+    listener.phase_done = lambda algorithm: states.append(algorithm.state())  # type: ignore[method-assign]
+    session = Session(config, InlineGrid(app, [each.to_node_config() for each in settings]), "next", [listener])
     session.run()
     before, _ = read_run(run.folder)
-    strategy: Any = session.federation._strategy
-    after = strategy.state()
+    (after,) = states
     assert [(client.client_id, client.row) for client in session.roster][3:] == [
         (f"novel-{index}", 3 + index) for index in range(3)
     ]
     assert torch.equal(after["embeddings"][:3], before["embeddings"])
-    fresh = STRATEGIES["pfedhn"](config, "x", session.roster)
-    fresh.check_newcomer(next(iter(session.roster)).about)
+    fresh = make_algorithm(config)
+    fresh.build(fresh.settle(next(iter(session.roster)).about))
     for client in session.roster:
-        fresh.joined(client)
+        fresh.join(client, True)
     assert not torch.equal(after["embeddings"][3:], fresh.state()["embeddings"][3:])
     for name in (name for name in before if name.startswith("hypernetwork.")):
         assert torch.equal(after[name], before[name]), name

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
+from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.cli import main
-from hyperbloom.server.registry import ClientRegistry
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,13 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.models import ModelSpec, full_layout
-from hyperbloom.server import comparison
-from hyperbloom.server.checkpoint import locked
+from hyperbloom.server.compare import comparison
+from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.cli import main
-from hyperbloom.server.comparison import Cell, open_comparison, plan
-from hyperbloom.server.comparison_table import markdown, read_results, write_table
-from hyperbloom.server.comparison_view import ComparisonView
-from hyperbloom.server.events import Event, Kind
+from hyperbloom.server.compare.comparison import Cell, open_comparison, plan
+from hyperbloom.server.compare.table import markdown, read_results, write_table
+from hyperbloom.server.compare.view import ComparisonView
+from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.strategies import make_algorithm
@@ -243,9 +243,14 @@ def test_one_that_is_killed_before_its_first_round_can_be_begun_again(
         raise KeyboardInterrupt
 
     here = tmp_path / "stopped"
-    for name in ("adopt_identities", "inline_grid", "shutil.rmtree", "Session.run"):
+    for name in (
+        "running.adopt_identities",
+        "engine.inline_grid",
+        "comparison.shutil.rmtree",
+        "loop.session.Session.run",
+    ):
         with monkeypatch.context() as patch:  # the one behind meets what this one has left
-            patch.setattr(f"hyperbloom.server.comparison.{name}", stop)
+            patch.setattr(f"hyperbloom.server.{name}", stop)
             assert compare(file, here, strategies="local", seeds=1) == 130
         (here / "local-seed0" / "clients" / "client-0").mkdir(parents=True, exist_ok=True)
     assert compare(file, here, strategies="local", seeds=1) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.server.course import read_course
+from hyperbloom.server.runs.course import read_course
 
 LINES = [
     {"round": 1, "seconds": 1.0, "clients": 2, "bytes_down": 300, "bytes_up": 100},

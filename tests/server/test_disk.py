@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common import storage
+from hyperbloom.common.files import storage
 from hyperbloom.server.cli import main
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 
 RUN = ["--engine", "inline", "--clients", "2", "--rounds", "6", "--eval-every", "2", "--set", "local.steps=2"]
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from sklearn.decomposition import PCA
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.embedding_map import FEWEST, MOST, flatten_by_pca, flatten_by_tsne, read_embeddings
+from hyperbloom.server.pages.embedding_map import FEWEST, MOST, flatten_by_pca, flatten_by_tsne, read_embeddings
 
 
 def test_principal_components_are_those_of_scikit_learn() -> None:

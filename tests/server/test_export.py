@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common import export as folders
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.data.digits import SCALING
 from hyperbloom.common.data.scaling import Scaling
-from hyperbloom.common.export import read_model
+from hyperbloom.common.files import export as folders
+from hyperbloom.common.files.export import read_model
 from hyperbloom.server.cli import main
 
 SHORT = ["--engine", "inline", "--rounds", "3", "--eval-every", "3", "--clients", "3", "--cohort", "3"]

@@ -11,47 +11,50 @@ from flwr.app import Context, Message
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hyperbloom.client import vectorised
 from hyperbloom.client.app import train_all
+from hyperbloom.client.work import together
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.messages import Greeting, Introduction, TrainOrder, TrainResult
-from hyperbloom.server import engine
-from hyperbloom.server.engine import inline_grid
-from hyperbloom.server.inline import InlineGrid
-from hyperbloom.server.loop.asynchronous import run_asynchronously
-from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.loop.rounds import run_rounds
-from hyperbloom.strategies import make_algorithm
+from hyperbloom.common.wire import SGD, Failed, Greeting, Introduction, Scope, Target, TrainOrder, TrainResult
+from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.server.grids import engine
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
+from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.loop.session import Session
+from hyperbloom.strategies.algorithm import Algorithm
 
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of clients of every group that trains at once."""
     sizes: list[int] = []
-    real = vectorised.train_rows
+    real = together.train_rows
 
     def noted(*arguments: Any) -> Tensor:
         sizes.append(len(arguments[-1]))
         return real(*arguments)
 
-    monkeypatch.setattr(vectorised, "train_rows", noted)
+    monkeypatch.setattr(together, "train_rows", noted)
     return sizes
 
 
-def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+class Last(Listener):
+    """Keeps the algorithm, and what each client's training brought in the last round; nobody may be left out."""
+
+    def phase_done(self, algorithm: Algorithm) -> None:
+        self.state = algorithm.state()
+
+    def round_done(self, report: RoundReport) -> None:
+        assert not report.outcome.refused
+        losses = {name: result.loss for name, result in report.outcome.results.items()}
+        self.losses = losses or self.losses
+
+
+def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Run a strategy; returns the server's state at the end, and each client's loss in the last round's training."""
-    roster = Roster(config.seed)
-    strategy = make_algorithm(config, "run", roster)
-    federation = Federation(inline_grid(config, folder, vectorise), roster, lambda text: None)
-    federation.gather(strategy, config.clients, 10.0)
-    roster.sort(0)
-    federation.begin(strategy, 0)
-    loop = run_asynchronously if config.asynchronous else run_rounds
-    selection = loop(strategy, federation, config, [])
-    assert not strategy.round.refused
-    losses = {name: result.loss for name, result in strategy.round.results.items()}
-    return strategy.state(), [losses, dict(selection.metrics)]
+    last = Last()
+    selections = Session(config, inline_grid(config, folder, vectorise), "run", [last]).run()
+    return last.state, [last.losses, dict(selections[config.strategy].metrics)]
 
 
 @pytest.mark.parametrize(
@@ -111,27 +114,20 @@ def four_clients(folder: Path, vectorise: bool) -> InlineGrid:
 
 def order(grid: InlineGrid, node: int, **changes: Any) -> Message:
     """Return an order to train something that stays on the client."""
-    values: dict[str, Any] = {
-        "run_id": "run",
-        "round": 1,
-        "model": "mlp",
-        "num_classes": 10,
-        "private": "all",
-        "reply": "nothing",
-        "seed": 0,
-        "weights": None,
-        **LocalConfig(steps=2).order(1, 1),
-    }
-    return Message(TrainOrder(**values | changes).pack(), node, TrainOrder.type)
+    values: dict[str, Any] = {"model": "mlp", "num_classes": 10, "round": 1} | changes
+    target = Target(values["model"], values["num_classes"], "all")
+    sgd = SGD(2, 64, 5e-3, 0.9, 5e-5, 50.0)
+    content = TrainOrder(Scope("run", values["round"], 0), target, sgd, "nothing")
+    return Message(pack(content), node, TrainOrder.message_type)
 
 
 def answers(grid: InlineGrid) -> list[str | float | Introduction]:
     """Send orders, good ones and bad ones, and a greeting; returns what came back for each, in order."""
     broken = order(grid, 4)
-    broken.content["hyperbloom"]["steps"] = 2.5  # type: ignore[index]
+    broken.content["hyperbloom"]["sgd.steps"] = 2.5  # type: ignore[index]
     messages = [
         order(grid, 2),
-        Message(Greeting("0").pack(), 2, Greeting.type),
+        Message(pack(Greeting("0")), 2, Greeting.message_type),
         order(grid, 2, round=2),
         order(grid, 5, num_classes=9),
         broken,
@@ -144,12 +140,11 @@ def answers(grid: InlineGrid) -> list[str | float | Introduction]:
     assert [reply.metadata.src_node_id for reply in replies] == [2, 2, 2, 5, 4, 4, 3]
     found: list[str | float | Introduction] = []
     for reply in replies:
-        if reply.has_error():
-            found.append(reply.error.reason)
-        elif reply.metadata.message_type == Greeting.type:
-            found.append(Introduction.unpack(reply.content))
-        else:
-            found.append(TrainResult.unpack(reply.content).loss)
+        kind = Introduction if reply.metadata.message_type == Greeting.message_type else TrainResult
+        answer = unpack_answer(kind, reply.content)
+        found.append(
+            answer.text if isinstance(answer, Failed) else answer.loss if isinstance(answer, TrainResult) else answer
+        )
     return found
 
 
@@ -158,12 +153,12 @@ def test_replies_and_errors_are_those_of_one_by_one(tmp_path: Path, groups: list
     one_by_one = answers(four_clients(folder, vectorise=False))
     for path in folder.rglob("*.safetensors"):
         path.unlink()
-    engine.worker_for.cache_clear()
+    engine.client_for.cache_clear()
     at_once = answers(four_clients(folder, vectorise=True))
     assert groups == [2]
     assert [type(answer) for answer in at_once] == [float, Introduction, float, str, str, str, float]
-    assert at_once[3] == "WireError: order: 9 classes, but this client's data have 10"
-    assert at_once[4] == "WireError: TrainOrder.steps: expected int, found float"
+    assert at_once[3] == "order: 9 classes, but this client's data have 10"
+    assert at_once[4] == "TrainOrder.sgd.steps: expected int, found float"
     for got, want in zip(at_once, one_by_one, strict=True):
         assert got == (pytest.approx(want, rel=1e-5) if isinstance(want, float) else want)
 
@@ -189,7 +184,7 @@ def test_only_orders_to_train_are_answered_together(tmp_path: Path) -> None:
 def test_clients_on_cuda_train_at_once_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(engine, "worker_for", lambda settings: SimpleNamespace(device=torch.device(device)))
+    monkeypatch.setattr(engine, "client_for", lambda settings: SimpleNamespace(device=torch.device(device)))
     config = RunConfig(clients=2)
     assert inline_grid(config, tmp_path).train_all is (train_all if expected else None)
     assert inline_grid(config, tmp_path, True).train_all is train_all

@@ -19,9 +19,9 @@ from flwr.superlink.grid import HttpGrid
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.messages import UNREADABLE
-from hyperbloom.server import superlink_limits
-from hyperbloom.server.live_grid import SLOWEST_LINE, STALL_S, UPLOAD_DEADLINE_S, LiveGrid
-from hyperbloom.server.superlink_limits import TOO_LARGE
+from hyperbloom.server.broker import limits as superlink_limits
+from hyperbloom.server.broker.limits import TOO_LARGE
+from hyperbloom.server.grids.live import SLOWEST_LINE, STALL_S, UPLOAD_DEADLINE_S, LiveGrid
 
 from .conftest import Clock
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hyperbloom.client import worker
 from hyperbloom.client.cli import main as client_main
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work import client
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, HyperbloomError
-from hyperbloom.common.keys import public_pem, read_private_key
-from hyperbloom.server.local_clients import client_settings, local_clients, make_keys, printed_line
-from hyperbloom.server.registry import ClientRegistry
+from hyperbloom.common.secrecy.keys import public_pem, read_private_key
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
 
 CONFIGS = [
     {},
@@ -50,7 +50,7 @@ def understood(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], ClientS
         found.append(settings)
         raise Understood
 
-    monkeypatch.setattr(worker, "client_for", take)
+    monkeypatch.setattr(client, "client_for", take)
 
     def parse(words: list[str]) -> ClientSettings:
         assert client_main(words) == Understood.exit_code
@@ -261,7 +261,7 @@ def test_many_deaf_clients_are_not_waited_for_one_after_the_other(
         raise subprocess.TimeoutExpired(child.command, timeout)
 
     monkeypatch.setattr(Child, "wait", wait)
-    monkeypatch.setattr("hyperbloom.server.local_clients.monotonic", lambda: now)
+    monkeypatch.setattr("hyperbloom.server.grids.local_clients.monotonic", lambda: now)
     with local_clients(started(9, tmp_path), []):
         pass
     assert [child.told for child in children] == [["goodbye", "terminate", "kill"]] * 9

@@ -14,17 +14,16 @@ from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import ReferenceOrder, TrainResult, Weights
-from hyperbloom.server.events import Event, Kind
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.metrics import RunMetrics, served
+from hyperbloom.server.watch.metrics import RunMetrics, served
 from hyperbloom.strategies import make_algorithm
 
 from .conftest import ABOUT
-from .recorded import score, some_config
+from .recorded import federation_of, score, some_config
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana-dashboard.json"
 
@@ -42,7 +41,7 @@ def scrape(url: str) -> dict[str, float]:
 
 def some_federation(*names: str) -> Federation:
     """Return a federation of clients that have been admitted."""
-    federation = Federation(InlineGrid(lambda message, context: message, []), Roster(0), lambda text: None)
+    federation = federation_of(Roster(0))
     for node, name in enumerate(names, start=1):
         federation.roster.admit(node, replace(ABOUT, client_id=name, token=name))
     return federation

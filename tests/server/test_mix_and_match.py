@@ -11,10 +11,10 @@ from hyperbloom.common.data import DataSpec, data_source
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import HEAD, ModelSpec, build
 from hyperbloom.server.cli import main
-from hyperbloom.server.mix_and_match import mix_and_match
-from hyperbloom.server.report import write_report
-from hyperbloom.server.run_folder import read_run
-from hyperbloom.server.watching import read_config
+from hyperbloom.server.pages.mix_and_match import mix_and_match
+from hyperbloom.server.pages.report import write_report
+from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.watch.watching import read_config
 
 from .pages import Page, check_self_contained
 

@@ -18,10 +18,10 @@ from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server import on_demand
 from hyperbloom.server.cli import main
-from hyperbloom.server.on_demand import ModelMaker, OnDemandService, check_on_demand
-from hyperbloom.server.trained import Trained, read_trained
+from hyperbloom.server.newcomers import on_demand
+from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
+from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
 from .conftest import Clock, ScriptedGrid, app_error

@@ -7,9 +7,9 @@ import pytest
 
 from hyperbloom.common.config import PrivacyConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.privacy import epsilon_of
+from hyperbloom.common.secrecy.noise import epsilon_of
 from hyperbloom.server.cli import main
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 
 from .test_resume import begin, go_on, make_config
 

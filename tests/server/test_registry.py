@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.keys import fingerprint, make_key, public_pem
-from hyperbloom.server.registry import ClientRegistry
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem
+from hyperbloom.server.access.registry import ClientRegistry
 
 KEYS = [public_pem(make_key()) for _ in range(4)]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server import running
 from hyperbloom.server.cli import main
-from hyperbloom.server.report import BARS, write_report
-from hyperbloom.server.report_data import read_run_data
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.pages.report import BARS, write_report
+from hyperbloom.server.pages.report_data import read_run_data
+from hyperbloom.server.runs import running
+from hyperbloom.server.runs.folder import RunFolder
 
 from .pages import Page, check_self_contained
 from .recorded import ROUNDS, Recording, some_config

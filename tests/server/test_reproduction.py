@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError
-from hyperbloom.server import paper_tables
 from hyperbloom.server.cli import main
-from hyperbloom.server.comparison_view import ComparisonView
+from hyperbloom.server.compare import paper_tables
+from hyperbloom.server.compare.view import ComparisonView
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.session import Session
 
@@ -195,7 +195,7 @@ def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
         (["small"], "--column: expected one of whole, parted, stood, far, seen, lost, late; found none"),
         (["small", "--column", "whole", "--methods", "One,No"], "--methods: expected some of One, .*; found 'No'"),
         (["small", "--column", "stood", "--methods", "Three"], "--column stood: none of its methods can be run"),
-        (["small", "--column", "whole", "--rounds", "0"], "'--rounds': 0 is not in the range x>=1"),
+        (["small", "--column", "whole", "--rounds", "0"], "Invalid value for '--rounds': 0 is not in the range x>=1"),
         (
             ["small", "--column", "whole", "--set", "options.rows=5"],
             "--set options.rows: expected a key of the run, or an option of One, Two$",

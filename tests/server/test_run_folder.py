@@ -20,16 +20,15 @@ from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
-from hyperbloom.server.inline import InlineGrid
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
-from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.run_folder import RunFolder, new_run_folder, read_run
+from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
 from .conftest import ABOUT
+from .recorded import federation_of
 
 CONFIG = RunConfig(strategy="local", rounds=20, seed=3)
 
@@ -45,7 +44,7 @@ def some_roster() -> Roster:
 def some_folder(path: Path, config: RunConfig = CONFIG) -> RunFolder:
     """Return the folder of a run that these clients take part in."""
     folder = RunFolder(path, config, "run-1")
-    folder.gathering(Federation(InlineGrid(lambda message, context: message, []), some_roster(), lambda text: None))
+    folder.gathering(federation_of(some_roster()))
     return folder
 
 
@@ -79,7 +78,7 @@ def test_the_default_folder_is_named_by_date_and_strategy(tmp_path: Path, monkey
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hyperbloom.server.run_folder.datetime", Standing)
+    monkeypatch.setattr("hyperbloom.server.runs.folder.datetime", Standing)
     names = [new_run_folder(None, "local").name for _ in range(3)]
     assert names == ["20260102-030405-local", "20260102-030405-local-2", "20260102-030405-local-3"]
 

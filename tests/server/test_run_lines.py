@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.common.wire import TrainResult
-from hyperbloom.server.board import Board
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
-from hyperbloom.server.run_lines import Tail, client_lines, metrics_line, read_lines
+from hyperbloom.server.runs.lines import Tail, client_lines, metrics_line, read_lines
+from hyperbloom.server.watch.board import Board
 
 
 def without_loss(*names: str, **told: float) -> RoundReport:

@@ -22,12 +22,12 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, DataError
 from hyperbloom.common.messages import Greeting, Introduction
-from hyperbloom.server import simulation
 from hyperbloom.server.cli import main
-from hyperbloom.server.engine import VirtualClients, inline_grid, virtual_clients
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids import simulation
+from hyperbloom.server.grids.engine import VirtualClients, inline_grid, virtual_clients
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.session import Session
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 
 RAY = Mock()
 CONFIG = RunConfig(

@@ -8,12 +8,12 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from hyperbloom.common.keys import make_key, public_pem
-from hyperbloom.server import superlink_child
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.superlink_door import Door
-from hyperbloom.server.superlink_limits import Fleet, Store
-from hyperbloom.server.superlink_port import fleet_server
+from hyperbloom.common.secrecy.keys import make_key, public_pem
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import child as superlink_child
+from hyperbloom.server.broker.door import Door
+from hyperbloom.server.broker.limits import Fleet, Store
+from hyperbloom.server.broker.port import fleet_server
 
 IN_MEMORY = ":flwr-in-memory:"
 

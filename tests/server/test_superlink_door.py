@@ -27,12 +27,12 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.superlink.federation import NoOpFederationManager
 
-from hyperbloom.common.keys import fingerprint, make_key, public_pem
-from hyperbloom.server import superlink_door
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.superlink_door import UPLOAD, Door, Keys
-from hyperbloom.server.superlink_limits import MOST_WORDS
-from hyperbloom.server.superlink_port import PATIENCE, Connections
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import door as superlink_door
+from hyperbloom.server.broker.door import UPLOAD, Door, Keys
+from hyperbloom.server.broker.limits import MOST_WORDS
+from hyperbloom.server.broker.port import PATIENCE, Connections
 
 IN_MEMORY = ":flwr-in-memory:"
 ANY, UNKNOWN = "/flwr.proto.Fleet/Any", "/flwr.proto.Fleet/Unknown"

@@ -19,8 +19,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server import superlink_limits
-from hyperbloom.server.superlink_limits import MOST_OBJECTS, TOO_LARGE, Fleet, Store, largest_message, reply_limit
+from hyperbloom.server.broker import limits as superlink_limits
+from hyperbloom.server.broker.limits import MOST_OBJECTS, TOO_LARGE, Fleet, Store, largest_message, reply_limit
 
 
 class Aborted(Exception):

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from hyperbloom.server import superlink_log
-from hyperbloom.server.superlink_log import relay
+from hyperbloom.server.broker import log as superlink_log
+from hyperbloom.server.broker.log import relay
 
 TRACE = """\
 I1121 18:18:47.434 28088 handshaker.cc:80] handshake_manager 0x7f0: adding handshaker security [0x7f] at index 1

@@ -20,12 +20,12 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from hyperbloom.common.keys import make_key, public_pem
+from hyperbloom.common.secrecy.keys import make_key, public_pem
 from hyperbloom.server import superlink_door, superlink_port
-from hyperbloom.server.registry import ClientRegistry
-from hyperbloom.server.superlink import free_port
-from hyperbloom.server.superlink_door import Door, Keys
-from hyperbloom.server.superlink_port import PATIENCE, Connections, fleet_server
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.door import Door, Keys
+from hyperbloom.server.broker.port import PATIENCE, Connections, fleet_server
+from hyperbloom.server.broker.superlink import free_port
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -3,7 +3,7 @@
 import pytest
 from markupsafe import Markup
 
-from hyperbloom.server.svg import MOST_POINTS, Frame, nice_ticks, short, tag, thin
+from hyperbloom.server.pages.svg import MOST_POINTS, Frame, nice_ticks, short, tag, thin
 
 
 def test_text_is_escaped_wherever_it_stands() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.wire import TrainResult
-from hyperbloom.server import tensorboard
-from hyperbloom.server.tensorboard import TensorBoard, check_tensorboard
+from hyperbloom.server.watch import tensorboard
+from hyperbloom.server.watch.tensorboard import TensorBoard, check_tensorboard
 
 from .recorded import Recording
 

@@ -12,7 +12,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.wire import TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
-from hyperbloom.server.view import MOST_ROWS, TerminalView, results_table
+from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hyperbloom.server import checkpoint
-from hyperbloom.server.checkpoint import locked
 from hyperbloom.server.cli import main
-from hyperbloom.server.watching import is_running, watch
+from hyperbloom.server.runs import checkpoint
+from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.watch.watching import is_running, watch
 
 from .recorded import Recording, some_config
 

@@ -30,7 +30,7 @@ from hyperbloom.common.wire import (
     TrainResult,
 )
 from hyperbloom.common.wire.pack import unpack, unpack_answer
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.exchange import Outcome
@@ -48,6 +48,7 @@ BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05)
 
 OrderT = TypeVar("OrderT", bound=Order)
 ReturnT = TypeVar("ReturnT")
+GridT = TypeVar("GridT", bound="RecordingGrid")
 Answer = Callable[[str, Any], Any]
 """What the client of a name answers to an order."""
 
@@ -148,7 +149,7 @@ def update_of(
     result = returned if isinstance(returned, TrainResult) else TrainResult(0.0)
     values = returned if isinstance(returned, Tensor) else returned.weights and returned.weights.values
     sent = order.weights.part(layout) if order is not None and order.weights and layout is not None else None
-    found = {"sent": sent, "returned": values, "layout": layout, "examples": client.about.train_examples}
+    found: dict[str, Any] = {"sent": sent, "returned": values, "layout": layout, "examples": client.about.train_examples}
     return Update(client, result, **(found | changes))
 
 
@@ -165,6 +166,11 @@ class RecordingGrid(InlineGrid):
     def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(app, node_configs)
         self.passed: list[tuple[str, bool, RecordDict]] = []
+
+    def restart(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
+        """Put clients on new nodes in place of those that are here."""
+        nodes = enumerate(node_configs, start=max(self._contexts) + 1)
+        self._contexts = {node: Context(1, node, dict(config), RecordDict(), {}) for node, config in nodes}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         outgoing = list(messages)
@@ -201,17 +207,21 @@ class RecordingGrid(InlineGrid):
         return [value if isinstance(value, bytes) else str(value).encode() for value in values]
 
 
-def scripted_grid(abouts: Sequence[Introduction], answers: Mapping[type[Order], Answer]) -> RecordingGrid:
-    """Return a grid of clients that answer each kind of order with a function."""
+def scripted_grid(
+    abouts: Sequence[Introduction],
+    answers: Mapping[type[Order], Answer],
+    kind: Callable[[ClientApp, Sequence[Mapping[str, Any]]], GridT] = RecordingGrid,  # type: ignore[assignment]
+) -> GridT:
+    """Return a grid, of the class `kind`, of clients that answer each kind of order with a function."""
     app, said = ClientApp(), {about.client_id: about for about in abouts}
 
     def handler(answer: Answer) -> Callable[[Context, Any], Any]:
         return lambda context, order: answer(str(context.node_config["client-id"]), order)
 
     greet: dict[type[Order], Answer] = {Greeting: lambda name, order: said[name]}
-    for kind, answer in (greet | dict(answers)).items():
-        serve(app, kind, handler(answer))
-    return RecordingGrid(app, [{"client-id": name} for name in said])
+    for order, answer in (greet | dict(answers)).items():
+        serve(app, order, handler(answer))
+    return kind(app, [{"client-id": name} for name in said])
 
 
 # ---------------------------------------------------------------------- federations in this process
@@ -276,6 +286,13 @@ class Inline:
         self.roster.sort(self.known)
         self.federation.admission.begin(self.roster, self.known)
         return self
+
+    def come_back(self, settings: Sequence[ClientSettings]) -> None:
+        """Restart all clients, and wait until those of these settings are back."""
+        wanted = sum("is back" in event for event in self.events) + len(settings)
+        self.grid.restart([each.to_node_config() for each in settings])
+        while sum("is back" in event for event in self.events) < wanted:
+            self.federation.poll()
 
     def loop(self, *listeners: Listener) -> Run:
         """Return what plays the algorithm's rounds."""

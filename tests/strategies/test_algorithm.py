@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,19 +15,31 @@ from torch import Tensor
 
 from hyperbloom.client.work import training
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.common import privacy
+from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED
 from hyperbloom.common.models import ModelSpec
-from hyperbloom.common.wire import Introduction, TrainOrder, Weights
+from hyperbloom.common.wire import SGD, EvaluateOrder, EvaluateResult, Introduction, Scope, Target, TrainOrder, Weights
 from hyperbloom.server.loop import protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
 
-from .conftest import Inline, RecordingGrid, digits_config, digits_grid, digits_settings, introduction, joined
+from .conftest import (
+    RUN_ID,
+    Inline,
+    RecordingGrid,
+    digits_config,
+    digits_grid,
+    digits_settings,
+    introduction,
+    joined,
+    play,
+    scored,
+    turn,
+)
 
 
 class OneModel(Algorithm):
@@ -143,7 +156,36 @@ def test_with_a_codec_it_learns_what_the_codec_keeps(kind: type, tmp_path: Path)
     assert {len(answer.encoded) for answer in made.grid.answers(TrainOrder)} == {codec.size(layout)}
 
 
+def test_the_order_says_what_the_configuration_says() -> None:
+    made = joined(digits_config(seed=7), introduction("a"), introduction("b"))
+    wanted = made.training(turn(made, 3), [made.clients[1]])
+    (order,), local = wanted.orders(wanted.clients), made.config.local
+    scope, target = Scope(RUN_ID, 3, 7), Target("mlp", 3, "none")
+    sgd = SGD(local.steps, local.batch_size, local.learning_rate, local.momentum, local.weight_decay, local.clip)
+    assert replace(order, weights=None) == TrainOrder(scope, target, sgd, "delta")
+    asked: list[EvaluateOrder] = []
+
+    def evaluate(name: str, order: EvaluateOrder) -> EvaluateResult:
+        asked.append(replace(order, weights=None))
+        return scored((1, 10, 0.5), (2, 10, 0.5))
+
+    found = play(made.evaluate(turn(made, 3), [made.clients[1]]), evaluate)
+    assert asked == [EvaluateOrder(scope, target)]
+    assert found.scores == {"b": scored((1, 10, 0.5), (2, 10, 0.5))} and found.rank is None
+
+
 # ---------------------------------------------------------------------- checks
+
+
+def test_unknown_strategies_and_options_are_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"strategy: expected one of fedavg, .*local, .*pfedhn, .*pfedhn-pc, .*found 'fed'"
+    ):
+        make_algorithm(digits_config(strategy="fed", options={}))
+    with pytest.raises(
+        ConfigError, match=r"learning_rat: unknown key in options of pfedhn. Did you mean learning_rate"
+    ):
+        make_algorithm(digits_config(options={"learning_rat": 0.1}))
 
 
 OWN = own_graph(ModelSpec("plain-4", "S", (1, 8, 8), 10))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import Message
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -18,28 +17,41 @@ from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import RepresentOrder, RepresentResult, TrainOrder, Weights
+from hyperbloom.common.wire import (
+    Order,
+    ReferenceOrder,
+    ReferenceResult,
+    RepresentOrder,
+    RepresentResult,
+    TrainOrder,
+    TrainResult,
+    Weights,
+)
+from hyperbloom.server.loop.admission import check_introduction
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.rounds import run_rounds
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.roster import Roster
+from hyperbloom.server.loop.session import check_run
+from hyperbloom.strategies import make_algorithm
 from tests.common.test_cka import naive_cka, naive_rbf
 from tests.strategies.conftest import (
     RUN_ID,
     History,
-    Inline,
-    RecordingGrid,
     assert_same,
     digits_config,
     digits_federation,
     digits_settings,
     introduction,
-    real_app,
+    joined,
+    play,
+    texts,
+    turn,
 )
-from tests.strategies.reference import LocalSGD, batches, seed_of
+from tests.strategies.reference import batches, seed_of
+from tests.strategies.test_baselines import plain_settings
 
 LOCAL = LocalConfig(steps=4, batch_size=16, learning_rate=0.05, momentum=0.8, weight_decay=5e-3, clip=0.7)
 INPUTS = 40
+HOMOGENEOUS = "fedhenn-homogeneous"
 HERE = "tests.strategies.test_fedhenn"
 
 
@@ -73,10 +85,10 @@ Make = Callable[..., RunConfig]
 def run(public: Path) -> Make:
     """Return a function that describes a run; other keys than those of a run are options."""
 
-    def make(variant: str = "heterogeneous", **changes: Any) -> RunConfig:
+    def make(strategy: str = "fedhenn", **changes: Any) -> RunConfig:
         keys = {key: changes.pop(key) for key in list(changes) if key in RunConfig.model_fields}
-        options = {"rad": str(public), "variant": variant, "rows": 20, "eta": 0.5} | changes
-        return digits_config(**({"strategy": "fedhenn", "options": options, "cohort": 3, "local": LOCAL} | keys))
+        options = {"rad": str(public), "rows": 20, "eta": 0.5} | changes
+        return digits_config(**({"strategy": strategy, "options": options, "cohort": 3, "local": LOCAL} | keys))
 
     return make
 
@@ -98,9 +110,9 @@ def test_homogeneous_without_alignment_is_fedavg_to_the_bit(run: Make, tmp_path:
     found: dict[str, Any] = {}
     for name, config in {
         "fedavg": digits_config(strategy="fedavg", options={}, cohort=3, local=LOCAL),
-        "none": run("homogeneous", eta=0.0, score="global"),
-        "some": run("homogeneous", eta=0.5, score="global"),
-        "personal": run("homogeneous", eta=0.0),
+        "none": run(HOMOGENEOUS, eta=0.0, score="global"),
+        "some": run(HOMOGENEOUS, eta=0.5, score="global"),
+        "personal": run(HOMOGENEOUS, eta=0.0),
     }.items():
         federation = digits_federation(config, tmp_path / name)
         history, _ = federation.run()
@@ -132,8 +144,8 @@ def test_heterogeneous_without_alignment_is_local_to_the_bit(run: Make, tmp_path
 
 def reference_rows(public: Path, config: RunConfig, number: int, rows: int = 20) -> Tensor:
     """Return the inputs of a round; the set has no more inputs than are sent, which shuffles them."""
-    order = make_strategy(config, RUN_ID, Roster(0)).reference  # type: ignore[attr-defined]
-    inputs = order.values.float().view(INPUTS, 1, 8, 8)
+    algorithm: Any = make_algorithm(config)
+    inputs = algorithm._set.inputs.values.float().view(INPUTS, 1, 8, 8)
     known = {each.tobytes() for each in np.load(public)["x"]}
     assert {each.numpy().tobytes() for each in inputs} == known
     return inputs[draw_rows(INPUTS, rows, seed_of(config.seed, "reference", number))]
@@ -149,7 +161,7 @@ def plain_loop(
     clip: float | None,
 ) -> float:  # fmt: skip
     """Train on the task and the alignment, with the formula of CKA and torch's own SGD."""
-    settings = LocalSGD(**(LOCAL.order(1, 1) | {"clip": clip}))
+    settings = plain_settings(clip, LOCAL)
     losses = []
     for batch in batches(len(data.labels), settings, seed):
         net.zero_grad()
@@ -164,7 +176,7 @@ def plain_loop(
 
 
 def optimizer_of(net: nn.Module) -> torch.optim.SGD:
-    return LocalSGD(**LOCAL.order(1, 1)).optimizer(net)
+    return plain_settings(None, LOCAL).optimizer(net)
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
@@ -200,7 +212,7 @@ def test_heterogeneous_is_a_plain_loop(run: Make, public: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_homogeneous_is_a_plain_loop_and_an_average(run: Make, public: Path, tmp_path: Path, kernel: str) -> None:
-    config = run("homogeneous", clients=2, cohort=2, rounds=2, kernel=kernel, growth="sqrt", eta=3.0)
+    config = run(HOMOGENEOUS, clients=2, cohort=2, rounds=2, kernel=kernel, growth="sqrt", eta=3.0)
     federation = digits_federation(config, tmp_path)
     initial = federation.state()
     federation.run()
@@ -225,10 +237,10 @@ def test_homogeneous_is_a_plain_loop_and_an_average(run: Make, public: Path, tmp
         torch.testing.assert_close(stored(tmp_path, name), trained[name], rtol=0, atol=5e-6)
 
 
-def test_what_is_scored_in_the_homogeneous_variant(run: Make, tmp_path: Path) -> None:
+def test_the_homogeneous_one_scores_what_it_is_told_to(run: Make, tmp_path: Path) -> None:
     found = {}
     for score in ("personal", "global"):
-        config = run("homogeneous", score=score, cohort=1, rounds=2, eval_every=1)
+        config = run(HOMOGENEOUS, score=score, cohort=1, rounds=2, eval_every=1)
         federation = digits_federation(config, tmp_path / score)
         found[score] = federation
         history, _ = federation.run()
@@ -244,7 +256,7 @@ def test_what_is_scored_in_the_homogeneous_variant(run: Make, tmp_path: Path) ->
             nn.utils.vector_to_parameters(weights, net.parameters())
             test = load_client_data(each.data).test
             correct = int((net(test.inputs).argmax(1) == test.labels).sum())
-            assert evaluation.scores[each.client_id].test_correct == correct
+            assert evaluation.scores[each.client_id].test.correct == correct
     assert_same(found["personal"].state(), found["global"].state())  # it is scored otherwise, and learns the same
 
 
@@ -282,36 +294,32 @@ def test_under_a_huge_eta_linear_networks_see_alike_up_to_rotation_and_scale(
 # ---------------------------------------------------------------------- the reference set
 
 
-def orders(federation: Inline) -> list[dict[str, Any]]:
-    return [each for each in federation.grid.fields("query.reference") if "values" in each]
-
-
-@pytest.mark.parametrize("variant", ["heterogeneous", "homogeneous"])
-def test_the_reference_set_is_sent_once_to_each_client_and_kept(run: Make, tmp_path: Path, variant: str) -> None:
-    config = run(variant)
+@pytest.mark.parametrize("strategy", ["fedhenn", HOMOGENEOUS])
+def test_the_reference_set_is_sent_once_to_each_client_and_kept(run: Make, tmp_path: Path, strategy: str) -> None:
+    config = run(strategy)
     first = digits_federation(config, tmp_path)
     first.run()
-    assert len(orders(first)) == 3
+    assert len(first.grid.sent(ReferenceOrder)) == 3
     again = digits_federation(config, tmp_path)  # another run; clients say what they have
     history, _ = again.run()
-    assert orders(again) == [] and history.rounds[0].refused == {}
+    assert again.grid.sent(ReferenceOrder) == [] and history.rounds[0].refused == {}
     (tmp_path / "client-1" / "reference.safetensors").unlink()
     third = digits_federation(config, tmp_path)
     third.run()
-    assert len(orders(third)) == 1
+    assert len(third.grid.sent(ReferenceOrder)) == 1
 
 
 def test_another_reference_set_takes_the_place_of_the_first(run: Make, tmp_path: Path) -> None:
     digits_federation(run(), tmp_path).run()
     other = digits_federation(run(rad_size=30), tmp_path)
     other.run()
-    assert len(orders(other)) == 3
+    assert len(other.grid.sent(ReferenceOrder)) == 3
     assert load_file(tmp_path / "client-0" / "reference.safetensors")["inputs"].shape == (30, 1, 8, 8)
 
 
-@pytest.mark.parametrize("variant", ["heterogeneous", "homogeneous"])
-def test_a_client_that_loses_it_misses_a_round_and_gets_it_again(run: Make, tmp_path: Path, variant: str) -> None:
-    federation = digits_federation(run(variant, rounds=3), tmp_path)
+@pytest.mark.parametrize("strategy", ["fedhenn", HOMOGENEOUS])
+def test_a_client_that_loses_it_misses_a_round_and_gets_it_again(run: Make, tmp_path: Path, strategy: str) -> None:
+    federation = digits_federation(run(strategy, rounds=3), tmp_path)
 
     def lose(number: int) -> None:
         if number == 1:
@@ -320,29 +328,58 @@ def test_a_client_that_loses_it_misses_a_round_and_gets_it_again(run: Make, tmp_
     history, _ = federation.run(lose)
     assert history.cohorts[0] == history.cohorts[2] == ["client-0", "client-1", "client-2"]
     assert history.cohorts[1] == ["client-0", "client-2"]
-    assert "expected the reference set" in history.rounds[1].refused["client-1"]
-    assert len(orders(federation)) == 4
+    assert "expected the reference set" in texts(history.rounds[1])["client-1"]
+    assert len(federation.grid.sent(ReferenceOrder)) == 4
 
 
 def test_each_round_has_rows_of_its_own(run: Make, tmp_path: Path) -> None:
     federation = digits_federation(run(), tmp_path)
     federation.run()
-    draws = [each["draw"] for each in federation.grid.fields("query.represent") if "draw" in each]
+    draws = [order.draw for order in federation.grid.sent(RepresentOrder)]
     assert len(draws) == 3 * 4 and len(set(draws)) == 4
 
 
-def test_those_who_share_the_round_or_all(run: Make, tmp_path: Path) -> None:
-    for peers, asked in (("all", 3 * 4), ("cohort", 4)):
-        federation = digits_federation(run(peers=peers, cohort=1), tmp_path / peers)
-        federation.run()
-        assert sum("draw" in each for each in federation.grid.fields("query.represent")) == asked
+class Scripted:
+    """Clients that answer in one line; counts who was asked what."""
+
+    def __init__(self, **factors: Tensor) -> None:
+        self.factors, self.asked = factors, list[tuple[str, type[Order]]]()
+        self.targets = list[Tensor]()
+
+    def __call__(self, name: str, order: Any) -> Any:
+        self.asked.append((name, type(order)))
+        if isinstance(order, ReferenceOrder):
+            return ReferenceResult(order.reference)
+        if isinstance(order, RepresentOrder):
+            return RepresentResult(factor(self.factors.get(name, torch.eye(20)[:, :2])))
+        if order.resemble is not None:
+            self.targets.append(check_factor(order.resemble, 20))
+        return TrainResult(0.0)
+
+
+def factor(tensor: Tensor) -> Weights:
+    return Weights(Layout((("factor", tuple(tensor.shape)),)), tensor.reshape(-1))
+
+
+def clients(config: RunConfig) -> Any:
+    """Return an algorithm with three clients."""
+    names = [f"client-{index}" for index in range(3)]
+    return joined(config, *(introduction(name, input_shape=(1, 8, 8), num_classes=10) for name in names))
+
+
+@pytest.mark.parametrize(("peers", "asked"), [("all", 3), ("cohort", 1)])
+def test_those_who_share_the_round_or_all(run: Make, peers: str, asked: int) -> None:
+    made, script = clients(run(peers=peers)), Scripted()
+    for number in (1, 2):
+        play(made.round(turn(made, number, [made.clients[1]])), script)
+    kinds = [kind for _, kind in script.asked]
+    assert [kinds.count(kind) for kind in (ReferenceOrder, RepresentOrder, TrainOrder)] == [asked, 2 * asked, 2]
 
 
 def test_novel_clients_do_not_teach(run: Make, tmp_path: Path) -> None:
     federation = digits_federation(run().model_copy(update={"novel": 33}), tmp_path)
     federation.run()
-    asked = [each for each in federation.grid.fields("query.represent") if "draw" in each]
-    assert len(asked) == 2 * 4
+    assert len(federation.grid.sent(RepresentOrder)) == 2 * 4
 
 
 # ---------------------------------------------------------------------- what travels
@@ -354,15 +391,18 @@ def test_no_weights_and_no_architecture_leave_a_client(run: Make, tmp_path: Path
     history, _ = federation.run()
     assert history.cohorts == [["client-0", "client-1", "client-2"]]
     tensors = {
-        (kind, key)
-        for kind, content in federation.grid.passed
+        (kind, orders, key)
+        for kind, orders, content in federation.grid.passed
         for record in content.values()
         for key, value in dict(record).items()
         if isinstance(value, bytes)
     }
-    factor = ("query.represent", "factor.values")
-    assert tensors == {("query.reference", "values"), factor, ("train", "target.values")}
-    shapes = [each["factor.tensors"] for each in federation.grid.fields("query.represent") if "factor.tensors" in each]
+    assert tensors == {
+        ("query.reference", True, "values"),
+        ("query.represent", False, "factor.values"),
+        ("train", True, "resemble.values"),
+    }
+    shapes = [each["factor.tensors"] for each in federation.grid.fields(RepresentOrder, orders=False)]
     assert shapes == ['[["factor",[20,6]]]', '[["factor",[20,20]]]', '[["factor",[20,20]]]']
 
 
@@ -373,7 +413,7 @@ def test_what_representations_weigh_is_traffic_of_the_round(run: Make, tmp_path:
 
     traffic: list[tuple[int, int]] = []
     federation = digits_federation(run(models=(f"{HERE}:narrow", f"{HERE}:wide", f"{HERE}:narrow")), tmp_path)
-    run_rounds(federation.strategy, federation.federation, federation.config, [Traffic()])
+    run_rounds(federation.loop(Traffic()))
     factors = 4 * 20 * (6 + 9 + 6)  # rows, and how wide each client's representation is
     target = 3 * 4 * 20 * 20  # of which there are no more directions than rows
     reference = 3 * 2 * INPUTS * 64  # once, in half precision
@@ -383,21 +423,14 @@ def test_what_representations_weigh_is_traffic_of_the_round(run: Make, tmp_path:
     assert [low < down < low + little for low, (down, _) in zip(least, traffic, strict=True)] == 4 * [True]
 
 
-def test_a_client_of_weight_zero_learns_without_teaching(run: Make, tmp_path: Path) -> None:
-    weights = {"client-0": 0, "client-1": 0}
-    config = run(rounds=1, eval_every=1, weights=weights, models=(f"{HERE}:wide", f"{HERE}:narrow"))
-    federation = digits_federation(config, tmp_path)
-    federation.run()
-    factors = [RepresentResult.unpack(content).factor for kind, content in federation.grid.passed
-               if kind == "query.represent" and "factor.values" in next(iter(content.values()))]  # fmt: skip
-    targets = [TrainOrder.unpack(content).target for kind, content in federation.grid.passed
-               if kind == "train" and "target.values" in next(iter(content.values()))]  # fmt: skip
-    assert len(factors) == len(targets) == 3
-    only = check_factor(factors[2], 20)
-    for target in targets:
-        made = check_factor(target, 20)
-        wanted = only @ only.T
-        torch.testing.assert_close(made @ made.T, wanted / wanted.norm(), rtol=0, atol=1e-6)
+def test_a_client_of_weight_zero_learns_without_teaching(run: Make) -> None:
+    made, script = clients(run(weights={"client-0": 0, "client-1": 0})), Scripted(**{"client-2": torch.randn(20, 5)})
+    play(made.round(turn(made)), script)
+    only = script.factors["client-2"] - script.factors["client-2"].mean(0)
+    wanted = only @ only.T
+    assert len(script.targets) == 3
+    for target in script.targets:
+        torch.testing.assert_close(target @ target.T, wanted / wanted.norm(), rtol=0, atol=1e-6)
 
 
 def test_where_nobody_teaches_all_train_alone(run: Make, tmp_path: Path) -> None:
@@ -411,61 +444,33 @@ def test_where_nobody_teaches_all_train_alone(run: Make, tmp_path: Path) -> None
 # ---------------------------------------------------------------------- clients that are not what they should be
 
 
-class Hostile(RecordingGrid):
-    """A grid on which the first client answers `says` when it is asked for representations."""
-
-    says: RepresentResult
-    victim = 2
-
-    def pull_messages(self, message_ids: Any) -> list[Message]:
-        waiting = dict(self._waiting)
-        replies = list(super().pull_messages(message_ids))
-        for index, reply in enumerate(replies):
-            asked = waiting[reply.metadata.reply_to_message_id]
-            if asked.metadata.message_type == RepresentOrder.type and reply.metadata.src_node_id == self.victim:
-                replies[index] = Message(self.says.pack(), reply_to=asked)
-        return replies
-
-
-def factor(tensor: Tensor) -> RepresentResult:
-    return RepresentResult(Weights(Layout((("factor", tuple(tensor.shape)),)), tensor.reshape(-1)))
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (factor(torch.full((20, 3), float("inf"))), "tensor factor: 60 values are not finite"),
-        (factor(torch.ones(19, 3)), "factor: expected shape (20, up to 20), found (19, 3)"),
-        (factor(1e9 * torch.ones(20, 3)), "factor: expected a norm of at most 1e+06, found 7.7e+09"),
-        (RepresentResult(None), "factor: expected one, found none"),
+        (torch.full((20, 3), float("inf")), "tensor factor: 60 values are not finite"),
+        (torch.ones(19, 3), "factor: expected shape (20, up to 20), found (19, 3)"),
+        (1e9 * torch.ones(20, 3), "factor: expected a norm of at most 1e+06, found 7.7e+09"),
     ],
 )
-def test_unsound_representations_are_refused_and_the_others_go_on(
-    run: Make, tmp_path: Path, said: RepresentResult, reason: str
-) -> None:
-    config = run(rounds=1, eval_every=1)
-    grid = Hostile(real_app, [each.to_node_config() for each in digits_settings(config, tmp_path)])
-    grid.says = said
-    history, _ = Inline(config, grid).join().run()
-    assert history.rounds[0].refused["client-0"] == reason
-    assert history.cohorts == [["client-1", "client-2"]]
+def test_unsound_representations_are_refused_and_the_others_go_on(run: Make, said: Tensor, reason: str) -> None:
+    made, script, refused = clients(run()), Scripted(**{"client-0": said}), dict[str, str]()
+    play(made.round(turn(made)), script, refused)
+    assert refused == {"client-0": reason}
+    assert [name for name, kind in script.asked if kind is TrainOrder] == ["client-1", "client-2"]
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e5])
-def test_no_client_drowns_the_others(run: Make, tmp_path: Path, scale: float) -> None:
+def test_no_client_drowns_the_others(run: Make, scale: float) -> None:
     """Large activations count as much as small ones, and none at all for nothing."""
-    found = {}
-    for name in ("sound", "large"):
-        config = run(rounds=1, eval_every=1)
-        grid = Hostile(real_app, [each.to_node_config() for each in digits_settings(config, tmp_path / name)])
-        said = factor((scale if name == "large" else 1.0) * torch.eye(20)[:, :2])
-        grid.says = said
-        federation = Inline(config, grid).join()
-        history, _ = federation.run()
-        assert len(history.cohorts[0]) == 3
-        found[name] = federation.strategy.target
-    kernels = {name: target @ target.T for name, target in found.items()}
-    assert torch.allclose(kernels["sound"], kernels["large"], atol=1e-5) == (scale > 0)
+    kernels = []
+    generator = torch.Generator().manual_seed(0)
+    others = {name: torch.randn(20, 6, generator=generator) for name in ("client-1", "client-2")}
+    for size in (1.0, scale):
+        made, script = clients(run()), Scripted(**{"client-0": size * torch.eye(20)[:, :2]}, **others)
+        play(made.round(turn(made)), script)
+        assert len(script.targets) == 3
+        kernels.append(script.targets[0] @ script.targets[0].T)
+    assert torch.allclose(*kernels, atol=1e-5) == (scale > 0)
 
 
 # ---------------------------------------------------------------------- who takes part
@@ -479,17 +484,18 @@ def test_clients_too_weak_for_the_full_network_take_part(run: Make, tmp_path: Pa
     assert all(not each.refused for each in history.rounds)
     by_size = digits_federation(run(sizes=("S", "M", "L"), cohort=3), tmp_path / "size")
     assert by_size.run()[0].cohorts == [["client-0", "client-1", "client-2"]] * 4
-    for name in ("fedavg", "homogeneous"):
-        config = run("homogeneous") if name == "homogeneous" else digits_config(strategy="fedavg", options={})
-        weak = make_strategy(config.model_copy(update={"sizes": ("L",)}), RUN_ID, Roster(0))
+    for config in (run(HOMOGENEOUS), digits_config(strategy="fedavg", options={})):
+        config = config.model_copy(update={"sizes": ("L",)})
+        weak = introduction("weak", input_shape=(1, 8, 8), num_classes=10, size="S")
         with pytest.raises(RefusedError, match="expected --size to be one of L, found S"):
-            weak.check_newcomer(introduction("weak", input_shape=(1, 8, 8), num_classes=10, size="S"))
+            check_introduction(weak, config, make_algorithm(config), None)
 
 
-def test_a_client_whose_inputs_are_of_another_shape_is_refused(run: Make) -> None:
-    strategy = make_strategy(run(), RUN_ID, Roster(0))
+@pytest.mark.parametrize("strategy", ["fedhenn", HOMOGENEOUS])
+def test_a_client_whose_inputs_are_of_another_shape_is_refused(run: Make, strategy: str) -> None:
+    algorithm = make_algorithm(run(strategy))
     with pytest.raises(RefusedError, match=r"^expected inputs of shape \(1, 8, 8\), as those on which this run"):
-        strategy.check_newcomer(introduction("other", input_shape=(64,), num_classes=10))
+        algorithm.serves(introduction("other", input_shape=(64,), num_classes=10), [])
 
 
 @pytest.mark.parametrize(
@@ -497,27 +503,25 @@ def test_a_client_whose_inputs_are_of_another_shape_is_refused(run: Make) -> Non
     [
         ({"rad": None}, "options.rad: expected a public or synthetic set of inputs"),
         ({"rad": "digits"}, "options.rad: digits is what the clients share"),
-        ({"score": "global"}, "options.score: expected personal with variant=heterogeneous"),
-        ({"variant": "homogeneous", "weights": {"a": 1.0}}, "options.weights: expected none with variant=homogeneous"),
-        ({"variant": "homogeneous", "sizes": ("S", "M")}, "sizes: fedhenn averages one architecture"),
-        ({"variant": "homogeneous", "models": ("mlp",)}, "models: fedhenn sends the same model to all clients"),
-        ({"variant": "mixed"}, "variant: expected 'heterogeneous' or 'homogeneous', found 'mixed'"),
+        ({"score": "global"}, "score: unknown key in options of fedhenn."),
+        ({"strategy": HOMOGENEOUS, "weights": {"a": 1.0}}, "weights: unknown key in options of fedhenn-homogeneous."),
+        ({"strategy": HOMOGENEOUS, "sizes": ("S", "M")}, "sizes: fedhenn-homogeneous averages one architecture"),
+        ({"strategy": HOMOGENEOUS, "rad": None}, "options.rad: expected a public or synthetic set of inputs"),
         ({"eta": -1.0}, "eta: expected"),
         ({"rows": 1}, "rows: expected greater than or equal to 2"),
         ({"rad_size": 5001}, "rad_size: expected less than or equal to 5000"),
-        ({"asynchronous": True}, "asynchronous: fedhenn learns from whole rounds"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(run: Make, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_strategy(run(**changes), RUN_ID, Roster(0))
+        make_algorithm(run(**changes))
     assert str(caught.value).startswith(text)
 
 
 def test_an_empty_reference_set_is_refused(run: Make, tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", x=np.ones((1, 1, 8, 8), dtype=np.float32))
     with pytest.raises(ConfigError, match=r"options.rad: expected at least 2 inputs"):
-        make_strategy(run(rad=str(tmp_path / "one.npz")), RUN_ID, Roster(0))
+        check_run(run(rad=str(tmp_path / "one.npz")), uses_data_section=True)
 
 
 def test_training_that_diverges_is_named_and_nobody_left_is_an_error(run: Make, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
-from hyperbloom.common.messages import Introduction, TrainResult
 from hyperbloom.common.models import ModelSpec
+from hyperbloom.common.wire import EvaluateOrder, Greeting, Introduction, Refinement, TrainOrder
+from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.session import baseline_config, check_run
-from hyperbloom.strategies import make_strategy
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Update
 from hyperbloom.strategies.hypernetworks.graph import Target, follow, split_parts
-from hyperbloom.strategies.personalised import ClientUpdate, PersonalisedStrategy
-from hyperbloom.strategies.roster import Client, Roster
 from tests.strategies.conftest import (
     RUN_ID,
     Inline,
@@ -31,6 +31,9 @@ from tests.strategies.conftest import (
     digits_grid,
     digits_settings,
     introduction,
+    joined,
+    texts,
+    update_of,
 )
 
 SMALL = {"layers": 2, "latent": 8, "hidden": 4}
@@ -47,7 +50,7 @@ def config(strategy: str = "ghn", **changes: Any) -> RunConfig:
 
 def generated(federation: Inline, graph: Graph) -> Tensor:
     """Return what the server's hypernetwork writes for an architecture."""
-    weights: Tensor = federation.strategy.hypernetwork(graph)
+    weights: Tensor = federation.algorithm.hypernetwork(graph)
     return weights.detach()
 
 
@@ -70,11 +73,11 @@ def test_with_one_architecture_and_linear_maps_it_is_fedavg(
     ours = digits_federation(config(strategy, options=options, models=("plain-4",), **rounds), tmp_path / "ours")
     theirs = digits_federation(config("fedavg", options={}, models=(), model="plain-4", **rounds), tmp_path / "theirs")
     assert len({client.about.train_examples for client in ours.roster}) > 1  # a plain mean would not do
-    theirs.strategy.weights = start = generated(ours, PLAIN)
+    theirs.algorithm.global_weights = start = generated(ours, PLAIN)
     found: list[Tensor] = []
     expected: list[Tensor] = []
     ours.run(lambda number: found.append(generated(ours, PLAIN)))
-    theirs.run(lambda number: expected.append(theirs.strategy.weights))
+    theirs.run(lambda number: expected.append(theirs.algorithm.global_weights))
     assert len(found) == 10
     assert (expected[-1] - start).abs().max() > 0.05  # it learns at all
     for one, other in zip(found, expected, strict=True):
@@ -84,26 +87,24 @@ def test_with_one_architecture_and_linear_maps_it_is_fedavg(
 # ---------------------------------------------------------------------- ghn-server
 
 
-def newcomer(strategy: PersonalisedStrategy, row: int, about: Introduction) -> Client:
-    """Let a client join a strategy that has no federation around it."""
-    client = Client(about.client_id, row, "", row + 2, about)
-    strategy.check_newcomer(about)
-    strategy.joined(client)
-    return client
+def own(name: str, **said: Any) -> Introduction:
+    """Return what a client with a model of its own for the digits says of itself."""
+    return introduction(name, input_shape=(1, 8, 8), num_classes=10, **said)
 
 
-def server(graphs: Sequence[Graph], examples: Sequence[int], fit_steps: int = 30) -> tuple[Any, list[ClientUpdate]]:
-    """Return a strategy `ghn-server` with replies from clients of these architectures."""
-    options = SMALL | {"fit_steps": fit_steps}
-    strategy = make_strategy(config("ghn-server", models=(), options=options), RUN_ID, Roster(0))
+def server(graphs: Sequence[Graph], examples: Sequence[int], fit_steps: int = 30) -> tuple[Any, list[Update]]:
+    """Return an algorithm `ghn-server` with updates from clients of these architectures."""
     generator = torch.Generator().manual_seed(5)
-    updates = []
-    for row, (graph, number) in enumerate(zip(graphs, examples, strict=True)):
-        about = introduction(f"c{row}", input_shape=(1, 8, 8), num_classes=10, train_examples=number)
-        client = newcomer(strategy, row, replace(about, graph=graph.to_json()))
-        delta = torch.randn(graph.layout.numel, generator=generator) / 100
-        updates.append(ClientUpdate(client, TrainResult(0.0, 0.0, None), None, delta, graph.layout))
-    return strategy, updates
+    abouts = [
+        own(f"c{row}", train_examples=number, graph=graph.to_json())
+        for row, (graph, number) in enumerate(zip(graphs, examples, strict=True))
+    ]
+    made = joined(config("ghn-server", models=(), options=SMALL | {"fit_steps": fit_steps}), *abouts)
+    updates = [
+        update_of(client, torch.randn(graph.layout.numel, generator=generator) / 100)
+        for client, graph in zip(made.clients.values(), graphs, strict=True)
+    ]
+    return made, updates
 
 
 def dense_jacobian(hypernetwork: GraphHypernetwork, graph: Graph) -> Tensor:
@@ -172,15 +173,15 @@ def test_many_steps_solve_the_least_squares_problem() -> None:
 
 
 def test_generation_runs_once_for_each_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, updates = server([PLAIN, MLP, PLAIN, DEEP], [10, 40, 30, 20])
+    made, updates = server([PLAIN, MLP, PLAIN, DEEP], [10, 40, 30, 20])
     forward, calls = GraphHypernetwork.forward, []
     monkeypatch.setattr(
         GraphHypernetwork, "forward", lambda self, graph: (calls.append(graph.digest), forward(self, graph))[1]
     )
-    strategy.update(updates)
+    made.learn(updates)
     assert sorted(calls) == sorted(graph.digest for graph in (PLAIN, MLP, DEEP))
     calls.clear()
-    strategy.weights_for([update.client for update in updates])
+    made.weights([update.client for update in updates])
     assert len(calls) == 3
 
 
@@ -188,31 +189,31 @@ def test_clients_of_one_architecture_count_by_their_examples() -> None:
     # Few steps, as many would magnify what single precision rounds.
     (one, updates), (other, _) = server([PLAIN, PLAIN], [10, 30], fit_steps=2), server([PLAIN], [40], fit_steps=2)
     mean = 0.25 * updates[0].returned + 0.75 * updates[1].returned  # type: ignore[operator]
-    one.update(updates)
-    other.update([replace(updates[0], returned=mean)])
+    one.learn(updates)
+    other.learn([replace(updates[0], returned=mean)])
     for part, values in one.state().items():
         torch.testing.assert_close(other.state()[part], values, rtol=1e-4, atol=1e-6)
 
 
 def test_what_no_client_uses_does_not_move_and_no_change_moves_nothing() -> None:
-    strategy, updates = server([PLAIN, MLP], [10, 10])
-    before = strategy.state()
-    strategy.update(updates[:1])
-    moved = {part for part, values in strategy.state().items() if not torch.equal(values, before[part])}
+    made, updates = server([PLAIN, MLP], [10, 10])
+    before = made.state()
+    made.learn(updates[:1])
+    moved = {part for part, values in made.state().items() if not torch.equal(values, before[part])}
     assert moved <= {SHARED, *map(str, PLAIN.types)} and len(moved) > 5
-    before = strategy.state()
+    before = made.state()
     assert updates[1].returned is not None
-    strategy.update([replace(updates[1], returned=torch.zeros_like(updates[1].returned))])
-    strategy.update([])
-    assert all(torch.equal(values, before[part]) for part, values in strategy.state().items())
+    made.learn([replace(updates[1], returned=torch.zeros_like(updates[1].returned))])
+    made.learn([])
+    assert all(torch.equal(values, before[part]) for part, values in made.state().items())
 
 
 def test_the_servers_step_follows_the_clients() -> None:
-    strategy, updates = server([PLAIN, DEEP], [10, 10])
-    before = [strategy.hypernetwork(graph).detach() for graph in (PLAIN, DEEP)]
-    strategy.update(updates)
+    made, updates = server([PLAIN, DEEP], [10, 10])
+    before = [made.hypernetwork(graph).detach() for graph in (PLAIN, DEEP)]
+    made.learn(updates)
     for graph, old, update in zip((PLAIN, DEEP), before, updates, strict=True):
-        assert (strategy.hypernetwork(graph).detach() - old) @ update.returned > 0
+        assert (made.hypernetwork(graph).detach() - old) @ update.returned > 0
 
 
 def test_the_server_ships_weights_of_the_clients_own_architectures(tmp_path: Path) -> None:
@@ -221,10 +222,9 @@ def test_the_server_ships_weights_of_the_clients_own_architectures(tmp_path: Pat
     history, selection = federation.run()
     assert history.cohorts == [["client-0", "client-1", "client-2"]]
     assert set(selection.test_accuracy) == {"client-0", "client-1", "client-2"}
-    orders = [
-        fields for fields in federation.grid.fields("train") if "hypernetwork" not in fields and "steps" in fields
-    ]
-    sent = [torch.frombuffer(bytearray(fields["values"]), dtype=torch.float32) for fields in orders]
+    orders = federation.grid.sent(TrainOrder)
+    assert all(order.target.hypernetwork is None for order in orders)
+    sent = [order.weights.values for order in orders if order.weights is not None]
     assert all(torch.equal(one, other) for one, other in zip(sent, expected, strict=True))
     for graph, old in zip((PLAIN, MLP, DEEP), expected, strict=True):
         assert not torch.equal(generated(federation, graph), old)
@@ -237,7 +237,7 @@ def leaving(federation: Inline) -> bytes:
     """Return all that passed between server and clients as one run of bytes."""
     return b"".join(
         f"{key}={value!r};".encode() if not isinstance(value, bytes) else value
-        for _, content in federation.grid.passed
+        for _, _, content in federation.grid.passed
         for record in content.values()
         for key, value in dict(record).items()
     )
@@ -253,7 +253,7 @@ def test_no_graph_and_no_name_of_a_module_leaves_a_client(tmp_path: Path) -> Non
     found = leaving(federation)
     assert b"linear 64,50 wb +relu" in found  # the walk sees what does leave
     assert [word for word in TELLING if word in found] == []
-    abouts = [fields for fields in federation.grid.fields("query.greet") if "client_id" in fields]
+    abouts = federation.grid.fields(Greeting, orders=False)
     assert len(abouts) == 3
     for about, graph in zip(sorted(abouts, key=lambda about: str(about["client_id"])), (PLAIN, MLP, DEEP), strict=True):
         # A set in the order of its texts: nothing of how often a layer occurs, or after which other.
@@ -295,8 +295,8 @@ def test_what_python_says_of_a_failing_model_stays_on_the_client(
     federation = digits_federation(run, tmp_path)
     history, _ = federation.run()
     assert history.cohorts == [["client-0"]]
-    (refused,) = history.rounds[0].refused.values()
-    assert refused.endswith("HyperbloomError: the client's own model fails; the client's log says how")
+    (refused,) = texts(history.rounds[0]).values()
+    assert refused == "the client's own model fails; the client's log says how"
     assert "secret_layer is in training" in caplog.text
     assert b"secret" not in leaving(federation)
 
@@ -304,13 +304,12 @@ def test_what_python_says_of_a_failing_model_stays_on_the_client(
 def test_a_client_receives_only_the_parts_that_it_needs(tmp_path: Path) -> None:
     federation = digits_federation(config(), tmp_path)
     federation.run()
-    orders = [fields for fields in federation.grid.fields("train") if "steps" in fields]
-    replies = [fields for fields in federation.grid.fields("train") if "loss" in fields]
+    orders, replies = (federation.grid.fields(TrainOrder, orders=asked) for asked in (True, False))
     for graph, order, reply in zip((PLAIN, MLP, DEEP), orders, replies, strict=True):
         needed = {SHARED, *map(str, graph.types)}
         assert parts_in(order["tensors"]) == needed
         assert parts_in(reply["tensors"]) == needed
-    everything = set(federation.strategy.hypernetwork.parts())
+    everything = set(federation.algorithm.hypernetwork.parts())
     assert everything == {SHARED, *map(str, (*PLAIN.types, *MLP.types))}
     assert all(parts_in(order["tensors"]) < everything for order in orders)
 
@@ -338,14 +337,12 @@ def test_a_client_can_have_all_parts_and_weighs_only_on_those_that_it_uses(tmp_p
     local = LocalConfig(steps=3, batch_size=16, learning_rate=0.05, weight_decay=0.1)
     run = config(models=("plain-4", "mlp", "plain-4"), local=local)
     told, silent = digits_federation(run, tmp_path / "told"), everything_federation(run, tmp_path / "silent")
-    everything = set(silent.strategy.hypernetwork.parts())
-    assert everything == set(told.strategy.hypernetwork.parts())
+    everything = set(silent.algorithm.hypernetwork.parts())
+    assert everything == set(told.algorithm.hypernetwork.parts())
     told.run()
     silent.run()
-    about = next(f for f in silent.grid.fields("query.greet") if f.get("client_id") == "client-0")
-    assert about["types"] == ["all"]
-    orders = [fields for fields in silent.grid.fields("train") if "steps" in fields]
-    replies = [fields for fields in silent.grid.fields("train") if "loss" in fields]
+    assert [each.types for each in silent.grid.answers(Greeting) if each.client_id == "client-0"] == [("all",)]
+    orders, replies = (silent.grid.fields(TrainOrder, orders=asked) for asked in (True, False))
     assert parts_in(orders[0]["tensors"]) == parts_in(replies[0]["tensors"]) == everything
     assert parts_in(orders[1]["tensors"]) < everything
     for part, values in told.state().items():
@@ -359,7 +356,7 @@ def test_a_run_in_which_nobody_tells_a_layer_type_does_not_start(tmp_path: Path)
         Inline(run, digits_grid(silent)).join().run()
     known = GraphHypernetwork([*PLAIN.types, *MLP.types], Settings(**SMALL))  # type: ignore[arg-type]
     initial = {part: known.read_part(part) for part in known.parts()}
-    history, _ = Inline(run, digits_grid(silent)).join(initial=initial).run()
+    history, _ = Inline(run, digits_grid(silent), initial=initial).join().run()
     assert history.cohorts == [["client-0", "client-1"]]
 
 
@@ -367,20 +364,20 @@ def test_a_client_that_wants_all_parts_says_if_its_own_is_not_among_them(tmp_pat
     run = config(models=("mlp", "plain-4", "plain-4"))
     history, _ = everything_federation(run, tmp_path).run()
     assert history.cohorts == [["client-1", "client-2"]]
-    assert (
-        history.rounds[0]
-        .refused["client-0"]
-        .endswith("order: the server has no part of the hypernetwork for a layer type of this client's model")
+    assert texts(history.rounds[0])["client-0"].endswith(
+        "order: the server has no part of the hypernetwork for a layer type of this client's model"
     )
 
 
-def test_clients_of_equal_needs_share_one_vector(tmp_path: Path) -> None:
-    federation = digits_federation(config(), tmp_path)
-    rows = federation.strategy.weights_for(federation.roster.live)
+def test_clients_of_equal_needs_share_one_vector() -> None:
+    abouts = [own(f"c{row}", types=tuple(map(str, graph.types))) for row, graph in enumerate((PLAIN, MLP, DEEP))]
+    made = joined(config(models=()), *abouts)
+    rows = made.weights([*made.clients.values()])
     assert rows[0] is rows[2] and rows[0] is not rows[1]
-    layout = federation.strategy.layout_for(federation.roster.live[1])
-    parts = split_parts(layout, rows[1])
-    assert all(torch.equal(parts[part], federation.strategy.hypernetwork.read_part(part)) for part in parts)
+    assert rows[1].layout == made.layout(made.clients[1])
+    parts = split_parts(rows[1].layout, rows[1].values)
+    assert parts.keys() == {SHARED, *map(str, MLP.types)}
+    assert all(torch.equal(parts[part], made.hypernetwork.read_part(part)) for part in parts)
 
 
 def test_norms_that_stay_local_never_leave_and_survive_on_the_clients_disk(tmp_path: Path) -> None:
@@ -408,18 +405,6 @@ def test_replies_can_be_compressed(tmp_path: Path, compression: str) -> None:
 # ---------------------------------------------------------------------- who may join
 
 
-@pytest.fixture
-def admit() -> Callable[..., None]:
-    """Return a function that lets a client knock at a run's door."""
-
-    def knock(strategy: str, **said: Any) -> None:
-        options = {} if strategy == "hafl-distillation" else SMALL
-        made = make_strategy(config(strategy, models=(), options=options), RUN_ID, Roster(0))
-        made.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10, **said))
-
-    return knock
-
-
 HUGE = "conv2d 16777216,16777216 k3x3 wb"
 
 
@@ -441,25 +426,21 @@ HUGE = "conv2d 16777216,16777216 k3x3 wb"
         ),
     ],
 )
-def test_who_cannot_take_part_is_told_why(
-    admit: Callable[..., None], strategy: str, said: dict[str, Any], message: str
-) -> None:
+def test_who_cannot_take_part_is_told_why(strategy: str, said: dict[str, Any], message: str) -> None:
+    options = {} if strategy == "hafl-distillation" else SMALL
     with pytest.raises(RefusedError, match=message):
-        admit(strategy, **said)
+        make_algorithm(config(strategy, models=(), options=options)).serves(own("a", **said), [])
 
 
 def test_layer_types_that_make_the_hypernetwork_too_large_together_are_refused_when_they_come() -> None:
-    types = ("linear 100,100 wb", "linear 100,101 wb")
-    strategy = make_strategy(config(models=(), options=SMALL | {"max_parameters": 60_000}), RUN_ID, Roster(0))
-    abouts = [
-        introduction(f"c{n}", input_shape=(1, 8, 8), num_classes=10, types=(text,)) for n, text in enumerate(types)
-    ]
-    strategy.check_newcomer(abouts[0])
+    first, second = own("a", types=("linear 100,100 wb",)), own("b", types=("linear 100,101 wb",))
+    made = make_algorithm(config(models=(), options=SMALL | {"max_parameters": 60_000}))
+    made.serves(first, [])
     with pytest.raises(
         RefusedError, match=r"with its layer types: .* at most 60,000 parameters, found .* raise options"
     ):
-        strategy.check_newcomer(abouts[1])
-    strategy.check_newcomer(abouts[0])
+        made.serves(second, [first])
+    made.serves(second, [])
 
 
 def test_a_graph_that_is_not_asked_for_is_not_told(tmp_path: Path) -> None:
@@ -514,8 +495,8 @@ def test_baselines_run_with_the_same_clients(tmp_path: Path) -> None:
     assert federation.run()[0].cohorts == [["client-0", "client-1", "client-2"]]
     for name in run.baselines:
         one = baseline_config(run, name)
-        federation.strategy = make_strategy(one, f"{RUN_ID}-{name}", federation.roster)
-        federation.federation.begin(federation.strategy, 0)
+        federation.take(make_algorithm(one))
+        federation.federation.admission.begin(federation.roster, 0)
         assert federation.run()[0].cohorts == [["client-0", "client-1", "client-2"]], name
 
 
@@ -528,9 +509,11 @@ def test_hafl_distillation_is_fedavg_with_students(tmp_path: Path) -> None:
     plain.run()
     history, _ = taught.run()
     assert all(torch.equal(values, plain.state()[name]) for name, values in taught.state().items())
-    asked = [fields for fields in taught.grid.fields("evaluate") if "weights" in fields or "values" in fields]
-    assert [(f["refine_epochs"], f["refine_rate"], f["distil_temperature"]) for f in asked] == [(20, 0.05, 3.0)] * 3
-    assert all(part in json.loads(asked[0]["tensors"])[0][0] for part in ("body", "weight"))  # the shared network's
+    asked = taught.grid.sent(EvaluateOrder)
+    assert [order.refinement for order in asked] == [Refinement(20, 0.05, 16, distil_temperature=3.0)] * 3
+    assert [order.weights.layout for order in asked if order.weights] == [
+        plain.algorithm.whole
+    ] * 3  # the shared network's
     assert history.rounds[-1].evaluation is not None and len(history.rounds[-1].evaluation.scores) == 3
 
 
@@ -553,7 +536,7 @@ def test_a_run_can_start_from_anothers_hypernetwork_and_meet_new_types(tmp_path:
     state = first.state()
     run = config("ghn-server", models=("mlp", "plain-7"))
     settings = digits_settings(run, tmp_path / "second")
-    second = Inline(run, digits_grid(settings)).join(initial=state)
+    second = Inline(run, digits_grid(settings), initial=state).join()
     assert all(torch.equal(second.state()[part], values) for part, values in state.items())
     assert torch.equal(generated(second, DEEP), generated(first, DEEP))  # an architecture that never trained
     assert set(second.state()) == {SHARED, *map(str, (*DEEP.types, *MLP.types))}
@@ -566,18 +549,14 @@ def test_a_client_may_come_back_with_another_model(strategy: str, resumed: bool,
     federation = digits_federation(run, tmp_path)
     federation.run()
     again = run.model_copy(update={"models": ("mlp",)})
-    grid = digits_grid(digits_settings(again, tmp_path))  # the same folders, and so the same identities
+    settings = digits_settings(again, tmp_path)  # the same folders, and so the same identities
     if resumed:
-        checkpoint = federation.strategy.checkpoint()
-        federation = Inline(again, grid, Roster.from_json(federation.roster.to_json()))
-        for client in federation.roster:
-            federation.strategy.check_newcomer(client.about)
-        federation.strategy.restore(checkpoint)
+        checkpoint = federation.algorithm.checkpoint()
+        federation = Inline(again, digits_grid(settings), Roster.from_json(federation.roster.to_json()))
+        federation.federation.admission.restore(federation.roster, checkpoint)
         federation.join()
     else:
-        federation.federation.grid, federation.federation._met = grid, set()
-        while sum("is back" in event for event in federation.events) < 2:
-            federation.federation.poll()
+        federation.come_back(settings)
     (outcome,) = federation.run()[0].rounds
     assert len(outcome.results) == 2 and not outcome.refused
     assert {*map(str, MLP.types)} <= set(federation.state())
@@ -591,23 +570,21 @@ def test_a_client_may_come_back_with_another_model(strategy: str, resumed: bool,
         ({SHARED: torch.zeros(3), "input": torch.zeros(16)}, "init_from: its hypernetwork has other options"),
     ],
 )
-def test_a_run_of_another_kind_is_no_start(tensors: dict[str, Tensor], message: str, tmp_path: Path) -> None:
-    run = config()
-    federation = Inline(run, digits_grid(digits_settings(run, tmp_path)))
+def test_a_run_of_another_kind_is_no_start(tensors: dict[str, Tensor], message: str) -> None:
+    made = joined(config(models=()), own("a", types=tuple(map(str, MLP.types))))
     with pytest.raises(ConfigError, match=message):
-        federation.join(initial=tensors)
+        made.start_from(tensors)
 
 
 def test_the_state_does_not_depend_on_who_joined_first() -> None:
     states = []
     for order in ([PLAIN, MLP], [MLP, PLAIN]):
-        strategy = make_strategy(config(models=()), RUN_ID, Roster(0))
+        abouts = []
         for row, graph in enumerate(order):
             types = [str(layer) for layer in graph.types]
             random.Random(row).shuffle(types)
-            about = introduction(f"c{row}", input_shape=(1, 8, 8), num_classes=10, types=tuple(types))
-            newcomer(strategy, row, about)
-        states.append(strategy.state())
+            abouts.append(own(f"c{row}", types=tuple(types)))
+        states.append(joined(config(models=()), *abouts).state())
     assert list(states[0]) == list(states[1])
     assert all(torch.equal(states[0][part], states[1][part]) for part in states[0])
     assert all(part == SHARED or LayerType.parse(part) for part in states[0])

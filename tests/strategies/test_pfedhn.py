@@ -1,4 +1,4 @@
-"""Whole federations of pFedHN in one process: the authors' loop, sizes, repeats, restarts, novel clients."""
+"""pFedHN in whole federations of one process: the authors' loop, sizes, repeats, restarts, novel clients."""
 
 import json
 from collections import OrderedDict
@@ -15,29 +15,31 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.messages import EvaluateResult
-from hyperbloom.strategies import make_strategy
+from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, TrainOrder
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import draw
 from hyperbloom.strategies.hypernetworks import LinearHypernetwork, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import UpdateRule
 from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions
-from hyperbloom.strategies.roster import Roster
 from tests.strategies.conftest import (
     RUN_ID,
     History,
     Inline,
-    RecordingGrid,
     assert_same,
     digits_config,
     digits_federation,
     digits_grid,
     digits_settings,
     introduction,
+    joined,
 )
 from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN, local_loop, seed_of
 
 BODY = {"fc1.weight": (50, 64), "fc1.bias": (50,)}
 HEAD = {"head.weight": (10, 50), "head.bias": (10,)}
 BODY_LENGTH, HEAD_LENGTH = 50 * 64 + 50, 10 * 50 + 10
+DIGITS = introduction("a", input_shape=(1, 8, 8), num_classes=10)
 
 
 def plain_net() -> nn.Sequential:
@@ -123,17 +125,17 @@ def test_a_score_is_that_of_the_clients_generated_network_on_its_own_examples(tm
     history, selection = federation.run()
     data, net = data_of(federation, tmp_path), plain_net()
     for client in federation.roster:
-        (weights,) = federation.strategy.weights_for([client])
-        net.load_state_dict(federation.strategy.layouts["S"].views(weights))
-        score = scores_of(history)[client.client_id]
-        for split, part in (("val", data[client.client_id].val), ("test", data[client.client_id].test)):
+        (weights,) = federation.algorithm.weights([client])
+        net.load_state_dict(weights.layout.views(weights.values))
+        result, own = scores_of(history)[client.client_id], data[client.client_id]
+        for score, part in ((result.val, own.val), (result.test, own.test)):
             logits = net(part.inputs).detach()
-            assert score.score(split).correct == int((logits.argmax(1) == part.labels).sum())
-            assert score.score(split).total == len(part)
+            assert score.correct == int((logits.argmax(1) == part.labels).sum())
+            assert score.total == len(part)
             loss = float(nn.functional.cross_entropy(logits, part.labels))
-            assert score.score(split).loss == pytest.approx(loss, rel=1e-5)
+            assert score.loss == pytest.approx(loss, rel=1e-5)
     assert selection.metrics["test_pooled"] == pytest.approx(
-        100 * sum(s.test_correct for s in scores_of(history).values()) / sum(len(d.test) for d in data.values())
+        100 * sum(s.test.correct for s in scores_of(history).values()) / sum(len(d.test) for d in data.values())
     )
 
 
@@ -152,28 +154,27 @@ def test_the_defaults_are_the_numbers_of_the_authors_code() -> None:
 
 
 def built(**changes: Any) -> Any:
-    """Return a strategy that a first client has made build its networks."""
-    strategy = make_strategy(digits_config(**changes), RUN_ID, Roster(0))
-    strategy.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10))
-    return strategy
+    """Return an algorithm that a first client has joined."""
+    return joined(digits_config(**changes), DIGITS)
 
 
-@pytest.mark.parametrize(("clients", "dim"), [(1, 1), (3, 1), (4, 2), (6, 2), (7, 2), (10, 3), (50, 13), (100, 26)])
+@pytest.mark.parametrize(("clients", "dim"), [(3, 1), (4, 2), (7, 2), (50, 13)])
 def test_the_dimension_of_an_embedding_is_int_of_1_plus_a_quarter_of_the_clients(clients: int, dim: int) -> None:
-    strategy = built(clients=clients)
-    assert strategy.learner.table.dim == dim
-    assert strategy.learner.hypernetwork.trunk[0].weight.shape == (16, dim)
+    learner = built(clients=clients).learner
+    assert learner.table.dim == dim
+    assert learner.hypernetwork.trunk[0].weight.shape == (16, dim)
 
 
 def test_options_reach_the_hypernetwork_and_its_optimiser() -> None:
-    strategy = built(options={"embedding_dim": 7, "hidden_dim": 9, "hidden_layers": 1, "embedding_learning_rate": 0.3})
-    network = strategy.learner.hypernetwork
+    options = {"embedding_dim": 7, "hidden_dim": 9, "hidden_layers": 1, "embedding_learning_rate": 0.3}
+    learner = built(options=options).learner
+    network = learner.hypernetwork
     assert isinstance(network, MLPHypernetwork)
     assert [tuple(p.shape) for p in network.trunk.parameters()] == [(9, 7), (9,), (9, 9), (9,)]
-    assert [group["lr"] for group in strategy.learner.optimizer.param_groups] == [1e-2, 0.3]
+    assert [group["lr"] for group in learner.optimizer.param_groups] == [1e-2, 0.3]
     linear = built(options={"hypernetwork": "linear", "embeddings": "sparse"}).learner
     assert isinstance(linear.hypernetwork, LinearHypernetwork)
-    assert linear.sparse and not strategy.learner.sparse
+    assert linear.sparse and not learner.sparse
     assert len(built(options={"spectral_norm": True}).learner.hypernetwork.heads["S"].parts) == 4
 
 
@@ -188,64 +189,58 @@ def test_options_reach_the_hypernetwork_and_its_optimiser() -> None:
 def test_impossible_options_are_refused(options: dict[str, Any], text: str) -> None:
     init_from = "elsewhere" if len(options) == 2 else None
     with pytest.raises(ConfigError, match=text):
-        make_strategy(digits_config(options=options, init_from=init_from), RUN_ID, Roster(0))
+        make_algorithm(digits_config(options=options, init_from=init_from))
 
 
 # ---------------------------------------------------------------------- sizes
 
 
-@pytest.mark.parametrize(("momentum", "first"), [(0.0, 1), (0.9, 1), (0.9, 3)])
-def test_a_round_moves_the_shared_trunk_and_the_heads_of_the_sizes_in_it(
-    momentum: float, first: int, tmp_path: Path
-) -> None:
-    options = {"hidden_dim": 8, "momentum": momentum, "weight_decay": 0.1}
+def test_a_round_moves_the_shared_trunk_and_the_heads_of_the_sizes_in_it(tmp_path: Path) -> None:
+    options = {"hidden_dim": 8, "momentum": 0.9, "weight_decay": 0.1}
     config = digits_config(clients=6, rounds=1, eval_every=1, cohort=6, sizes=("S", "M", "L"), options=options)
     federation = digits_federation(config, tmp_path)
-    strategy = federation.strategy
-    assert [client.about.size for client in federation.roster] == list("SMLSML")
-    if first == 3:  # a first round of everybody builds up momentum in all heads
-        federation.run()
-    strategy.config = federation.config = config.model_copy(update={"cohort": 1, "rounds": 8, "eval_every": 8})
+    clients = list(federation.roster)
+    assert [client.about.size for client in clients] == list("SMLSML")
+    federation.run()  # a first round of everybody builds up momentum in all heads
+    later = config.model_copy(update={"cohort": 1, "rounds": 8, "eval_every": 8})
+    federation.algorithm.config = federation.config = later
     before = federation.state()
     history, _ = federation.run()
-    sizes = [federation.roster.draw(number, 1)[0].about.size for number in range(1, 9)]
-    assert set(sizes) == set("SML")
-    for (name,), size, after in zip(history.cohorts, sizes, history.states, strict=True):
-        trained = next(client for client in federation.roster if client.client_id == name)
-        assert trained.about.size == size
+    drawn = [draw(config.seed, number, 1, clients)[0] for number in range(1, 9)]
+    assert {client.about.size for client in drawn} == set("SML")
+    for names, client, after in zip(history.cohorts, drawn, history.states, strict=True):
+        assert names == [client.client_id]
         for tensor in before:
-            moves = "heads" not in tensor or f"heads.{size}." in tensor
+            moves = "heads" not in tensor or f"heads.{client.about.size}." in tensor
             assert torch.equal(before[tensor], after[tensor]) != moves, tensor
         before = after
-    assert [scores.val_total for scores in scores_of(history).values()] != []
 
 
 def test_weights_of_mixed_sizes_come_back_in_the_order_of_the_clients(tmp_path: Path) -> None:
     config = digits_config(clients=6, sizes=("S", "M", "L"))
     federation = digits_federation(config, tmp_path)
-    learner, clients = federation.strategy.learner, list(federation.roster)
+    algorithm, clients = federation.algorithm, list(federation.roster)
     for chosen in (clients, clients[::-1], [clients[i] for i in (4, 0, 3, 1)]):
-        weights = federation.strategy.weights_for(chosen)
-        for client, found in zip(chosen, weights, strict=True):
-            expected = learner.generate([client.row], client.about.size)[0]
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    lengths = {size: layout.numel for size, layout in federation.strategy.layouts.items()}
+        for client, found in zip(chosen, algorithm.weights(chosen), strict=True):
+            expected = algorithm.learner.generate([client.row], client.about.size)[0]
+            torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-6)
+            assert found.layout == algorithm.layout(client)
+    lengths = {size: layout.numel for size, layout in algorithm.setting.layouts.items()}
     assert lengths == {"S": 3760, "M": 7510, "L": 15010}
 
 
 # ---------------------------------------------------------------------- repeats
 
 
-@pytest.mark.parametrize("strategy", ["pfedhn", "pfedhn-pc"])
-def test_a_run_repeats_to_the_bit_whoever_joins_first(strategy: str, tmp_path: Path) -> None:
-    config = digits_config(strategy=strategy, clients=4, cohort=2, sizes=("S", "M"))
+def test_a_run_repeats_to_the_bit_whoever_joins_first(tmp_path: Path) -> None:
+    config = digits_config(strategy="pfedhn-pc", clients=4, cohort=2, sizes=("S", "M"))
     starts, ends, runs = {}, {}, {}
     for name, seed, order in (("one", 0, 1), ("again", 0, 1), ("reversed", 0, -1), ("seed", 1, 1)):
         settings = digits_settings(config, tmp_path / name)
         grid = digits_grid(settings[::order])
         federation = Inline(config.model_copy(update={"seed": seed}), grid)
         federation.join()
-        nodes = [client.node_id for client in federation.roster]
+        nodes = [federation.roster.node_of(client) for client in federation.roster]
         assert nodes == [2, 3, 4, 5][::order]
         assert [client.client_id for client in federation.roster] == [each.client_id for each in settings]
         starts[name] = federation.state()
@@ -281,8 +276,8 @@ def personal_file(folder: Path, name: str) -> dict[str, Tensor]:
 
 def test_the_head_never_travels(tmp_path: Path) -> None:
     federation = digits_federation(digits_config(strategy="pfedhn-pc", cohort=2), tmp_path)
-    assert dict(federation.strategy.layouts["S"].shapes) == BODY
-    assert federation.strategy.learner.hypernetwork.heads["S"].weight.shape == (BODY_LENGTH, 16)
+    assert dict(federation.algorithm.setting.layouts["S"].shapes) == BODY
+    assert federation.algorithm.learner.hypernetwork.heads["S"].weight.shape == (BODY_LENGTH, 16)
     heads: list[Tensor] = []
 
     def keep(number: int) -> None:
@@ -294,31 +289,24 @@ def test_the_head_never_travels(tmp_path: Path) -> None:
     federation.run(keep)
     assert len(heads) >= 8 and all(head.shape == (HEAD_LENGTH,) for head in heads)
     grid = federation.grid
-    orders_and_replies = grid.fields("train")
-    assert len(orders_and_replies) == 2 * 2 * 4
-    for fields in [*orders_and_replies, *(f for f in grid.fields("evaluate") if "run_id" in f)]:
-        assert {name: tuple(shape) for name, shape in json.loads(fields["tensors"])} == BODY
-        assert len(fields["values"]) == 4 * BODY_LENGTH
-    passed = b"".join(_everything(grid))
+    orders = [*grid.sent(TrainOrder), *grid.sent(EvaluateOrder)]
+    answers = grid.answers(TrainOrder)
+    assert (len(orders), len(answers)) == (2 * 4 + 3 * 2, 2 * 4)
+    for weights in (each.weights for each in (*orders, *answers)):
+        assert dict(weights.layout.shapes) == BODY and weights.values.shape == (BODY_LENGTH,)
+    passed = b"".join(grid.everything())
     windows = {head[i : i + 4].numpy().tobytes() for head in heads for i in range(0, HEAD_LENGTH - 4)}
     assert not [window for window in windows if window in passed]
     # The search does find what travels: every client's body, four numbers at a time.
-    bodies = federation.strategy.learner.generate([0, 1, 2], "S")
+    bodies = federation.algorithm.learner.generate([0, 1, 2], "S")
     assert all(body[i : i + 4].numpy().tobytes() in passed for body in bodies for i in range(0, BODY_LENGTH - 4, 100))
-
-
-def _everything(grid: RecordingGrid) -> list[bytes]:
-    """Return every value of every message as bytes."""
-    kinds = {kind for kind, _ in grid.passed}
-    values = [value for kind in kinds for fields in grid.fields(kind) for value in fields.values()]
-    return [value if isinstance(value, bytes) else repr(value).encode() for value in values]
 
 
 def test_without_a_personal_classifier_the_head_travels(tmp_path: Path) -> None:
     federation = digits_federation(digits_config(rounds=1, eval_every=1), tmp_path)
     federation.run()
-    for fields in federation.grid.fields("train"):
-        assert {name: tuple(shape) for name, shape in json.loads(fields["tensors"])} == BODY | HEAD
+    passed = [*federation.grid.sent(TrainOrder), *federation.grid.answers(TrainOrder)]
+    assert [dict(each.weights.layout.shapes) for each in passed] == [BODY | HEAD] * 2
     assert not list(tmp_path.glob("*/personal"))
 
 
@@ -346,26 +334,25 @@ def test_the_head_and_its_momentum_survive_a_restart_of_the_clients(tmp_path: Pa
 
 
 def test_a_head_is_trained_with_the_body_by_an_optimiser_of_its_own_that_lasts(tmp_path: Path) -> None:
-    local = LocalConfig(steps=5, batch_size=16, learning_rate=0.1, momentum=0.8, weight_decay=5e-3, clip=0.5)
+    settings = LocalSGD(5, 16, 0.1, 0.8, 5e-3, 0.5)
+    local = LocalConfig(**vars(settings))
     config = digits_config(strategy="pfedhn-pc", clients=1, rounds=4, eval_every=4, local=local)
     federation = digits_federation(config, tmp_path)
     (data,) = data_of(federation, tmp_path).values()
     history, _ = federation.run()
-    sent = [f for f in federation.grid.fields("train") if "reply" in f]
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(0, "client-0", "head."))
         net = plain_net()
     parameters = dict(net.named_parameters())
-    settings = LocalSGD(**local.order(1, 1))
 
     def optimizer_of(names: Mapping[str, Any]) -> torch.optim.SGD:
         return torch.optim.SGD([parameters[name] for name in names], lr=0.1, momentum=0.8, weight_decay=5e-3)
 
     lasting = optimizer_of(HEAD)
-    for number, order in enumerate(sent, start=1):
-        body = torch.frombuffer(bytearray(order["values"]), dtype=torch.float32).split([3200, 50])
-        net.load_state_dict({"fc1.weight": body[0].view(50, 64), "fc1.bias": body[1]}, strict=False)
+    for number, order in enumerate(federation.grid.sent(TrainOrder), start=1):
+        assert order.weights is not None
+        net.load_state_dict(order.weights.layout.views(order.weights.values), strict=False)
         seed = seed_of(0, "client-0", number)
         fresh = optimizer_of(BODY)
         loss = local_loop(net, data.train.inputs, data.train.labels, settings, seed, fresh, lasting)
@@ -392,7 +379,7 @@ def test_novel_clients_move_their_own_rows_and_nothing_else(tmp_path: Path) -> N
     config = digits_config(rounds=6, cohort=2, options=options, init_from="the run above")
     # one of the old clients is back; the names of the new ones come first in the alphabet
     settings = digits_settings(config, tmp_path, ["client-0", "a-novel", "b-novel"])
-    federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
+    federation = Inline(config, digits_grid(settings), roster, stored).join()
     assert [(c.client_id, c.row) for c in federation.roster.live] == [("client-0", 0), ("a-novel", 3), ("b-novel", 4)]
     start = federation.state()
     assert torch.equal(start["embeddings"][:3], stored["embeddings"])
@@ -412,7 +399,7 @@ def test_without_freezing_a_run_goes_on_from_another_ones_state_with_fresh_momen
     stored, roster = trained_run(tmp_path)
     config = digits_config(rounds=2, cohort=3, init_from="the run above")
     settings = digits_settings(config, tmp_path)
-    federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
+    federation = Inline(config, digits_grid(settings), roster, stored).join()
     assert_same(federation.state(), {name: value for name, value in stored.items() if "momentum" not in name})
     history, _ = federation.run()
     assert history.cohorts == [[], *[["client-0", "client-1", "client-2"]] * 2]
@@ -424,7 +411,7 @@ def test_there_may_be_fewer_novel_clients_than_there_were_clients(tmp_path: Path
     assert stored["embeddings"].shape == (4, 2)
     config = digits_config(clients=2, options={"hidden_dim": 16, "freeze": True}, init_from="the run above")
     settings = digits_settings(config, tmp_path, ["a-novel", "b-novel"])
-    federation = Inline(config, digits_grid(settings), roster).join(initial=stored)
+    federation = Inline(config, digits_grid(settings), roster, stored).join()
     assert federation.state()["embeddings"].shape == (6, 2)  # and not int(1 + 2 / 4)
     federation.run()
     assert torch.equal(federation.state()["embeddings"][:4], stored["embeddings"])
@@ -439,19 +426,18 @@ def test_there_may_be_fewer_novel_clients_than_there_were_clients(tmp_path: Path
     ],
 )
 def test_a_hypernetwork_that_does_not_fit_is_refused(options: dict[str, Any], text: str, tmp_path: Path) -> None:
-    start = built(clients=3, options={"hidden_dim": 16})
-    start.learner.grow("a")
-    strategy = make_strategy(digits_config(options=options, init_from="the run above"), RUN_ID, Roster(0))
-    strategy.check_initial(start.state())
-    strategy.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=10))
+    stored = built(clients=3, options={"hidden_dim": 16}).state()
+    algorithm = make_algorithm(digits_config(options=options, init_from="the run above"))
     with pytest.raises(ConfigError, match=text):
-        strategy.load(start.state())
+        algorithm.check_start(stored)
+        algorithm.build(algorithm.settle(DIGITS))
+        algorithm.start_from(stored)
 
 
 def test_only_runs_with_embeddings_can_be_started_from() -> None:
-    strategy = make_strategy(digits_config(init_from="a run of fedavg"), RUN_ID, Roster(0))
+    algorithm = make_algorithm(digits_config(init_from="a run of fedavg"))
     with pytest.raises(ConfigError, match=r"expected a run of pfedhn or pfedhn-pc, found tensors .'fc1.weight'"):
-        strategy.check_initial({"fc1.weight": torch.zeros(2, 2)})
+        algorithm.check_start({"fc1.weight": torch.zeros(2, 2)})
 
 
 def test_given_descriptors_are_what_the_clients_sent_and_stay_so(tmp_path: Path) -> None:
@@ -472,11 +458,10 @@ def test_given_descriptors_are_what_the_clients_sent_and_stay_so(tmp_path: Path)
 def test_class_shares_are_not_sent_unless_the_run_asks_and_are_demanded_if_it_does(tmp_path: Path) -> None:
     federation = digits_federation(digits_config(), tmp_path)
     assert [client.about.class_shares for client in federation.roster] == [(), (), ()]
-    asking = make_strategy(digits_config(options={"descriptor": "class-shares"}), RUN_ID, Roster(0))
+    asking = make_algorithm(digits_config(options={"descriptor": "class-shares"}))
     with pytest.raises(RefusedError, match="--disclose-class-shares"):
-        asking.check_newcomer(federation.roster.live[0].about)
-    asking.check_newcomer(introduction("a", input_shape=(1, 8, 8), num_classes=2, class_shares=(0.5, 0.5)))
-    assert asking.layouts["S"].shapes[-1] == ("head.bias", (2,))
+        asking.serves(federation.roster.live[0].about, [])
+    asking.serves(introduction("a", num_classes=2, class_shares=(0.5, 0.5)), [])
 
 
 def test_a_client_that_joins_during_the_run_gets_a_row_and_leaves_the_others_theirs(tmp_path: Path) -> None:
@@ -486,7 +471,7 @@ def test_a_client_that_joins_during_the_run_gets_a_row_and_leaves_the_others_the
     federation.run()
     before = federation.state()
     client, _ = federation.roster.admit(99, introduction("late", input_shape=(1, 8, 8), num_classes=10))
-    federation.strategy.joined(client)
+    federation.federation.admission.join(client, True)
     after = federation.state()
     assert client.row == 3 and after["embeddings"].shape == (4, 2)
     for name in before:

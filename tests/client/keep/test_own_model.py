@@ -14,10 +14,10 @@ from hyperbloom.client.cli import main
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.work import evaluation
 from hyperbloom.client.work.scoring import evaluate
-from hyperbloom.common import export
 from hyperbloom.common.data import DataSpec, Examples, load_client_data
 from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.export import read_model
+from hyperbloom.common.files import export
+from hyperbloom.common.files.export import read_model
 from hyperbloom.common.wire.orders import SplitScore
 from hyperbloom.server.cli import main as server
 

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 
 from hyperbloom.client.newcomer.guarantee import Guarantee, delta_of, guarantee, noise_scale, privatise
 from hyperbloom.common.errors import ConfigError, DataError
-from hyperbloom.common.privacy import noise
+from hyperbloom.common.secrecy.noise import noise
 
 
 class Mean:

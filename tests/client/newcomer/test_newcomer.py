@@ -13,11 +13,11 @@ from hyperbloom.client.newcomer.guarantee import noise_scale
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
-from hyperbloom.common import export
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
-from hyperbloom.common.export import read_model
+from hyperbloom.common.files import export
+from hyperbloom.common.files.export import read_model
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer

@@ -10,9 +10,9 @@ from PIL import Image
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
-from hyperbloom.common import export
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
+from hyperbloom.common.files import export
 from hyperbloom.common.wire.newcomers import Description, Offer
 from hyperbloom.common.wire.weights import Weights
 

@@ -8,7 +8,7 @@ import pytest
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import training
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
-from hyperbloom.common.secure_sum import pack_places
+from hyperbloom.common.secrecy.sums import pack_places
 from hyperbloom.common.wire.exchanges import BackpropOrder, DescribeOrder, Fit, FitOrder, MomentsOrder, RepresentOrder
 from hyperbloom.common.wire.masks import MaskedOrder, SharesResult
 from hyperbloom.common.wire.orders import Noise

@@ -70,7 +70,7 @@ from hyperbloom.common.wire import (
     Weights,
 )
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack, unpack_answer, weigh
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 
 KEY = "hyperbloom"
 TWO = Layout((("weight", (2, 3)), ("bias", (2,))))
@@ -260,8 +260,8 @@ def test_a_client_does_not_accuse_itself_and_an_unknown_reason_is_a_failure() ->
 
 
 def test_what_a_message_weighs_is_what_it_carries() -> None:
-    assert weigh(pack(KeysResult(b"abc", b"defg"))) == 7
-    assert weigh(pack(UnmaskOrder("run-1", 3, (0, 2), ()))) == 5 + 8 + 2 * 8
+    assert weigh(pack(KeysResult(b"abc", b"defg", b"h", b"ij"))) == 10
+    assert weigh(pack(ConfirmOrder("run-1", 3, (0, 2), ()))) == 5 + 8 + 2 * 8
 
 
 def test_weights_of_one_message_are_not_mistaken_for_each_other() -> None:

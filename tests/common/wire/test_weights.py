@@ -80,5 +80,5 @@ def test_weights_that_fit_are_accepted() -> None:
 
 def test_norms_beyond_all_that_is_sound_are_refused() -> None:
     Weights(TWO, torch.full((8,), LARGEST_NORM / 3)).check_norm()
-    with pytest.raises(WireError, match=r"^expected a norm of at most 1e\+06, found 1\.4e\+06$"):
+    with pytest.raises(WireError, match=r"^expected a norm of at most 1e\+06, found 1\.41e\+06$"):
         Weights(TWO, torch.full((8,), LARGEST_NORM / 2)).check_norm()

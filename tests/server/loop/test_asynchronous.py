@@ -20,7 +20,7 @@ from hyperbloom.server.cli import main
 from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.post import UNREADABLE
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Exchanges

@@ -14,8 +14,8 @@ from hyperbloom.common.errors import CohortError, RefusedError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import SGD, Greeting, Notice, Scope, Target, TrainOrder
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.server.events import Event, Kind
 from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.exchange import Director, Outcome
 from hyperbloom.server.loop.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation
 from hyperbloom.server.loop.post import UNREADABLE

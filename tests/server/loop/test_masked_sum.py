@@ -6,7 +6,7 @@ import torch
 
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.secure_aggregation import Scale
+from hyperbloom.common.secrecy.masks import Scale
 from hyperbloom.common.wire import Weights
 from hyperbloom.server.loop.masked_sum import MaskedSum
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from hyperbloom.client.work import training
-from hyperbloom.common import privacy
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.wire import Noise, TrainOrder, TrainResult, Weights
 from hyperbloom.server.loop import exchange, protection
 from hyperbloom.server.loop.protection import Protection, check_protection

@@ -16,7 +16,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import Refused
-from hyperbloom.server.run_folder import RunFolder
+from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.exchange import Client
 

@@ -1,0 +1,302 @@
+"""The live client: Flower's own gRPC connection, with the `ClientApp` called in this process.
+
+A stock SuperNode starts a process per message and sleeps seconds between polls. This client keeps its model and data
+loaded, polls fast while a run is active and backs off when it is idle. The only client module that uses Flower's
+internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat) and the `flwr_exit` that it calls,
+`RetryInvoker`, and the functions that turn a message into objects and back.
+"""
+
+import logging
+import random
+import signal
+import threading
+import time
+from typing import Any, NoReturn, cast
+
+import grpc
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.client.grpc_rere_client import connection as flower_connection
+from flwr.client.grpc_rere_client.connection import grpc_request_response
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.retry import RetryInvoker
+from flwr.supercore.retry.retry_invoker import RetryState, exponential
+
+from hyperbloom.client.link.pacer import Pacer
+from hyperbloom.client.link.server import REASONS, Link, explanation, refusal, speaks_tls
+from hyperbloom.common.errors import HyperbloomError, RefusedError
+from hyperbloom.common.program.signals import terminate_as_interrupt
+from hyperbloom.common.wire.orders import Notice
+from hyperbloom.common.wire.pack import unpack
+
+__all__ = ["exit_with_parent", "run_client"]
+
+log = logging.getLogger("hyperbloom.client")
+
+RECONNECT_DELAY_S = 10
+TRANSFER_DEADLINE_S = 120.0
+LEAVING_S = 5.0
+
+# What a server says that is away, or too busy; the last is a call that it gave up while this machine stood still.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+_TOO_LARGE = "message larger than max"  # what gRPC says, with the code of a server that is too busy
+
+
+class _Finished(Exception):
+    """The server said that the run is over."""
+
+
+def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bool = False) -> None:
+    """Serve `app` until the server says that the run is over, or Ctrl-C.
+
+    Reconnects, for as long as it takes, when the network or the server fails.
+
+    Args:
+        link: the server.
+        app: the `ClientApp`; called in this process.
+        node_config: what the app reads from its context.
+        stay: wait for the next run instead of returning when one is over.
+
+    Raises:
+        RefusedError: the server does not admit this client, or not with this key.
+        ConnectionFailed: the connection can never work (certificates, a port that speaks something else).
+    """
+    threading.excepthook = _quiet_heartbeat
+    with terminate_as_interrupt():
+        while True:
+            try:
+                _serve(link, app, node_config)
+            except _Finished:
+                if not stay:
+                    return
+                log.info("the run is over; waiting for the next one (Ctrl-C leaves)")
+                continue
+            delay = RECONNECT_DELAY_S * random.uniform(0.5, 1.0)
+            log.warning("connection lost; connecting again in %.0f s", delay)
+            time.sleep(delay)
+
+
+def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
+    """Hold one session with the SuperLink; returns when it is lost."""
+    certificates = link.root_certificates.read_bytes() if link.root_certificates else None
+    keys = (link.key, link.key.public_key()) if link.key else None
+    retries = _retries(link)
+    flower_connection.flwr_exit = _session_not_opened  # type: ignore[attr-defined]
+    outcome: Exception | None = None
+    channels: list[grpc.Channel] = []
+
+    def stub(channel: grpc.Channel) -> FleetStub:
+        channels.append(channel)
+        return FleetStub(channel)
+
+    def close() -> None:
+        for channel in channels:
+            channel.close()
+
+    # Flower takes leave of the server, and waits for an answer for as long as the connection stands.
+    patience = threading.Timer(LEAVING_S, close)
+    patience.daemon = True
+    try:
+        connection = grpc_request_response(
+            link.address,
+            link.insecure,
+            retries,
+            root_certificates=certificates,
+            authentication_keys=keys,
+            adapter_cls=cast(type[FleetStub], stub),
+        )
+        with connection as primitives:
+            session = _Session(app, node_config, *primitives)
+            log.info("connected to %s as node %d", link.address, session.node_id)
+            try:
+                session.run()
+            except (grpc.RpcError, OSError) as error:
+                log.debug("session lost: %s", error)
+                outcome = refusal(error)
+            except (_Finished, HyperbloomError) as error:
+                outcome = error  # Flower's context manager would log and swallow it
+            finally:
+                patience.start()
+    except SystemExit:  # from `_session_not_opened`
+        raise explanation(link, retries.gave_up_on) from None
+    except RuntimeError as error:
+        # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
+        # and an open channel keeps the process from ending.
+        log.debug("session closed uncleanly: %s", error)
+    finally:
+        patience.cancel()
+        close()
+    if outcome is not None:
+        raise outcome
+
+
+class _Session:
+    """One node's session: pull a message, let the app answer it, push the answer."""
+
+    def __init__(self, app: ClientApp, node_config: dict[str, Any], node_id: int, *primitives: Any) -> None:
+        self.app = app
+        self.node_config = node_config
+        self.node_id = node_id
+        self._receive, self._send, _, _, self._pull_object, self._push_object, self._confirm = primitives
+        self._contexts: dict[int, Context] = {}
+
+    def run(self) -> None:
+        pacer = Pacer()
+        while True:
+            asked = time.monotonic()
+            received = self._receive()
+            if received is None:
+                now = time.monotonic()
+                time.sleep(pacer.delay(now, now - asked))
+                continue
+            message = self._pull(*received)
+            self._answer(message)
+            pacer.message(time.monotonic())
+            if message.metadata.message_type == Notice.message_type:
+                self._act_on(unpack(Notice, message.content))
+
+    def _pull(self, announced: Message, tree: ObjectTree) -> Message:
+        metadata = announced.metadata
+        contents = pull_objects(
+            [node.object_id for node in iterate_object_tree(tree)],
+            lambda object_id: self._pull_object(metadata.run_id, object_id),
+            initial_backoff=0.004,
+            backoff_cap=0.25,
+            max_time=TRANSFER_DEADLINE_S,
+            max_tries_per_object=None,
+        )
+        self._confirm(metadata.run_id, metadata.message_id)
+        message = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
+        message.metadata.__dict__["_message_id"] = metadata.message_id
+        return message
+
+    def _answer(self, message: Message) -> None:
+        start = time.perf_counter()
+        try:
+            reply = self.app(message, self._context(message.metadata.run_id))
+        except KeyboardInterrupt:
+            self._push(Message(_failure("the client is leaving"), reply_to=message), 0.0)
+            raise
+        except Exception as error:
+            log.exception("%s failed: %s", message.metadata.message_type, error)
+            reply = Message(_failure(f"{type(error).__name__}: {error}"), reply_to=message)
+        self._push(reply, time.perf_counter() - start)
+
+    def _push(self, reply: Message, seconds: float) -> None:
+        run_id = reply.metadata.run_id
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            wanted, session_id = self._send(reply, get_object_tree(reply), seconds)
+            push_objects(
+                get_all_nested_objects(reply),
+                lambda object_id, content: self._push_object(run_id, session_id, object_id, content),
+                object_ids_to_push=wanted,
+            )
+
+    def _context(self, run_id: int) -> Context:
+        if run_id not in self._contexts:
+            self._contexts = {run_id: Context(run_id, self.node_id, self.node_config, RecordDict(), {}, 0)}
+        return self._contexts[run_id]
+
+    def _act_on(self, notice: Notice) -> None:
+        if notice.kind == "refused":
+            raise RefusedError(f"the server refused this client: {notice.reason}")
+        log.info("the server says: %s", notice.reason)
+        raise _Finished
+
+
+def _quiet_heartbeat(failure: threading.ExceptHookArgs) -> None:
+    """Log what ends Flower's heartbeat thread: the main loop meets the same error and reconnects."""
+    if isinstance(failure.exc_value, grpc.RpcError | RuntimeError):
+        log.debug("heartbeat ended: %s", failure.exc_value)
+    else:
+        threading.__excepthook__(failure)
+
+
+def _session_not_opened(code: int, *arguments: object, **options: object) -> NoReturn:
+    """Stand in for Flower's way to end the process when a session cannot be opened.
+
+    Flower's own starts a thread that ends the process 5 s later with exit code 1, whatever we still have to say.
+    """
+    raise SystemExit(code)
+
+
+def _failure(reason: str) -> Error:
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+
+
+class _Retries(RetryInvoker):
+    """Flower's retries, which remember the error that waiting does not mend."""
+
+    gave_up_on: Exception | None = None
+
+
+def _retries(link: Link) -> _Retries:
+    """Retry while the server is away or too busy, for ever; give up at once on everything that waiting does not mend.
+
+    A TLS handshake that fails is tried again unless the reason is one of `REASONS`: a server under attack breaks off
+    handshakes as well.
+
+    When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
+    than that already.
+    """
+
+    def wait(seconds: float) -> None:
+        while retries.max_tries is None and seconds > 0:
+            time.sleep(min(seconds, 0.1))
+            seconds -= 0.1
+
+    def hopeless(error: Exception) -> bool:
+        if retries.max_tries is not None:
+            return True
+        away = cast(grpc.RpcError, error).code() in _AWAY
+        # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
+        wrong = any(sign in str(error) for sign in (*REASONS, _TOO_LARGE)) or (
+            link.insecure and speaks_tls(link.address)
+        )
+        if wrong or not away:
+            retries.gave_up_on = error
+        return wrong or not away
+
+    def away(state: RetryState) -> None:
+        if state.tries == 1:
+            log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", link.address)
+
+    def back(state: RetryState) -> None:
+        if state.tries > 1:
+            log.info("%s answers again after %.0f s", link.address, state.elapsed_time)
+
+    retries = _Retries(
+        lambda: exponential(base_delay=0.2, max_delay=RECONNECT_DELAY_S),
+        grpc.RpcError,
+        max_tries=None,
+        max_time=None,
+        on_backoff=away,
+        on_success=back,
+        should_giveup=hopeless,
+        wait_function=wait,
+    )
+    return retries
+
+
+def exit_with_parent(parent_pid: int) -> None:
+    """Leave as on Ctrl-C when the process `parent_pid` ends, for clients that a server started beside itself."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # inherited from a script that put the server in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    start_parent_process_monitor(parent_pid)

@@ -1,0 +1,86 @@
+"""The server as a client sees it: where it is, and why no session with it can be opened."""
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+
+__all__ = ["REASONS", "Link", "explanation", "refusal", "speaks_tls"]
+
+PROBE_S = 5.0
+
+
+REASONS = {
+    "certificate has expired": "its certificate has expired; whoever runs it can make a new one "
+    "(flower-server certs renew)",
+    "certificate is not yet valid": "its certificate does not hold yet; is this machine's clock right?",
+    "Hostname Verification Check failed": "its certificate does not name this address; whoever runs it can add it "
+    "(flower-server certs renew --host NAME_OR_IP)",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
+    "this server from whoever runs it",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
+    "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
+    "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
+}
+"""What an error says that waiting does not mend, and what it means; the first that fits."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """How to reach the server: `HOST:PORT` of its Fleet API, the CA of its certificate, and this client's own key.
+
+    Without `root_certificates` the system's CAs count; without a key Flower makes one for each session.
+    """
+
+    address: str
+    insecure: bool = False
+    root_certificates: Path | None = None
+    key: ec.EllipticCurvePrivateKey | None = None
+
+
+def speaks_tls(address: str) -> bool:
+    """Return whether a TLS handshake works at `HOST:PORT`; nobody's certificate is looked at, and nothing is sent."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])  # without which gRPC refuses, and says so in the server's log
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S) as plain:
+            context.wrap_socket(plain).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def refusal(error: Exception) -> RefusedError | None:
+    """Return the refusal that an error is: a key that the server does not take, or takes no more."""
+    if not isinstance(error, grpc.RpcError) or error.code() != grpc.StatusCode.PERMISSION_DENIED:
+        return None
+    return RefusedError(
+        f"the server refused this client: {error.details()}. Ask whoever runs the server to add this client's public "
+        "key (flower-server clients add NAME --public-key FILE)"
+    )
+
+
+def explanation(link: Link, error: Exception | None) -> HyperbloomError:
+    """Return why no session can be opened, and what to do."""
+    if error is not None and (refused := refusal(error)):
+        return refused
+    text = str(error)
+    for sign, reason in REASONS.items():
+        if sign in text:
+            return ConnectionFailed(f"cannot open a session with {link.address}: {reason}")
+    if link.insecure and speaks_tls(link.address):
+        return ConnectionFailed(
+            f"cannot open a session with {link.address}: it speaks TLS; use --root-certificates and --key instead of "
+            "--insecure"
+        )
+    return ConnectionFailed(
+        f"cannot open a session with {link.address}: is it the server's Fleet port, and do TLS and certificates "
+        "match on both sides (--insecure, or --root-certificates and --key)?"
+    )

@@ -1,0 +1,313 @@
+"""A model that leaves the federation: a folder that a person, a phone or another program can use.
+
+    DIR/model.json           architecture, classes, and what is done to an input before the network sees it
+    DIR/model.safetensors    parameters and buffers by name
+    DIR/model.pt2            the network as a program: `torch.export.load(...).module()`, any batch size
+    DIR/model.onnx           the same for ONNX runtimes; only with the extra `export`, and checked against torch
+    DIR/README.md            the model card: where it comes from, what was sent for it, accuracy, privacy
+
+Logits come out, softmax is left to whoever reads them. The folder appears whole or not at all.
+"""
+
+import copy
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hyperbloom import __version__
+from hyperbloom.common.config import Positive, Rate, Section, check
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
+from hyperbloom.common.models import ModelSpec, build, model_names
+
+__all__ = ["OPSET", "Card", "ModelFile", "check_writable", "read_model", "write_model"]
+
+OPSET = 18
+"""ONNX operator set of the files: what torch writes without converting, and runtimes since early 2023 read."""
+
+LARGEST_DIFFERENCE = 1e-5
+"""Between the logits of torch and ONNX runtime, beyond which no ONNX file is left, relative to the largest beyond 1."""
+
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+class Preprocessing(Section):
+    """`(stored / divisor - mean) / std` by channel; image files are divided by 255 whatever the divisor."""
+
+    divisor: Rate
+    mean: tuple[float, ...] = ()
+    std: tuple[Rate, ...] = ()
+
+
+class ModelFile(Section):
+    """What `model.json` holds."""
+
+    format: Annotated[int, Field(ge=1, le=1)] = 1
+    model: str
+    size: str
+    input_shape: tuple[Positive, ...]
+    num_classes: Positive
+    class_names: tuple[str, ...]
+    preprocessing: Preprocessing
+    made_by: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The architecture."""
+        return ModelSpec(self.model, self.size, self.input_shape, self.num_classes)
+
+    @property
+    def scaling(self) -> Scaling:
+        """What is done to stored numbers."""
+        one = self.preprocessing
+        return Scaling(one.divisor, one.mean, one.std)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the model card says beside the facts of `model.json`.
+
+    Attributes:
+        title: of the card.
+        origin: facts on where the model comes from, by name; accuracy is one of them.
+        sent: what left the client's machine for it, a sentence each.
+        privacy: the guarantee, a sentence each; empty for none.
+        remarks: what a user must know, a sentence each.
+    """
+
+    title: str
+    origin: Mapping[str, str]
+    sent: tuple[str, ...]
+    privacy: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = field(default=())
+
+
+def write_model(
+    folder: Path, module: nn.Module, spec: ModelSpec, class_names: tuple[str, ...], scaling: Scaling, card: Card
+) -> list[str]:
+    """Write a model folder; returns the names of its files, `model.onnx` among them if the extra is installed.
+
+    Args:
+        folder: a path with nothing there, or an empty folder.
+        module: the network with its weights, and with the running statistics of its norms if it has any.
+        spec: its architecture.
+        class_names: one for each class.
+        scaling: what was done to the inputs that it was trained on.
+        card: what the README says.
+
+    Raises:
+        ConfigError: the folder holds something already, or cannot be written.
+        ModelError: torch cannot trace the network, or ONNX runtime computes something else from it.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"--out: expected a new or empty folder, found files in {folder}")
+    module = _detached(module)
+    description = ModelFile(
+        model=spec.name,
+        size=spec.size,
+        input_shape=spec.input_shape,
+        num_classes=spec.num_classes,
+        class_names=class_names,
+        preprocessing=Preprocessing(divisor=scaling.divisor, mean=scaling.mean, std=scaling.std),
+        made_by=f"hyperbloom {__version__}",
+    )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(folder) as draft:
+            write_json(draft / "model.json", json.loads(description.model_dump_json()))
+            write_tensors(draft / "model.safetensors", module.state_dict(), {"format": "pt"})
+            program = _trace(module, spec)
+            torch.export.save(program, draft / "model.pt2")
+            if all(importlib.util.find_spec(name) for name in _ONNX):
+                _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
+            write_bytes(draft / "README.md", _readme(description, card, draft).encode())
+            files = sorted(path.name for path in draft.iterdir())
+            draft.rename(folder)
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
+    return files
+
+
+def check_writable(folder: Path) -> None:
+    """Find out whether `write_model` could write a folder; makes its parents.
+
+    Raises:
+        ConfigError: there is something already, or no file can be written there.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
+
+
+def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
+    """Return what a model folder says of itself, and the function from inputs `(B, *input_shape)` to logits `(B, K)`.
+
+    An architecture of ours is built anew and given the weights. That of a user's own may not be importable here, and
+    its program could only be read by unpickling, which could run code: it goes through ONNX runtime.
+
+    Raises:
+        ConfigError: it is no model folder, or damaged.
+        ModelError: the architecture is a user's own, and there is no ONNX file or no runtime.
+    """
+    path = folder / "model.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model: expected a model folder with model.json, found {folder} ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected keys and values, found {type(values).__name__}")
+    described = check(ModelFile, values, str(path))
+    if len(described.class_names) != described.num_classes:
+        raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
+    if described.model not in model_names():
+        return described, _onnx_session(folder, described.model)
+    module = build(described.spec).eval()
+    try:
+        module.load_state_dict(load_file(folder / "model.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"{folder / 'model.safetensors'}: expected the weights of model.json: {reason}") from None
+    return described, torch.no_grad()(module)
+
+
+def _onnx_session(folder: Path, name: str) -> Callable[[Tensor], Tensor]:
+    path = folder / "model.onnx"
+    if not path.is_file() or not importlib.util.find_spec("onnxruntime"):
+        what = "onnxruntime: pip install onnxruntime" if path.is_file() else f"{path}, which is not there"
+        raise ModelError(f"{name} is an architecture of a user's own; to run it here takes {what}")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+
+
+def _detached(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU whose tensors own their memory: in training they are views of one vector."""
+    module = copy.deepcopy(module).cpu().eval()
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        tensor.requires_grad_(False)
+        tensor.grad = None
+    return module
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """Yield a new folder on the same disk; it is removed unless it was moved away."""
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        mask = os.umask(0)
+        os.umask(mask)
+        draft.chmod(0o777 & ~mask)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _trace(module: nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        # Two examples: with one, torch would take the batch for a constant.
+        return torch.export.export(module, (torch.zeros(2, *spec.input_shape),), dynamic_shapes=({0: batch},))
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise ModelError(f"{spec.name}: torch.export cannot trace it: {reason[0] if reason else error!r}") from error
+
+
+def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Module, shape: tuple[int, ...]) -> None:
+    import onnxruntime
+
+    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+        warnings.simplefilter("ignore")
+        onnx = torch.onnx.export(
+            program, dynamo=True, opset_version=OPSET, input_names=["inputs"], output_names=["logits"], verbose=False
+        )
+    assert onnx is not None
+    onnx.save(path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for batch in (1, 3):
+        inputs = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected = module(inputs).numpy()
+        (found,) = session.run(None, {"inputs": inputs.numpy()})
+        worst = difference(found, expected)
+        if not worst <= LARGEST_DIFFERENCE:
+            raise ModelError(f"model.onnx: expected torch's logits to {LARGEST_DIFFERENCE}, found a difference {worst}")
+
+
+def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Return by how much logits `(B, K)` differ at most; a small one among large ones is as exact as these."""
+    return float(np.max(np.abs(found - expected) / np.maximum(1.0, np.abs(expected).max(axis=1, keepdims=True))))
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _readme(model: ModelFile, card: Card, draft: Path) -> str:
+    scaling = model.preprocessing
+    normalised = f", minus {list(scaling.mean)}, by {list(scaling.std)} per channel" if scaling.mean else ""
+    facts = {
+        "architecture": f"{model.model}, size {model.size}",
+        "input": f"float32, batch x {' x '.join(map(str, model.input_shape))}",
+        "output": f"logits of {model.num_classes} classes: {', '.join(model.class_names)}",
+        "preprocessing": f"image files: divided by 255{normalised}; stored bytes: by {scaling.divisor:g}{normalised}",
+    }
+    lines = [f"# {card.title}", "", "## Where it comes from", "", *_table(card.origin)]
+    lines += ["", "## What left the client's machine for it", "", *_items(card.sent)]
+    lines += ["", "## Privacy", "", *_items(card.privacy or ("No guarantee was asked for: no noise was added.",))]
+    lines += ["", "## The model", "", *_table(facts)]
+    if card.remarks:
+        lines += ["", *_items(card.remarks)]
+    use = [
+        "flower-client predict --model . IMAGE.png ...",
+        "python -c 'import torch; model = torch.export.load(\"model.pt2\").module()'",
+    ]
+    if (draft / "model.onnx").exists():
+        use.append("python -c 'import onnxruntime; model = onnxruntime.InferenceSession(\"model.onnx\")'")
+    return "\n".join([*lines, "", "## Use", "", *(f"    {line}" for line in use), ""])
+
+
+def _table(facts: Mapping[str, str]) -> list[str]:
+    return ["| | |", "|---|---|", *(f"| {name} | {_plain(value)} |" for name, value in facts.items())]
+
+
+def _items(sentences: tuple[str, ...]) -> list[str]:
+    return [f"* {_plain(sentence)}" for sentence in sentences]
+
+
+def _plain(text: str) -> str:
+    """Keep names that others chose from being markup."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,1 @@
+"""What both programs share: flags, signals and exits, plug-ins, checks of a machine."""

@@ -1,0 +1,200 @@
+"""What both programs are made of: click commands with flags in sections, errors in one line, and exit codes."""
+
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import click
+from click.exceptions import Exit
+
+from hyperbloom import __version__
+from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.program.signals import terminate_as_interrupt
+
+__all__ = ["FILE", "FOLDER", "Flag", "Program", "command", "execute", "given", "group", "names", "section"]
+
+FILE = click.Path(readable=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, readable=False, path_type=Path)
+FILE.name, FOLDER.name = "file", "dir"  # as `--help` shows them
+
+
+class Flag(click.Option):
+    """An option: its names, its help, and what else click.Option takes; it stands in a section of `--help`."""
+
+    section = "Options"
+
+    def __init__(self, flags: str, text: str, **details: Any) -> None:
+        """Take the names as one string."""
+        super().__init__(flags.split(), help=text, **details)
+
+
+def section(title: str, *flags: Flag) -> list[Flag]:
+    """Return the flags in a section of `--help`."""
+    copies = [copy(flag) for flag in flags]
+    for each in copies:
+        each.section = title
+    return copies
+
+
+class _Told(click.Command):
+    """Shows flags by section, and an example; tells a HyperbloomError in one line."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags, section by section."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                rows.setdefault(getattr(parameter, "section", Flag.section), []).append(record)
+        for title, some in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(some)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that the user can mend becomes a line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except HyperbloomError as error:
+            print(f"{ctx.command_path}: {error}", file=sys.stderr)
+            raise Exit(error.exit_code) from None
+
+
+class _Command(_Told):
+    """A subcommand; Ctrl-C and SIGTERM end it with code 130."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
+        try:
+            with terminate_as_interrupt():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(f"{ctx.command_path}: stopped", file=sys.stderr)
+            raise Exit(130) from None
+
+
+class _Group(_Told, click.Group):
+    """A command that has subcommands; `--help` lists them after its flags."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def command(name: str, *params: click.Parameter, example: str = "", epilog: str = "") -> Callable[..., click.Command]:
+    """Return what makes a function that takes the values of `params` a subcommand; its docstring is the help.
+
+    It imports what it needs when it runs, as each start of a program imports the modules of all commands.
+    """
+    shown = f"\b\nExample:\n  {example}\n\n{epilog}" if example else epilog
+    return click.command(name, cls=_Command, params=[*params], epilog=shown)
+
+
+def group(name: str, text: str, *commands: click.Command, example: str) -> click.Group:
+    """Return a command that has only subcommands."""
+    return _Group(name, help=text, commands=commands, epilog=f"\b\nExample:\n  {example}")
+
+
+class Program(_Group):
+    """A program: its subcommands, and `run`, which gets the context and the values of `flags` if there is none of them.
+
+    The docstring of `run` is the beginning of `--help`, `epilog` its end.
+    """
+
+    def __init__(
+        self, name: str, commands: Sequence[click.Command], run: Callable[..., Any], flags: Sequence[Flag], epilog: str
+    ) -> None:
+        """Import nothing heavy."""
+
+        @click.pass_context
+        def alone(ctx: click.Context, /, **values: Any) -> Any:
+            if ctx.invoked_subcommand is None:
+                return run(ctx, values)
+            if early := given(ctx):
+                flag, word = min(early).replace("_", "-"), ctx.invoked_subcommand
+                ctx.fail(f"--{flag}: expected no command behind the flags of a run, found {word!r}.")
+
+        settings = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100}
+        details: dict[str, Any] = {"callback": alone, "params": [*flags], "help": run.__doc__, "epilog": epilog}
+        every = [*commands, _completion]
+        super().__init__(name, every, invoke_without_command=True, context_settings=settings, **details)
+        click.version_option(__version__, message="hyperbloom %(version)s")(self)
+
+
+def given(ctx: click.Context) -> set[str]:
+    """Return the names of the parameters that the command line itself names, whatever their values."""
+    return {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+
+
+def names(text: str | None) -> list[str]:
+    """Return the names in `A,B,C`; none for nothing."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
+    """Run a program on the process's own arguments, or on those given, and return its exit code.
+
+    Exit code 2 for wrong usage, that of the error for a HyperbloomError, 130 for Ctrl-C or SIGTERM, 141 if nobody reads
+    the output any more (`... | head`).
+    """
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    name = str(program.name)
+    if wanted := os.environ.get(_variable(name)):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(program, {}, name, _variable(name), wanted)
+    try:
+        with program.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as ctx:
+            code = program.invoke(ctx) or 0
+            sys.stdout.flush()
+            return int(code)
+    except Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else name
+        message = " ".join(error.format_message().split()).rstrip(".")
+        print(f"{path}: {message}; see {path} --help", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
+            raise  # another pipe, say to a process that was started
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be flushed at the exit
+        return 141
+
+
+def _variable(name: str) -> str:
+    """Return the variable by which the shell asks a program for completions."""
+    return f"_{name.upper().replace('-', '_')}_COMPLETE"
+
+
+_LINES = """\
+\b
+bash, in ~/.bashrc:               eval "$(flower-server completion bash)"
+zsh, in ~/.zshrc, after compinit: eval "$(flower-server completion zsh)"
+fish, in its config.fish:         flower-server completion fish | source
+"""
+
+
+@command(
+    "completion",
+    click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"]), help="your shell"),
+    epilog=_LINES,
+)
+@click.pass_context
+def _completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes commands in a shell.
+
+    The shell then asks the program itself at each TAB, which answers in about 0.1 s.
+    """
+    from click.shell_completion import get_completion_class
+
+    root = ctx.find_root()
+    script = get_completion_class(shell)
+    assert script is not None
+    print(script(root.command, {}, str(root.info_name), _variable(str(root.info_name))).source())

@@ -1,0 +1,1 @@
+"""Keys, noise on changes, and masks over sums."""

@@ -1,0 +1,166 @@
+"""Clients' keys: EC key pairs with which Flower's nodes sign their calls.
+
+A private key is written in OpenSSH's form, which a stock `flower-supernode` asks for, and read in that or in PKCS 8. A
+public key is kept and compared as PEM, in the one form that Flower sends (SubjectPublicKeyInfo).
+"""
+
+import base64
+import hashlib
+import re
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_bytes
+
+__all__ = [
+    "check_private",
+    "fingerprint",
+    "fingerprint_of_der",
+    "make_key",
+    "parse_public_key",
+    "public_der",
+    "public_pem",
+    "read_fingerprints",
+    "read_private_key",
+    "read_public_key",
+    "sign",
+    "verify",
+    "write_private_key",
+]
+
+_NIST = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_ECDSA = ec.ECDSA(hashes.SHA256())
+
+
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key: P-256, whose signatures cost both sides the least of the curves that Flower takes."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def write_private_key(
+    path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.OpenSSH
+) -> None:
+    """Write a private key without a password, readable by its owner only."""
+    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    write_bytes(path, pem, mode=0o600)
+
+
+def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
+    """Read a private key; `where` names in an error the flag that it came from.
+
+    Raises:
+        ConfigError: there is no file, others can read it, or it holds no EC private key.
+    """
+    check_private(path, where)
+    content = path.read_bytes()
+    openssh = b"OPENSSH PRIVATE KEY" in content
+    try:
+        load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+        key = load(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(
+            f"{where}: expected a private key (PEM or OpenSSH) without a password, found {path} ({error})"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, _NIST):
+        raise ConfigError(f"{where}: expected an EC key on P-256, P-384 or P-521, found another kind in {path}")
+    return key
+
+
+def check_private(path: Path, where: str) -> None:
+    """Refuse a private key that is not there, or that everyone on the machine can read.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{where}: expected a file, found none at {path}")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & stat.S_IRWXO:
+        raise ConfigError(f"{where}: everyone on this machine can use {path} (mode {mode:04o}); chmod 600 {path}")
+
+
+def public_pem(key: ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) -> str:
+    """Return the public half as PEM."""
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def parse_public_key(content: bytes, where: str) -> str:
+    """Return a public key in the one form in which keys are compared.
+
+    Raises:
+        ConfigError: it is no EC public key.
+    """
+    if b"PRIVATE KEY" in content:
+        raise ConfigError(f"{where}: expected a public key, found a private one; it should never leave its client")
+    try:
+        openssh = content.startswith(b"ecdsa-")
+        key = serialization.load_ssh_public_key(content) if openssh else serialization.load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{where}: expected a public key in PEM or OpenSSH's form ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _NIST):
+        raise ConfigError(f"{where}: expected an EC key on P-256, P-384 or P-521, found another kind")
+    return public_pem(key)
+
+
+def read_public_key(path: Path, where: str) -> str:
+    """Return the public key in a file.
+
+    Raises:
+        ConfigError: there is no file, or no EC public key in it.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{where}: expected a file, found none at {path}")
+    return parse_public_key(path.read_bytes(), f"{where} {path}")
+
+
+def fingerprint(public: str) -> str:
+    """Return what people compare over the telephone: the SHA-256 of a public key's DER, as OpenSSH writes it."""
+    return fingerprint_of_der(base64.b64decode("".join(public.strip().splitlines()[1:-1])))
+
+
+def fingerprint_of_der(der: bytes) -> str:
+    """Return the same of a public key in DER."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(der).digest()).decode().rstrip("=")
+
+
+def read_fingerprints(path: Path, where: str) -> frozenset[str]:
+    """Return all fingerprints in a text file, whatever stands beside them; `where` names the flag in an error.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    try:
+        found = frozenset(re.findall(r"SHA256:[A-Za-z0-9+/]{43}", path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not found:
+        raise ConfigError(f"{where}: expected fingerprints (SHA256:...) in {path}, found none")
+    return found
+
+
+def public_der(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the public half as DER."""
+    return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
+    """Return the ECDSA signature of `content`."""
+    return key.sign(content, _ECDSA)
+
+
+def verify(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Return whether `signature` is that of `content` under a public key in DER; False if the key is none of ours."""
+    try:
+        key = serialization.load_der_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _NIST):
+            return False
+        key.verify(signature, content, _ECDSA)
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Who may reach the server: certificates, and the clients' public keys."""

@@ -1,0 +1,265 @@
+"""A certificate authority for one federation: its certificate, and the server's.
+
+    CERTS/ca.pem, ca.key            signs the server's certificate; clients get ca.pem, ca.key can go into a safe
+    CERTS/server.pem, server.key    what the server shows; it names every address under which clients reach it
+    CERTS/clients.json              who may join (`server/access/registry.py`)
+
+The folder has mode 0700, keys and the registry 0600.
+"""
+
+import datetime as dt
+import ipaddress
+import os
+import shlex
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.secrecy.keys import check_private, make_key, read_private_key, write_private_key
+
+__all__ = ["Certificates", "check_files", "default_folder", "describe", "init", "names", "renew"]
+
+CA_DAYS = 3650
+_ALWAYS = ("localhost", "127.0.0.1", "::1")  # Flower uses the certificate for its own loopback port as well
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The files of one folder."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        """The CA's certificate, which clients need."""
+        return self.folder / "ca.pem"
+
+    @property
+    def ca_key(self) -> Path:
+        """The CA's private key."""
+        return self.folder / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        """The server's certificate."""
+        return self.folder / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        """The server's private key."""
+        return self.folder / "server.key"
+
+    @property
+    def clients(self) -> Path:
+        """The registry of clients' keys."""
+        return self.folder / "clients.json"
+
+
+def default_folder() -> Path:
+    """Return $HYPERBLOOM_CERTS, else `certs` in the working directory."""
+    return Path(os.environ.get("HYPERBLOOM_CERTS") or "certs")
+
+
+def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> Certificates:
+    """Make a CA and a server certificate.
+
+    Args:
+        folder: where the files go; made if missing.
+        hosts: names and IP addresses of the server, beside localhost and this machine's name.
+        days: how long the server's certificate holds.
+        force: replace the files that are there; clients of the old CA then need the new `ca.pem`.
+
+    Raises:
+        ConfigError: there are such files already, or a host is neither a name nor an address.
+    """
+    files = Certificates(folder)
+    alternatives = _alternatives(hosts)  # before anything is written
+    there = [path.name for path in (files.ca, files.ca_key, files.server, files.server_key) if path.exists()]
+    if there and not force:
+        raise ConfigError(
+            f"{folder} holds {', '.join(there)} already; `certs renew` makes a new server certificate of the same CA, "
+            "--force a new CA, which every client then needs"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    key, subject = make_key(), _subject(f"Hyperbloom CA of {socket.gethostname()}")
+    ca = (
+        _builder(subject, subject, key.public_key(), CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    write_private_key(files.ca_key, key, serialization.PrivateFormat.PKCS8)
+    _write(files.ca, ca)
+    _sign_server(files, ca, key, alternatives, days)
+    return files
+
+
+def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
+    """Make a new server certificate, with a new key, of the same CA, for the old names and `hosts`.
+
+    Raises:
+        ConfigError: the CA or its key is not there.
+    """
+    files = Certificates(folder)
+    if not files.ca.is_file() or not files.ca_key.is_file():
+        raise ConfigError(
+            f"{folder}: expected ca.pem and ca.key; put them back from where they are kept, or make a new CA with "
+            "`flower-server certs init`"
+        )
+    key = read_private_key(files.ca_key, "ca.key")
+    old = names(_read(files.server, "server.pem")) if files.server.is_file() else []
+    _sign_server(files, _read(files.ca, "ca.pem"), key, _alternatives([*old, *hosts]), days)
+    return files
+
+
+def names(certificate: x509.Certificate) -> list[str]:
+    """Return the names and addresses that a certificate is good for."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(address) for address in found.get_values_for_type(x509.IPAddress)]
+    return [*found.get_values_for_type(x509.DNSName), *addresses]
+
+
+def describe(folder: Path) -> list[str]:
+    """Return a line for each certificate of a folder: whose it is, until when, and for which names.
+
+    Raises:
+        ConfigError: one of them is not there, or no certificate.
+    """
+    files = Certificates(folder)
+    lines = []
+    for path in (files.ca, files.server):
+        certificate = _read(path, path.name)
+        state = "EXPIRED" if certificate.not_valid_after_utc < _now() else "valid"
+        line = f"{path}: {certificate.subject.rfc4514_string()}, {state} until {_day(certificate.not_valid_after_utc)}"
+        lines.append(line + (f", for {', '.join(names(certificate))}" if path == files.server else ""))
+    safe = "in this folder; keep it elsewhere" if files.ca_key.exists() else "not in this folder, as it should be"
+    return [*lines, f"{files.ca_key.name}: {safe}"]
+
+
+def check_files(files: Certificates) -> list[str]:
+    """Check what the server is about to show, and return the names that its certificate is good for.
+
+    Raises:
+        ConfigError: a file is missing or no certificate, everyone can read the key, it belongs to another certificate,
+            the certificate does not hold today, or does not name 127.0.0.1.
+    """
+    certificate, key, ca = files.server, files.server_key, files.ca
+    shown, issuer = _read(certificate, "server.pem"), _read(ca, "ca.pem")
+    check_private(key, "server.key")
+    try:
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"server.key: expected a private key in PEM without a password in {key} ({error})") from None
+    if private.public_key() != shown.public_key():
+        raise ConfigError(f"server.key: expected the key of {certificate}, found another one in {key}")
+    for path, one in ((certificate, shown), (ca, issuer)):
+        if one.not_valid_after_utc < _now():
+            # --dir, because the folder may be named by the environment or on the command line
+            mend = f"flower-server certs renew --dir {shlex.quote(str(certificate.parent))}"
+            raise ConfigError(f"{path} has expired on {_day(one.not_valid_after_utc)}; make a new one ({mend})")
+        if one.not_valid_before_utc > _now():
+            raise ConfigError(
+                f"{path} holds from {_day(one.not_valid_before_utc)} on only; is this machine's clock right?"
+            )
+    if "127.0.0.1" not in (found := names(shown)):
+        raise ConfigError(f"{certificate}: expected 127.0.0.1 among its names, as Flower uses it there; found {found}")
+    return found
+
+
+def _sign_server(
+    files: Certificates,
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+    alternatives: x509.SubjectAlternativeName,
+    days: int,
+) -> None:
+    key = make_key()
+    certificate = (
+        _builder(_subject(socket.gethostname()), ca.subject, key.public_key(), days)
+        .add_extension(alternatives, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    write_private_key(files.server_key, key, serialization.PrivateFormat.PKCS8)
+    _write(files.server, certificate)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = _now()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + dt.timedelta(days=days)) - dt.timedelta(hours=1))  # clocks differ a little
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+def _alternatives(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
+    wanted = dict.fromkeys([*_ALWAYS, socket.gethostname(), *hosts])
+    return x509.SubjectAlternativeName([_alternative(host) for host in wanted])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host or not host.isascii() or any(character in host for character in " :/,@"):
+        raise ConfigError(f"--host: expected a name or an IP address, found {host!r}")
+    return x509.DNSName(host)
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+
+
+def _usage(**wanted: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(**{name: wanted.get(name, False) for name in _USAGES})
+
+
+def _read(path: Path, where: str) -> x509.Certificate:
+    if not path.is_file():
+        raise ConfigError(f"{where}: expected a file, found none at {path}")
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{where}: expected a certificate in PEM, found {path} ({error})") from None
+
+
+def _write(path: Path, certificate: x509.Certificate) -> None:
+    write_bytes(path, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+def _day(time: dt.datetime) -> str:
+    return time.strftime("%Y-%m-%d")

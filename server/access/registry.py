@@ -1,0 +1,127 @@
+"""Who may join: a file that binds each client's name to its public key, read by a running server.
+
+    {"clients": {"ward-7": {"public_key": "-----BEGIN ...", "added": "2026-01-31", "revoked": null}},
+     "retired": ["SHA256:..."]}
+
+A key that was revoked or replaced is retired, and never accepted again. Private keys are not in it.
+"""
+
+import datetime as dt
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_json
+from hyperbloom.common.program.names import check_name
+from hyperbloom.common.secrecy.keys import fingerprint, parse_public_key
+
+__all__ = ["ClientRegistry", "RegisteredClient"]
+
+
+@dataclass(frozen=True)
+class RegisteredClient:
+    """A client's key; days are ISO dates, `revoked` is None while it may join."""
+
+    public_key: str
+    added: str
+    revoked: str | None = None
+
+
+class ClientRegistry:
+    """The file at `path`; missing, it is empty."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet."""
+        self.path = path
+
+    def clients(self) -> dict[str, RegisteredClient]:
+        """Return all clients by name, the revoked among them.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return self._read()[0]
+
+    def keys(self) -> dict[str, str]:
+        """Return who may join now: names by public key."""
+        return {client.public_key: name for name, client in self.clients().items() if client.revoked is None}
+
+    def add(self, name: str, public_key: str, replace: bool = False) -> None:
+        """Let a client join with a key.
+
+        Args:
+            name: the client's.
+            public_key: PEM, as `common.keys` returns it.
+            replace: give a client that has a key this one instead; the old one is retired.
+
+        Raises:
+            ConfigError: the client has a key already, or the key is retired or another client's.
+        """
+        check_name(name, "NAME")
+        with self._locked():
+            clients, retired = self._read()
+            if fingerprint(public_key) in retired:
+                raise ConfigError(f"{name}: this key was revoked or replaced; make a new one (flower-client keygen)")
+            owner = next((other for other, client in clients.items() if client.public_key == public_key), None)
+            if owner is not None:
+                raise ConfigError(f"{name}: this is the key of {owner}; every client needs one of its own")
+            old = clients.get(name)
+            if old and old.revoked is None:
+                if not replace:
+                    raise ConfigError(f"{name}: it has a key already; --replace gives it this one instead")
+                retired.append(fingerprint(old.public_key))
+            clients[name] = RegisteredClient(public_key, _today())
+            self._write(clients, retired)
+
+    def revoke(self, name: str) -> None:
+        """Let a client join no more, and end its session if it is here.
+
+        Raises:
+            ConfigError: there is no such client.
+        """
+        with self._locked():
+            clients, retired = self._read()
+            client = clients.get(name)
+            if client is None:
+                raise ConfigError(f"{name}: expected one of {', '.join(clients) or 'no clients'} in {self.path}")
+            if client.revoked is None:
+                clients[name] = RegisteredClient(client.public_key, client.added, _today())
+                self._write(clients, [*retired, fingerprint(client.public_key)])
+
+    def _read(self) -> tuple[dict[str, RegisteredClient], list[str]]:
+        try:
+            stored = json.loads(self.path.read_bytes())
+            clients = {name: RegisteredClient(**fields) for name, fields in stored["clients"].items()}
+            for name, client in clients.items():
+                check_name(name, "clients")
+                if parse_public_key(client.public_key.encode(), name) != client.public_key:
+                    raise ConfigError(f"{name}: its key was changed by hand")
+            return clients, list(stored["retired"])
+        except FileNotFoundError:
+            return {}, []
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{self.path}: expected the registry of clients, found it damaged ({error})") from None
+
+    def _write(self, clients: dict[str, RegisteredClient], retired: list[str]) -> None:
+        stored = {"clients": {name: asdict(client) for name, client in sorted(clients.items())}, "retired": retired}
+        write_json(self.path, stored, mode=0o600)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the file between our reading and our writing."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = os.open(self.path.parent, os.O_RDONLY)  # the file itself is replaced, which would lose the lock
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+
+def _today() -> str:
+    return dt.datetime.now(dt.UTC).date().isoformat()

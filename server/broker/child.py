@@ -1,0 +1,73 @@
+"""The process that is Flower's SuperLink, with our door, our limits and our port in the place of its own.
+
+`superlink_door.py` decides who may call, `superlink_limits.py` what is kept, and `superlink_port.py` what gRPC takes.
+
+Internals used: names of `flwr.superlink.cli.flower_superlink` that are replaced, and the store's factory.
+
+    python -m hyperbloom.server.broker.child PARENT_PID REGISTRIES FLAGS_OF_FLOWER_SUPERLINK...
+"""
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.object_store import object_store_factory
+
+from hyperbloom.common.program.signals import run_program
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.door import Door, Keys
+from hyperbloom.server.broker.limits import Fleet, Store
+from hyperbloom.server.broker.port import Connections, fleet_server
+
+__all__ = ["main"]
+
+LOOK_EVERY_S = 0.3
+
+
+def _door(registries: Sequence[ClientRegistry], connections: Connections) -> Callable[[LinkStateFactory], Door]:
+    """Return what stands in for Flower's `NodeAuthServerInterceptor`, and looks after keys and connections."""
+
+    def make(state_factory: LinkStateFactory) -> Door:
+        keys = Keys(state_factory.state(), registries) if registries else None
+        door = Door(state_factory, keys, connections)
+        if keys:
+            keys.follow()
+
+        def look() -> None:
+            # Also while nobody calls: a client that was revoked in the middle of its training is out at once.
+            while True:
+                connections.wait(LOOK_EVERY_S)
+                connections.sweep()
+                door.cancel_overdue()
+                if keys:
+                    keys.follow()
+
+        threading.Thread(target=look, daemon=True).start()
+        return door
+
+    return make
+
+
+def main(arguments: list[str]) -> None:
+    """Be the SuperLink until the parent process ends."""
+    parent, registries, *flags = arguments
+    start_parent_process_monitor(int(parent))
+    # By its full name: the package has a function of the same name.
+    program = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    connections = Connections()
+    paths = [ClientRegistry(Path(path)) for path in registries.split("\n")] if registries else []
+    program.NodeAuthServerInterceptor = _door(paths, connections)  # type: ignore[attr-defined]
+    program.generic_create_grpc_server = partial(fleet_server, connections=connections)  # type: ignore[attr-defined]
+    program.FleetServicer = Fleet  # type: ignore[attr-defined]
+    object_store_factory.InMemoryObjectStore = Store  # type: ignore[attr-defined]
+    sys.argv = ["flower-superlink", *flags]
+    program.flower_superlink()
+
+
+if __name__ == "__main__":
+    run_program(lambda: main(sys.argv[1:]))

@@ -1,0 +1,282 @@
+"""Who may call the SuperLink: the registered keys, and the check of each call before its message is read.
+
+Flower's SuperNode authentication (flwr 1.39) lets gRPC read a call's message, for as long as the caller likes, before
+it refuses the call, and leaves some things unchecked. `Door` stands in its place:
+
+* it checks key, signature and timestamp in the metadata. A call that fails is refused before a byte of its message is
+  read;
+* it reads one message of `MOST_WORDS` bytes at most, or one object, within `READING_S` or `UPLOAD_S` seconds, and reads
+  few messages of one key at a time. gRPC itself limits a message to `largest_message()` bytes, for all methods alike;
+* a key activates its own node only (Flower compares them in every call but this one), and at once even where Flower
+  still takes the node for alive: whoever holds the key is that client, come back after a crash;
+* a node answers in its own name only (Flower does not compare the sender's id in a reply).
+
+Without registries any client may make a key for itself, as Flower allows. The rest holds all the same.
+
+Internals used: `LinkState`'s methods for nodes, `rpc_error_translator`, functions for metadata and signatures.
+"""
+
+import datetime as dt
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
+from flwr.supercore.date import now
+from flwr.supercore.error import rpc_error_translator
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.utils import get_metadata_bytes, get_metadata_str
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.secrecy.keys import fingerprint
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.limits import MOST_WORDS
+from hyperbloom.server.broker.log import say
+from hyperbloom.server.broker.port import Connections
+
+__all__ = ["Door", "Keys"]
+
+UPLOAD = "/flwr.proto.Fleet/PushObject"
+
+READING_S, UPLOAD_S = 20.0, 900.0
+"""Seconds that a message, and that an object of a reply, may take to arrive."""
+
+MOST_CALLS, MOST_UPLOADS = 8, 4
+"""Messages and objects of one key that are read at a time. Flower's client uploads two at a time."""
+
+AHEAD_S, BEHIND_S = 60.0, 300.0
+"""How far a client's clock may be ahead of ours; and behind, which includes what the call waited on its way."""
+
+
+class Keys:
+    """The SuperLink's list of nodes, kept like the registry files: one node per client that may join.
+
+    Args:
+        state: Flower's.
+        registries: the files; a client in two of them has the key of the later one.
+    """
+
+    def __init__(self, state: LinkState, registries: Sequence[ClientRegistry]) -> None:
+        """Know no key yet."""
+        self._state = state
+        self._registries = registries
+        self._nodes: dict[str, int] = {}  # by public key
+        self._names: dict[str, str] = {}
+        self._seen: list[object] | None = None
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: bytes) -> bool:
+        """Return whether the client with this public key may join."""
+        return key.decode(errors="replace") in self._nodes
+
+    def follow(self) -> None:
+        """Register and unregister what has changed in the files since the last call; a damaged file changes nothing."""
+        with self._lock:
+            seen = [_version(registry.path) for registry in self._registries]
+            if seen == self._seen:
+                return
+            self._seen = seen
+            try:
+                names = {key: name for registry in self._registries for key, name in registry.keys().items()}
+            except ConfigError as error:
+                say(f"{error}; who may join stays as it was")
+                return
+            for key in self._nodes.keys() - names.keys():
+                self._unregister(key)
+            for key in names.keys() - self._nodes.keys():
+                self._register(key, names[key])
+
+    def _register(self, key: str, name: str) -> None:
+        try:
+            node = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key.encode(), 0, name=name)
+        except ValueError:  # it was unregistered before; Flower remembers
+            say(f"{name} needs a new key, or a new start of the server: this one was taken away from it")
+            return
+        self._nodes[key], self._names[key] = node, name
+
+    def _unregister(self, key: str) -> None:
+        node, name = self._nodes.pop(key), self._names.pop(key)
+        with suppress(TypeError):  # Flower 1.39 stumbles over a node that never came, after it has removed it
+            self._state.delete_node(NOOP_FLWR_AID, node)
+        say(f"{name} may not join any more: its key {fingerprint(key)} was revoked or replaced")
+
+
+class Door(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Checks each call before it is read, and reads it within limits.
+
+    Args:
+        state_factory: of Flower's state.
+        keys: the keys that may join; None lets any key.
+        connections: hears which ones bring calls that are refused.
+    """
+
+    def __init__(self, state_factory: LinkStateFactory, keys: Keys | None, connections: Connections) -> None:
+        """Let nobody wait yet."""
+        self._state_factory = state_factory
+        self._keys = keys
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._reading = Counter[tuple[bytes, bool]]()  # messages under way, by key and whether it is an upload
+        self._due: dict[grpc.ServicerContext, float] = {}
+
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler:
+        """Return what serves any call, known method or not.
+
+        gRPC reads the message of a method that takes one before it calls us. It leaves a stream to us.
+        """
+
+        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            return self._serve(requests, context, continuation, handler_call_details)
+
+        return grpc.stream_unary_rpc_method_handler(serve)
+
+    def cancel_overdue(self) -> None:
+        """End the calls whose message has not come in time."""
+        with self._lock:
+            overdue = [context for context, due in self._due.items() if due < time.monotonic()]
+        for context in overdue:
+            context.cancel()
+
+    def _serve(
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        continuation: Callable[[Any], Any],
+        details: grpc.HandlerCallDetails,
+    ) -> bytes:
+        key = self._caller(details.invocation_metadata, context)
+        self._connections.served(context.peer())
+        handler = continuation(details)
+        if handler is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        is_upload = details.method == UPLOAD
+        with self._turn(key, is_upload, context):
+            content = next(requests, None)
+        if content is None or (len(content) > MOST_WORDS and not is_upload):
+            found, wrong = len(content or b""), grpc.StatusCode.INVALID_ARGUMENT
+            answer = f"expected a message of at most {MOST_WORDS} bytes, found {found}"
+            self._refuse(context, f"its call of {details.method} brings {found} bytes", answer, wrong)
+        try:
+            request = handler.request_deserializer(content)
+        except DecodeError:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a message of this method")
+        del content
+        self._check(request, key, context)
+        with rpc_error_translator(context, details.method):
+            response: bytes = handler.response_serializer(handler.unary_unary(request, context))
+        return response
+
+    def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
+        """Return the public key of whoever signed a call."""
+        key = get_metadata_bytes(metadata, PUBLIC_KEY_HEADER)
+        if self._keys is not None:
+            self._keys.follow()
+            if key and key not in self._keys:
+                self._refuse_key(context, key)
+        stamp, signature = get_metadata_str(metadata, TIMESTAMP_HEADER), get_metadata_bytes(metadata, SIGNATURE_HEADER)
+        if not key or not stamp or not signature:
+            self._refuse(context, "it does not show one key and one signature", "Missing authentication metadata")
+        try:
+            signed = verify_signature(_public_key(key), stamp.encode(), signature)
+            age = (now() - dt.datetime.fromisoformat(stamp)).total_seconds()
+        except Exception:  # whatever the parsers make of bytes that anybody may have written
+            signed, age = False, 0.0
+        if not signed:
+            self._refuse(context, "its signature is not that of its key", "Invalid signature")
+        if not -AHEAD_S < age < BEHIND_S:
+            self._refuse(
+                context, f"its clock is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}", "Invalid timestamp"
+            )
+        return key
+
+    @contextmanager
+    def _turn(self, key: bytes, is_upload: bool, context: grpc.ServicerContext) -> Iterator[None]:
+        """Hold one of the few places in which messages of a key are read."""
+        most, seconds = (MOST_UPLOADS, UPLOAD_S) if is_upload else (MOST_CALLS, READING_S)
+        kind = (key, is_upload)
+        with self._lock:
+            has_place = self._reading[kind] < most
+            if has_place:
+                self._reading[kind] += 1
+                self._due[context] = time.monotonic() + seconds
+        if not has_place:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"expected at most {most} calls at a time")
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._due[context]
+                self._reading[kind] -= 1
+                if not self._reading[kind]:
+                    del self._reading[kind]
+
+    def _check(self, request: Any, key: bytes, context: grpc.ServicerContext) -> None:
+        """Refuse what a node does in another's name, and a key that was revoked while we read."""
+        if isinstance(request, RegisterNodeFleetRequest):
+            return
+        if self._keys is not None and key not in self._keys:
+            self._refuse_key(context, key)
+        state = self._state_factory.state()
+        node = state.get_node_id_by_public_key(key)
+        if isinstance(request, ActivateNodeRequest):
+            if request.public_key != key:
+                say(f"refused {context.peer()}: it asked to be another client")
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is another client's public key")
+            if node is not None:
+                state.deactivate_node(node)
+        elif node != (request.node.node_id if hasattr(request, "node") else request.node_id):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid node ID")
+        if isinstance(request, PushMessagesRequest) and any(
+            message.metadata.src_node_id != node for message in request.messages_list
+        ):
+            say(f"refused {context.peer()}: node {node} answered in the name of another")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "a reply in another client's name")
+
+    def _refuse_key(self, context: grpc.ServicerContext, key: bytes) -> NoReturn:
+        try:
+            shown = f"key {fingerprint(key.decode())} is unknown or revoked"
+        except ValueError:
+            shown = "key is damaged"
+        self._refuse(context, f"its {shown}", shown, grpc.StatusCode.PERMISSION_DENIED)
+
+    def _refuse(
+        self,
+        context: grpc.ServicerContext,
+        said: str,
+        answer: str,
+        code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED,
+    ) -> NoReturn:
+        """Refuse a call, and count it against its address."""
+        peer = context.peer()
+        if self._connections.refused(peer):
+            say(f"refused {peer}: {said}")
+        context.abort(code, answer)
+        raise AssertionError("abort returned")
+
+
+_public_key = lru_cache(maxsize=4096)(bytes_to_public_key)
+
+
+def _version(path: Path) -> object:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

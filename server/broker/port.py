@@ -1,0 +1,218 @@
+"""The Fleet port: what gRPC is told to allow, and the connections of strangers, which it cannot count.
+
+gRPC Python neither says who connects nor closes a connection. So we look at this process's own sockets, and shut down
+
+* a connection whose calls are refused, once its address had `PATIENCE` refused calls within a minute;
+* a connection that has brought no call with a valid key for `SILENT_S` seconds;
+* the oldest of more than `MOST_STRANGERS` of such connections from one address.
+
+gRPC notices and cleans up as after any lost connection. Connections of known clients stay, whatever their address.
+
+Internals used: the arguments of `generic_create_grpc_server`, in whose place `fleet_server` is.
+"""
+
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import grpc
+from flwr.supercore.address import is_port_in_use
+
+from hyperbloom.server.broker.limits import largest_message
+from hyperbloom.server.broker.log import say
+
+__all__ = ["Connections", "fleet_server", "options"]
+
+PATIENCE = 10
+SILENT_S = 20.0
+MOST_STRANGERS = 256
+MINUTE_S = 60.0
+
+WORKERS = 1000
+"""Calls that are served at a time; a call is refused beyond that (Flower's number)."""
+
+MOST_FILES = 65_536
+SPARE_FILES = 256  # for all but connections
+
+
+class Connections:
+    """The connections to a port of this process; `peer` is one as gRPC names it, for example `ipv4:10.0.0.9:53334`."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self.port = 0
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._refused: Counter[str] = Counter()  # calls within this minute, by address
+        self._doomed: set[str] = set()
+        self._opened: dict[str, float] = {}
+        self._minute = 0.0
+        self._something = threading.Event()
+        self._rest = 0.0
+
+    def served(self, peer: str) -> None:
+        """Note that a connection brought a call with a valid key."""
+        self._known.add(peer)
+
+    def refused(self, peer: str) -> bool:
+        """Note that a call was refused, and return whether a line should tell why: not if there are too many."""
+        address = _address(peer)
+        with self._lock:
+            self._refused[address] += 1
+            count = self._refused[address]
+            if count > PATIENCE:
+                self._doomed.add(peer)
+                self._something.set()
+        if count == PATIENCE + 1:
+            say(f"{peer} floods the port with calls that are refused; its connections are closed")
+        return count <= PATIENCE
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is a connection to close, or so long; longer when there are so many that looking costs."""
+        time.sleep(self._rest)
+        self._something.wait(seconds)
+
+    def sweep(self) -> None:
+        """Close what should be closed now."""
+        self._something.clear()
+        began = time.thread_time()
+        sockets, now = _sockets(self.port), time.monotonic()
+        with self._lock:
+            doomed, self._doomed = self._doomed & sockets.keys(), set()
+            if now - self._minute > MINUTE_S:
+                self._minute = now
+                self._refused.clear()
+        self._opened = {peer: self._opened.get(peer, now) for peer in sockets}
+        self._known.intersection_update(sockets)
+        crowds = Counter[str]()
+        for peer in sorted(sockets.keys() - self._known, key=lambda peer: -self._opened[peer]):
+            crowds[_address(peer)] += 1
+            if crowds[_address(peer)] == MOST_STRANGERS + 1:
+                say(f"{peer} holds over {MOST_STRANGERS} connections without a call; the oldest are closed")
+            if crowds[_address(peer)] > MOST_STRANGERS or now - self._opened[peer] > SILENT_S:
+                doomed.add(peer)
+        for peer in doomed:
+            _shut(sockets[peer], peer)
+        self._rest = 10 * (time.thread_time() - began)
+
+
+def _address(peer: str) -> str:
+    return peer.rpartition(":")[0]
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Yield the socket of an open file, which stays open.
+
+    Raises:
+        OSError: it is none, or closed by now.
+    """
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
+def _sockets(port: int) -> dict[str, int]:
+    """Return the open files of the connections to a port of this process, by peer."""
+    found = {}
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError), _borrowed(int(name)) as each:
+            if (peer := _peer(each)) and each.getsockname()[1] == port:
+                found[peer] = int(name)
+    return found
+
+
+def _peer(connection: socket.socket) -> str:
+    """Return a connection's peer as gRPC names it, or nothing for a socket of another kind."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    host, port = connection.getpeername()[:2]
+    host = host.removeprefix("::ffff:")
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _shut(descriptor: int, peer: str) -> None:
+    """End a connection; nothing happens if the open file is another one by now."""
+    with suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            with _borrowed(copy) as connection:
+                if _peer(connection) == peer:
+                    connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            os.close(copy)
+
+
+def options() -> list[tuple[str, int]]:
+    """Return what gRPC is to allow on the Fleet port."""
+    return [
+        ("grpc.max_send_message_length", largest_message()),
+        ("grpc.max_receive_message_length", largest_message()),
+        ("grpc.max_concurrent_streams", 32),
+        ("grpc.max_metadata_size", 8 * 2**10),
+        ("grpc.absolute_max_metadata_size", 16 * 2**10),
+        # Refuse compressed messages: a few bytes would unpack to gigabytes.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.per_message_decompression", 0),
+        # A window that does not grow, so that what nobody reads stays small.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 300_000),
+        # The grace is for the upload of a large object.
+        ("grpc.max_connection_age_ms", 3_600_000),
+        ("grpc.max_connection_age_grace_ms", 900_000),
+        # Flower's: some clouds end connections after four minutes of silence.
+        ("grpc.keepalive_time_ms", 210_000),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def fleet_server(
+    servicer_and_add_fn: tuple[Any, Callable[..., None]],
+    server_address: str,
+    max_message_length: int,
+    certificates: tuple[bytes, bytes, bytes] | None,
+    interceptors: Sequence[grpc.ServerInterceptor],
+    connections: Connections,
+) -> grpc.Server:
+    """Return Flower's Fleet server, not yet started, with our limits.
+
+    Args:
+        servicer_and_add_fn: what answers, and the function that adds it to a server.
+        server_address: `HOST:PORT`.
+        max_message_length: Flower's, which we do not use.
+        certificates: the CA's, the server's, and the server's key, or None for plain text.
+        interceptors: see each call, in this order.
+        connections: gets the port.
+    """
+    if is_port_in_use(server_address):
+        sys.exit(f"Port in server address {server_address} is already in use.")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = min(MOST_FILES, most) if most != resource.RLIM_INFINITY else MOST_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    server = grpc.server(
+        ThreadPoolExecutor(WORKERS),
+        interceptors=interceptors,
+        options=[*options(), ("grpc.max_allowed_incoming_connections", files - SPARE_FILES)],
+        maximum_concurrent_rpcs=WORKERS,
+    )
+    servicer, add = servicer_and_add_fn
+    add(servicer, server)
+    if certificates:
+        ca, certificate, key = certificates
+        credentials = grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca)
+        connections.port = server.add_secure_port(server_address, credentials)
+    else:
+        connections.port = server.add_insecure_port(server_address)
+    server.bound_address = f"{server_address.rpartition(':')[0]}:{connections.port}"
+    return server

@@ -1,0 +1,260 @@
+"""The SuperLink as a child process (`server/broker/child.py`), and the grid of a run on it (`server/grids/live.py`).
+
+`flower-superlink --isolation process` starts nothing by itself: whoever asks for the run's task gets it. We ask, so
+the strategy is an ordinary object of this process: no app bundle to ship, no second process to watch, a live view at
+no cost. The public way (`flwr run --stream`) would put the strategy into a process of its own, 3 s between polls
+away from us.
+
+Internals used (flwr 1.39): `ControlHttpClient.StartRun`, `RuntimeHttpClient.AcquireTask` and `PullTaskInput`,
+`HeartbeatSender`, `TaskIdentity`, `build_fab_from_files`. Ports: Control and Runtime share
+one HTTP port which always stays on loopback, because whoever reaches it can start a run; only the Fleet port faces
+clients.
+"""
+
+import hashlib
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+
+from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.server.broker.log import TRACE, relay
+from hyperbloom.server.grids.live import LiveGrid
+
+START_DEADLINE_S = 60.0
+PATIENCE_S = 30.0  # with a SuperLink that does not answer
+
+# What a stock `flower-supernode` receives: two lines that point at the installed package.
+_BUNDLE = {
+    "pyproject.toml": """\
+[project]
+name = "hyperbloom"
+version = "{version}"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "hyperbloom"
+
+[tool.flwr.app.components]
+serverapp = "hyperbloom_bundle:server"
+clientapp = "hyperbloom_bundle:client"
+
+[tool.flwr.app.config]
+""",
+    "hyperbloom_bundle.py": """\
+from flwr.serverapp import ServerApp
+from hyperbloom.client.app import app
+
+client = app
+server = ServerApp()
+""",
+}
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files: the server's certificate, its key, and the CA that signed it; and who may join.
+
+    Flower uses them for its loopback port as well, so the certificate must also name 127.0.0.1.
+    """
+
+    certificate: Path
+    key: Path
+    ca: Path
+    registries: tuple[Path, ...] = ()  # files of `server/access/registry.py`, followed while the SuperLink runs
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def superlink(
+    fleet_address: str,
+    folder: Path,
+    version: str,
+    tls: Tls | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[LiveGrid]:
+    """Run a SuperLink whose Fleet API listens at `fleet_address`, and yield the grid of a fresh run on it.
+
+    Args:
+        fleet_address: `HOST:PORT` that clients connect to.
+        folder: where the SuperLink's log and Flower's own files go.
+        version: version of the app that the run announces.
+        tls: certificates and clients' keys, or None for plain text and clients without keys.
+        tell: gets a line, in another thread, when somebody is refused at the door.
+
+    Raises:
+        ConnectionFailed: the SuperLink did not come up; the message ends with the last line of its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    http_address = f"127.0.0.1:{free_port()}"
+    log_path = folder / "superlink.log"
+    with log_path.open("ab") as log:
+        child = _spawn(fleet_address, http_address, folder, tls)
+        reader = threading.Thread(target=relay, args=(child.stdout, log, tell), daemon=True)
+        reader.start()
+        try:
+            if not _wait_until_up(child, http_address, tls):
+                _fail(child, reader, fleet_address, log_path)
+            with _task(http_address, version, tls) as grid:
+                _give_up_at_its_end(grid, child)
+                yield grid
+        except httpx.HTTPError as error:
+            raise ConnectionFailed(f"the SuperLink {_fate(child, error)}; see {log_path}") from None
+        finally:
+            child.terminate()
+            try:
+                child.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            reader.join(timeout=5)
+            if child.stdout and not reader.is_alive():
+                child.stdout.close()
+
+
+def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None) -> subprocess.Popen[bytes]:
+    host, port = http_address.rsplit(":", 1)
+    registries = "\n".join(str(path.absolute()) for path in tls.registries) if tls else ""
+    command = [
+        sys.executable,
+        "-m",
+        "hyperbloom.server.broker.child",
+        str(os.getpid()),
+        registries,
+        "--isolation",
+        "process",
+    ]
+    if tls:
+        command += ["--enable-supernode-auth"] if tls.registries else []
+        command += ["--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key)]
+        command += ["--ssl-ca-certfile", str(tls.ca)]
+    else:
+        command += ["--insecure"]
+    command += ["--host", host, "--port", port, "--fleet-api-address", fleet_address]
+    command += ["--disable-runtime-dependency-installation"]
+    quiet = {"FLWR_HOME": str(folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    # A session of its own: Ctrl-C in the terminal is for us, and we end the SuperLink after the last round.
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"FLWR_LOG_LEVEL": "WARNING", **os.environ, **quiet, **(TRACE if tls else {})},
+        start_new_session=True,
+    )
+
+
+def _give_up_at_its_end(grid: LiveGrid, child: subprocess.Popen[bytes]) -> None:
+    """Wait for a SuperLink that does not answer, but for none that is dead."""
+    retries = grid._retry_invoker
+    hopeless = retries.should_giveup
+    retries.should_giveup = lambda error: child.poll() is not None or bool(hopeless and hopeless(error))
+
+
+def _fate(child: subprocess.Popen[bytes], error: Exception) -> str:
+    code = child.poll()
+    if code is None:
+        return f"does not answer any more ({error})"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, tls: Tls | None) -> bool:
+    """Return whether the SuperLink answers within `START_DEADLINE_S`."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    verify = ssl.create_default_context(cafile=tls.ca) if tls else True
+    url = f"{'https' if tls else 'http'}://{http_address}/health"
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            break
+        try:
+            if httpx.get(url, timeout=2, verify=verify).is_success:
+                return True
+        except httpx.TransportError:
+            time.sleep(0.05)
+    return False
+
+
+def _fail(child: subprocess.Popen[bytes], reader: threading.Thread, fleet_address: str, log_path: Path) -> NoReturn:
+    code = child.poll()
+    child.kill()
+    reader.join(timeout=5)  # or the last line is not in the log yet
+    last = (log_path.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
+    state = "is not up after 60 s" if code is None else f"ended with code {code}"
+    raise ConnectionFailed(
+        f"the SuperLink for {fleet_address} {state}; is the port taken? See {log_path}, which ends: {last.strip()}"
+    )
+
+
+@contextmanager
+def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid]:
+    """Start a run on the SuperLink and hold its ServerApp task, heartbeats included."""
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flower-server")]
+    content = bundle(version)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    ca = tls.ca.read_bytes() if tls else None
+    control = ControlHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
+    with closing(control):
+        control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+    runtime = RuntimeHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
+    with closing(runtime):
+        token = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
+    if not token:
+        raise ConnectionFailed("the SuperLink did not hand out the run's task; another process took it first")
+
+    grid = LiveGrid(http_address, tls is None, ca, token=token)
+    grid._retry_invoker.max_time = PATIENCE_S
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    heartbeat.start()
+    sub_status, details = SubStatus.FAILED, "flower-server ended early"
+    try:
+        start = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = start.task_id
+        TaskIdentity.run_id = start.run.run_id
+        TaskIdentity.node_id = start.context.node_id
+        grid.set_run(run_from_proto(start.run))
+        yield grid
+        sub_status, details = SubStatus.COMPLETED, ""
+    finally:
+        heartbeat.stop()
+        grid._retry_invoker.max_tries = 1
+        with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run that we want to close
+            grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=sub_status, details=details))
+        grid.close()
+
+
+def bundle(version: str) -> bytes:
+    """Return the app bundle for stock SuperNodes: two files in Flower's own format, the same bytes every time."""
+    files = {name: text.replace("{version}", version).encode() for name, text in _BUNDLE.items()}
+    return build_fab_from_files(files)[0]

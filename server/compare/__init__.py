@@ -1,0 +1,1 @@
+"""Comparisons of strategies, and the papers' tables."""

@@ -1,0 +1,254 @@
+"""A column of a paper's table, run here: our numbers beside the paper's, and where the settings differ."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import DATASETS, DataSpec, data_source
+from hyperbloom.common.errors import ConfigError, DataError
+from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
+from hyperbloom.server.compare.paper_tables import WHOLE, PaperTable
+from hyperbloom.server.compare.table import markdown, mean_and_deviation, plus_minus, read_results
+from hyperbloom.server.compare.view import ComparisonView
+from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.loop.session import check_run
+from hyperbloom.server.runs.course import Course
+
+__all__ = ["Reproduction", "choose_column", "describe", "reproduce"]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What was asked for.
+
+    Attributes:
+        name: of the table.
+        table: itself.
+        column: of the table.
+        methods: rows, or None for all.
+        seeds: how many, from 0 on.
+        rounds: at most so many, or None.
+        overrides: keys of every run, by dotted name.
+    """
+
+    name: str
+    table: PaperTable
+    column: str
+    methods: Sequence[str] | None
+    seeds: int
+    rounds: int | None
+    overrides: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Refuse methods that the table does not have, and options that none of the methods has."""
+        for method in self.methods or ():
+            if method not in self.table.methods:
+                raise ConfigError(f"--methods: expected some of {', '.join(self.table.methods)}; found {method!r}")
+        there = [method for method in self.rows if self.table.methods[method].there]
+        for key in self.overrides:
+            if there and not any(self.table.takes(method, key) for method in there):
+                raise ConfigError(f"--set {key}: expected a key of the run, or an option of {', '.join(there)}")
+
+    @property
+    def rows(self) -> list[str]:
+        """Methods that were asked for and stand in this column."""
+        asked = self.table.methods if self.methods is None else self.methods
+        return [method for method in asked if self.column in self.table.methods[method].numbers]
+
+    @cached_property
+    def why_not(self) -> dict[str, str]:
+        """Why some of them cannot be run: this version lacks them, or they need data that are not here.
+
+        Raises:
+            HyperbloomError: the settings of a method are wrong.
+        """
+        why = {}
+        for method in self.rows:
+            try:
+                if self.table.methods[method].there:
+                    check_run(self.config(method), uses_data_section=True)
+                else:
+                    why[method] = self.table.methods[method].why_not
+            except DataError as error:
+                why[method] = str(error)
+        return why
+
+    def config(self, method: str) -> RunConfig:
+        """Return a method's run."""
+        return self.table.config(method, self.column, self.overrides, self.rounds)
+
+    def cells(self, out: Path) -> list[Cell]:
+        """Return what is to be run, seed by seed."""
+        methods = [method for method in self.rows if method not in self.why_not]
+        return [cell for seed in range(self.seeds) for method in methods for cell in self._cells(method, seed, out)]
+
+    def _cells(self, method: str, seed: int, out: Path) -> list[Cell]:
+        """Return a method's run, behind the one that it starts from."""
+        name = f"{_slug(method)}-seed{seed}"
+        config = self.config(method).model_copy(update={"seed": seed})
+        if not self.table.methods[method].after_first:
+            return [Cell(method, config, out / name)]
+        others = self.table.config(method, self.column, self.overrides, self.rounds, first=True)
+        first = Cell(f"{method}, first", others.model_copy(update={"seed": seed}), out / f"{name}-first")
+        config = config.model_copy(update={"init_from": str(first.folder.resolve())})
+        return [first, Cell(method, config, out / name, after=first)]
+
+
+def choose_column(table: PaperTable, column: str | None) -> str:
+    """Return the column to run.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot be run.
+    """
+    if column not in table.columns:
+        found = "none" if column is None else repr(column)
+        raise ConfigError(f"--column: expected one of {', '.join(table.columns)}; found {found}")
+    if why := table.columns[column].cannot:
+        raise ConfigError(f"--column {column}: {_one_line(why)}")
+    return column
+
+
+def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> str:
+    """Return the tables' columns, a line each: what it is, and whether it can be run here."""
+    lines: list[str] = []
+    missing: dict[str, str] = {}
+    for name, table in tables.items():
+        lines += ["", f"{name}: {table.title} ({table.table} of {table.paper})"]
+        for key, column in table.columns.items():
+            rows = [method for method in table.methods if key in table.methods[method].numbers]
+            there = [method for method in rows if table.methods[method].there]
+            state = f"{len(there)} of {len(rows)} methods"
+            if column.cannot:
+                state = f"cannot be run: {_one_line(column.cannot)}"
+            elif column.stand_in:
+                state += f"; STAND-IN: {_one_line(column.stand_in)}"
+            needed = [spec for method in there for spec in _data_of(table.config(method, key, overrides))]
+            for data in dict.fromkeys(spec.data for spec in needed if not column.cannot):
+                wanting = [spec for spec in needed if spec.data == data]
+                if data not in missing:
+                    missing[data] = _data_missing(wanting[0])
+                some = "" if len(wanting) == len(there) else f" for {len(wanting)} of them"
+                state += f"; no {data}{some}, see below" if missing[data] else ""
+            lines.append(f"  {key}: {column.title}; {state}")
+    lines += ["", *(f"no {name}: {_one_line(why)}" for name, why in missing.items() if why)]
+    return "\n".join(lines[1:]).rstrip()
+
+
+def _data_of(config: RunConfig) -> list[DataSpec]:
+    """Return the data sets that a run reads: its clients', and the one on which FedHeNN compares networks, if any."""
+    clients, rad = client_settings(config, 0, Path()).data, config.options.get("rad")
+    return [clients] + ([DataSpec(rad, clients.root)] if isinstance(rad, str) and rad in DATASETS else [])
+
+
+def _data_missing(spec: DataSpec) -> str:
+    """Return why data cannot be read here, and where they would be looked for; empty if they can."""
+    try:
+        data_source(spec)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
+    """Run what is missing and print the numbers; returns the exit code.
+
+    Raises:
+        ConfigError: settings are wrong, or nothing of it can be run.
+        DataError: the data set is not there; the message says where it is looked for.
+    """
+    cells = wanted.cells(out)
+    if not cells:
+        print(_report(wanted, {}, out))
+        raise ConfigError(f"--column {wanted.column}: none of its methods can be run here; the reasons are above")
+    check_cells(cells, engine)
+    data_source(client_settings(cells[0].config, 0, out).data)  # said now, and not after a client has failed
+    console = Console()
+    shared = {"engine": engine, "table": wanted.name, "column": wanted.column}
+    with open_comparison(out, shared, cells):
+        print(f"{len(cells)} runs in {out}; the same command goes on where this one stops")
+        with ComparisonView(console, cells) as view:
+            failures = run_cells(cells, engine, view)
+        results = {name: [result for _, result in found] for name, found in read_results(cells).items()}
+        text = _report(wanted, results, out)
+        write_bytes(out / "reproduction.md", text.encode())
+    print(f"\n{text}")
+    return failures[0].exit_code if failures else 0
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def _report(wanted: Reproduction, results: Mapping[str, Sequence[Course]], out: Path) -> str:
+    table, column = wanted.table, wanted.table.columns[wanted.column]
+    rows = [row for method in wanted.rows for row in _rows(wanted, method, results.get(method, ()))]
+    head = f"{table.title}: {column.title}\n{table.paper}, {table.table}, {table.url}\n"
+    body = markdown(("method", "ours", "seeds", "paper", "difference"), rows)
+    notes = "".join(f"- {note}\n" for note in _differences(wanted, results))
+    return f"{head}\n{body}\n\nWhere our settings differ from the paper's:\n\n{notes}\nRun folders: {out}\n"
+
+
+def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[tuple[str, ...]]:
+    column = wanted.table.columns[wanted.column]
+    rows: list[tuple[str, ...]] = []
+    for part, figure in wanted.table.methods[method].figures(wanted.column).items():
+        chosen = None if part == WHOLE else column.parts[part]
+        ours, difference = "not available" if method in wanted.why_not else "not finished", ""
+        if chosen is None and part != WHOLE:
+            ours = "not measured"
+        elif results:
+            means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
+            ours = plus_minus(*mean_and_deviation(means))
+            # Of a stand-in it would mean nothing.
+            difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
+        name = method if part == WHOLE else f"{method}, {part}"
+        rows.append((name, ours, str(len(results)), plus_minus(figure.mean, figure.deviation), difference))
+    return rows
+
+
+def _mean(result: Course, first: int, step: int) -> float:
+    """Return the mean accuracy of every `step`-th client from `first` on, of those that were evaluated."""
+    numbered = {int(name.removeprefix("client-")): accuracy for name, accuracy in result.accuracy.items()}
+    return fmean(accuracy for index, accuracy in numbered.items() if index % step == first)
+
+
+def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) -> list[str]:
+    table, column = wanted.table, wanted.table.columns[wanted.column]
+    notes = [f"STAND-IN for the paper's data: {column.stand_in}"] if column.stand_in else []
+    notes += [*table.differs, *column.differs]
+    for method in wanted.rows:
+        if method in wanted.why_not:
+            notes.append(f"{method}: not available: {wanted.why_not[method]}")
+            continue
+        if note := table.methods[method].note:
+            notes.append(f"{method}: {note}")
+        of_paper, here = table.config(method, wanted.column).rounds, wanted.config(method).rounds
+        if here != of_paper:
+            notes.append(f"{method}: {here} rounds, not {of_paper}")
+        if 0 < len(results.get(method, ())) < wanted.seeds:
+            notes.append(f"{method}: {len(results[method])} of {wanted.seeds} seeds are finished")
+    if table.seeds and wanted.seeds != table.seeds:
+        notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
+    there = [method for method in wanted.rows if table.methods[method].there]
+    for key, value in wanted.overrides.items():
+        takers = [method for method in there if table.takes(method, key)]
+        if key not in ("data.root", "rounds"):
+            notes.append(f"set here: {key} = {value}" + ("" if takers == there else f" ({', '.join(takers)})"))
+    novel = "novel " if table.metric.startswith("novel") else ""
+    notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
+    return [_one_line(note) for note in notes]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

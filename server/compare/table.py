@@ -1,0 +1,162 @@
+"""What a comparison's run folders say: a table (Markdown, CSV), and a page with the curves."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from markupsafe import Markup
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.server.compare.comparison import Cell
+from hyperbloom.server.pages.charts import Series, lines
+from hyperbloom.server.pages.page import render
+from hyperbloom.server.runs.course import Course, read_course
+from hyperbloom.server.watch.board import amount
+
+__all__ = ["PAGE", "markdown", "mean_and_deviation", "plus_minus", "read_results", "write_table"]
+
+PAGE = "comparison.html"
+HEADER = ("strategy", "seeds", "accuracy", "std of clients", "worst client", "down", "up", "seconds")
+BELOW = (
+    "Accuracy: test, percent, mean over clients, at the round that validation selected; +- is the sample's deviation "
+    "over\nseeds. Down and up: what a client is sent and sends in a round of training. Seconds: a run's rounds, here."
+)
+
+Results = Mapping[str, Sequence[tuple[Cell, Course]]]
+
+
+def read_results(cells: Sequence[Cell]) -> dict[str, list[tuple[Cell, Course]]]:
+    """Return what the finished cells brought, by row.
+
+    Raises:
+        ConfigError: a file of a finished cell is missing or damaged.
+    """
+    results: dict[str, list[tuple[Cell, Course]]] = {}
+    for cell in cells:
+        if cell.finished:
+            results.setdefault(cell.name, []).append((cell, _read(cell)))
+    return results
+
+
+def _read(cell: Cell) -> Course:
+    name = cell.config.strategy
+    try:
+        course = read_course(name, cell.folder, json.loads((cell.folder / "summary.json").read_text())[name])
+        if len(course.rounds) < cell.config.rounds:
+            raise ValueError(f"metrics.jsonl has {len(course.rounds)} of {cell.config.rounds} rounds")
+        return course
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{cell.folder}: damaged ({error!r}); remove it, and it will be run again") from None
+
+
+def write_table(out: Path, cells: Sequence[Cell]) -> str:
+    """Write comparison.md, comparison.csv, curves.csv and comparison.html; returns the Markdown.
+
+    Raises:
+        ConfigError: a file of a finished cell is missing or damaged.
+    """
+    results = read_results(cells)
+    rows = [_row(name, [course for _, course in found]) for name, found in results.items()]
+    remarks = _remarks(cells, results)
+    text = "\n".join([markdown(HEADER, [_shown(row) for row in rows]), "", BELOW, *remarks, ""])
+    write_bytes(out / "comparison.md", text.encode())
+    write_bytes(out / "comparison.csv", _csv(rows[0] if rows else HEADER, [list(row.values()) for row in rows]))
+    curves = [
+        (name, cell.config.seed, number, accuracy)
+        for name, found in results.items()
+        for cell, course in found
+        for number, accuracy in course.curve.items()
+    ]
+    write_bytes(out / "curves.csv", _csv(("strategy", "seed", "round", "test_mean"), curves))
+    write_bytes(
+        out / PAGE,
+        render(
+            "comparison.html",
+            folder=out.resolve().name,
+            rows=rows,
+            amount=amount,
+            most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
+            curve=_curves(results) if rows else None,
+            remarks=remarks,
+            shared=(out / "comparison.yaml").read_text(),
+        ),
+    )
+    return text
+
+
+def _row(name: str, courses: Sequence[Course]) -> dict[str, Any]:
+    """Return a strategy's row: means over seeds, and the sample's deviation, None with one seed."""
+    mean, deviation = mean_and_deviation([course.metrics["test_mean"] for course in courses])
+    return {
+        "name": name,
+        "seeds": len(courses),
+        "mean": mean,
+        "deviation": deviation,
+        "client_std": fmean(course.metrics["test_std"] for course in courses),
+        "client_worst": fmean(course.metrics["test_worst"] for course in courses),
+        "bytes_down": fmean(course.bytes_each("down") for course in courses),
+        "bytes_up": fmean(course.bytes_each("up") for course in courses),
+        "seconds": fmean(course.seconds for course in courses),
+    }
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean of some numbers and the sample's deviation, None for a single one."""
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def plus_minus(mean: float, deviation: float | None) -> str:
+    """Return a mean with its deviation, if there is one."""
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} +- {deviation:.2f}"
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    accuracy = plus_minus(row["mean"], row["deviation"])
+    spread = [f"{row['client_std']:.2f}", f"{row['client_worst']:.2f}"]
+    traffic = [amount(row["bytes_down"]), amount(row["bytes_up"])]
+    return [row["name"], str(row["seeds"]), accuracy, *spread, *traffic, f"{row['seconds']:.1f}"]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table that can be read as it is: the first column to the left, the others to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = (cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)))
+        return f"| {' | '.join((first, *others))} |"
+
+    rule = "|".join(("-" * (widths[0] + 2), *(f"{'-' * (width + 1)}:" for width in widths[1:])))
+    return "\n".join((line(header), f"|{rule}|", *(line(row) for row in rows)))
+
+
+def _remarks(cells: Sequence[Cell], results: Results) -> list[str]:
+    """Say what a reader must know of single cells."""
+    remarks = [f"{cell.folder.name}: not finished" for cell in cells if not cell.finished]
+    for cell, course in (pair for found in results.values() for pair in found):
+        scored, clients = len(course.accuracy), cell.config.clients
+        if scored < clients:
+            remarks.append(f"{cell.folder.name}: {scored} of {clients} clients were evaluated")
+    return remarks
+
+
+def _csv(header: Iterable[str], rows: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([list(header), *rows])
+    return text.getvalue().encode()
+
+
+def _curves(results: Results) -> Markup:
+    """Return each strategy's accuracy over rounds: the mean over its seeds, and all between the least and the most."""
+    series = []
+    for name, found in results.items():
+        curves = [course.curve for _, course in found]
+        each = {n: [curve[n] for curve in curves] for n in curves[0] if all(n in curve for curve in curves)}
+        low, high = ([(n, pick(values)) for n, values in each.items()] for pick in (min, max))
+        bands = [(low, high)] if len(curves) > 1 else []
+        series.append(Series(name, [(n, fmean(values)) for n, values in each.items()], bands))
+    return lines("curve", "Test accuracy over rounds", "test accuracy, %", series, percent=True)

@@ -1,0 +1,183 @@
+"""Where a server listens, who may speak to it, and its SuperLink."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import ConfigDict
+
+from hyperbloom import __version__
+from hyperbloom.common.config import Section
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.program.plain import check_insecure, is_loopback
+from hyperbloom.server.access.certificates import Certificates, check_files, default_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hyperbloom.server.grids.live import LiveGrid
+
+__all__ = ["Machines", "check_port", "log_to", "open_for_newcomers", "open_superlink", "sayer"]
+
+
+Say = Callable[..., None]
+"""Prints a line as it is; a second argument is a style of rich's."""
+
+Tell = Callable[[str], None]
+"""Gets a line when the SuperLink refuses somebody, in another thread."""
+
+
+def sayer(console: "Console") -> Say:
+    """Return what prints lines on a console as they are: paths and names are no markup."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    return say
+
+
+class Machines(Section):
+    """Where a server listens, who may speak to it, and where a run runs: flags that the run folder keeps."""
+
+    # What a run folder says may be of another version, and JSON has no paths.
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    insecure: int = 0
+    certs: Path | None = None
+    engine: Literal["grpc", "inline", "ray"] = "grpc"
+    vectorise: bool | None = None
+    local_clients: int = 0
+    metrics_port: str | None = None
+    tensorboard: bool = False
+
+    @property
+    def address(self) -> str:
+        """What clients on other machines connect to."""
+        return f"{socket.gethostname() if self.host in ('0.0.0.0', '::') else self.host}:{self.port}"
+
+    @property
+    def local_address(self) -> str:
+        """What clients on this machine connect to."""
+        return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "127.0.0.1", "localhost") else self.address
+
+    def with_port(self) -> Self:
+        """Return the same at a port that is free, if none is named."""
+        from hyperbloom.server.broker.superlink import free_port
+
+        return self if self.port or self.engine != "grpc" else self.model_copy(update={"port": free_port()})
+
+    def record(self) -> dict[str, Any]:
+        """Return the flags for the run folder; a later process may be started in another directory."""
+        certs = None if self.insecure or self.engine != "grpc" else str((self.certs or default_folder()).resolve())
+        return self.model_dump() | {"certs": certs}
+
+    def certificates(self) -> Certificates | None:
+        """Find and check the TLS files; None for plain text.
+
+        Raises:
+            ConfigError: flags do not go together, or a file is missing, expired or of another certificate.
+        """
+        if self.insecure:
+            if self.certs:
+                raise ConfigError("--insecure: expected alone or not at all, found with --certs")
+            check_insecure("--host", self.host, self.insecure)
+            return None
+        files = Certificates(self.certs or default_folder())
+        if not files.server.is_file():
+            raise ConfigError(
+                f"no certificates in {files.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
+                "or speak plain text on this machine with --insecure"
+            )
+        check_files(files)
+        return files
+
+    def client_flags(self, address: str, key: str = "") -> list[str]:
+        """Return the flags of a client that connects to `HOST:PORT`, with its `key` if that is known."""
+        if self.insecure:
+            return ["--server", address, *["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)]
+        ca = Certificates(self.certs or default_folder()).ca
+        return ["--server", address, "--root-certificates", str(ca), *(["--key", key] if key else [])]
+
+
+SECURITY = {"insecure", "certs"}
+"""The fields that belong together: who says one of them anew says both."""
+
+
+def check_port(host: str, port: int) -> None:
+    """Find out whether this machine can listen at an address.
+
+    Raises:
+        ConfigError: the port is no port.
+        ConnectionFailed: it cannot.
+    """
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
+
+
+@contextmanager
+def open_superlink(
+    machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
+) -> Iterator["LiveGrid"]:
+    """Run a SuperLink, its log in `folder`, for the registered clients and those of `keys`, and yield its grid."""
+    from hyperbloom.server.broker.superlink import Tls, superlink
+
+    files, tls = machines.certificates(), None
+    if files:
+        if not keys and not files.clients.exists():
+            say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
+        tls = Tls(files.server, files.server_key, files.ca, (files.clients, *([keys] if keys else [])))
+    elif not is_loopback(machines.host):
+        say("--insecure: everyone on the network can read and forge what is sent", "yellow")
+    with superlink(f"{machines.host}:{machines.port}", folder, __version__, tls, tell) as grid:
+        yield grid
+
+
+@contextmanager
+def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
+    """Check where to listen, run a SuperLink with its logs in `folder`, and say how newcomers reach it."""
+    machines.certificates()
+    if machines.port:
+        check_port(machines.host, machines.port)
+    machines = machines.with_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:
+        flags = " ".join(machines.client_flags(machines.address, "NAME.pem"))
+        say("ready; a newcomer runs:")
+        say(f"  flower-client join {flags} --data WHAT --out model")
+        yield grid
+
+
+class _LogFile(logging.FileHandler):
+    """A line that the disk does not take is lost; the files of the run itself tell that the disk is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on."""
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Write our log, and Flower's, into a file."""
+    handler = _LogFile(path)
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()

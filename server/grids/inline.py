@@ -1,0 +1,106 @@
+"""All clients in this process, behind Flower's `Grid`: the same strategy and `ClientApp`, no sockets.
+
+For research on one machine, and for tests that want the whole path without a network.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, groupby
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from hyperbloom.common.program.attempt import attempt
+from hyperbloom.common.wire import TrainOrder
+
+__all__ = ["InlineGrid", "answer"]
+
+TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
+
+
+class InlineGrid(Grid):
+    """A grid whose nodes are contexts of one `ClientApp`; a message is answered when its reply is pulled.
+
+    Args:
+        app: the `ClientApp`.
+        node_configs: one per virtual client; node ids count from 2, as the SuperLink's own is 1.
+        train_all: answers in the app's place all orders to train that wait together; None leaves them to the app.
+        keep: what has to live as long as the grid.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Message, Context], Message],
+        node_configs: Sequence[Mapping[str, str | int | float | bool]],
+        train_all: TrainAll | None = None,
+        keep: object = None,
+    ) -> None:
+        """Make the contexts and the identity that Flower's `Message` asks for."""
+        self.app = app
+        self.train_all = train_all
+        self._keep = keep
+        self._contexts = {
+            node: Context(1, node, dict(config), RecordDict(), {}) for node, config in enumerate(node_configs, start=2)
+        }
+        self._waiting: dict[str, Message] = {}
+        self._ids = count(1)
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> Run:
+        """There is no run to describe."""
+        raise NotImplementedError("the inline engine has no Flower run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message; Flower's deprecated way."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all virtual clients."""
+        return list(self._contexts)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the virtual clients as Flower describes nodes."""
+        return [NodeInfo(node_id=node) for node in self._contexts]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take messages; nothing runs yet."""
+        ids = []
+        for message in messages:
+            message_id = f"inline-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            self._waiting[message_id] = message
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Answer those of the messages that wait, in the order in which they were pushed."""
+        wanted = set(message_ids)
+        asked = [self._waiting.pop(message_id) for message_id in list(self._waiting) if message_id in wanted]
+        replies: list[Message] = []
+        for kind, group in groupby(asked, key=lambda message: message.metadata.message_type):
+            tasks = [(message, self._contexts[message.metadata.dst_node_id]) for message in group]
+            together = self.train_all if kind == TrainOrder.message_type else None
+            outcomes = together(tasks) if together else [attempt(self.app, *task) for task in tasks]
+            replies += [answer(outcome, message) for outcome, (message, _) in zip(outcomes, tasks, strict=True)]
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push and pull."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+def answer(outcome: Message | Exception, message: Message) -> Message:
+    """Return what a client answers to a message; an exception becomes what it would over the network."""
+    if isinstance(outcome, Message):
+        return outcome
+    reason = f"{type(outcome).__name__}: {outcome}"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,0 +1,260 @@
+"""Flower's grid, which never waits for a reply that is not whole.
+
+A client announces a reply and then uploads its objects. Until all of them are there, the reply is put aside: other
+replies pass it, and `pull_messages` looks at it again later. Nothing of it is kept here but the names of its objects,
+64 at most, and there is at most one reply to each order that is out.
+
+An upload is judged by the objects that have arrived. Our replies have one large object, so the allowance grows with
+the order that is answered: the time that its bytes take at 1 Mbit/s, up to Flower's own limit for an object. Without
+a new object
+
+* for `STALL_S` and the allowance, the reply is in `stalled`, and a round goes on without it;
+* for `UPLOAD_DEADLINE_S` and the allowance, it becomes an error message (`UNREADABLE`), which counts as a lie.
+
+The whole upload may take twice as long, so that an object now and then does not keep it alive.
+
+Internals used (flwr 1.39): `HttpGrid`, the protocol messages of `RuntimeHttpClient`, `inflate_object_from_contents`.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS, SYSTEM_MESSAGE_TYPE
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+    inflate_object_from_contents,
+)
+from flwr.superlink.grid import HttpGrid
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.broker.limits import (
+    LARGEST_VARIABLE,
+    MOST_OBJECTS,
+    MOST_WORDS,
+    TOO_LARGE,
+    largest_message,
+    reply_limit,
+)
+from hyperbloom.server.loop.post import UNREADABLE
+
+__all__ = ["STALL_S", "UPLOAD_DEADLINE_S", "LiveGrid"]
+
+STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
+SLOWEST_LINE = 2**17  # bytes a second
+LONGEST_ALLOWANCE_S = OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S
+RAREST_LOOK_S = 1.0
+
+
+@dataclass
+class _Upload:
+    """A reply that was announced; `missing` names the objects that have not been seen. Times are monotonic seconds."""
+
+    announced: ProtoMetadata
+    objects: list[str]
+    missing: list[str]
+    allowance: float
+    begun: float
+    progress: float
+    next_look: float
+    size: int = 0  # bytes of the objects seen
+
+    def is_overdue(self, patience: float) -> bool:
+        """Return whether it has brought nothing new for longer than `patience` seconds and the allowance."""
+        moment, longest = time.monotonic(), patience + self.allowance
+        return moment - self.progress > longest or moment - self.begun > 2 * longest
+
+
+class _Refused(Exception):
+    """A reply that cannot be used, and why."""
+
+
+class LiveGrid(HttpGrid):
+    """Flower's grid, pulling replies as soon as they are whole."""
+
+    _largest = 0  # bytes of an order
+    _sizes: Mapping[str, int] = {}  # bytes of the orders that are out, by message id
+    _aside: Mapping[str, _Upload] = {}  # by the order that is answered
+    _activated: Mapping[int, str] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages; the largest decides how large a reply may be.
+
+        Raises:
+            ConfigError: one is larger than what the network takes.
+        """
+        outgoing, most = list(messages), largest_message()
+        sizes = [_size(message) for message in outgoing]
+        self._largest = max([self._largest, *sizes])
+        if self._largest + MOST_WORDS > most:
+            found, allowed = (round(size / 2**20) for size in (self._largest, most))
+            raise ConfigError(
+                f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
+                f"{LARGEST_VARIABLE}, up to 2047"
+            )
+        try:
+            ids = list(super().push_messages(outgoing))
+        except ObjectPushError:
+            # Flower repeats a call whose answer was lost, and the SuperLink takes no object twice. It tells what it
+            # still lacks when the same messages are announced again.
+            ids = list(super().push_messages(outgoing))
+        self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=False))}  # no ids at all if Flower refused them
+        return ids
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes that are here.
+
+        A node whose client came back, with its key, before Flower missed it, is left out once: it is another process
+        now, which knows nothing of what the first was asked.
+        """
+        before, nodes = self._activated, list(super().get_nodes())
+        self._activated = {node.node_id: node.last_activated_at for node in nodes}
+        return [node for node in nodes if before.get(node.node_id, node.last_activated_at) == node.last_activated_at]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to `message_ids` that are whole; never wait for one that is not.
+
+        Ask for all orders whose replies are wanted: replies to others that were put aside are forgotten. A reply that
+        is not uploaded in time, too large, no message, or not what was announced becomes an error message
+        (`UNREADABLE`) that names the order.
+        """
+        wanted = set(message_ids)
+        for order in self._aside.keys() - wanted:
+            self._confirm(self._aside[order])
+        self._sizes = {order: size for order, size in self._sizes.items() if order in wanted}
+        uploads = {order: upload for order, upload in self._aside.items() if order in wanted}
+        # The SuperLink forgets an order when it has handed over the announcement of a reply.
+        uploads |= self._announced(wanted - uploads.keys())
+        replies = {order: self._reply(order, upload) for order, upload in uploads.items()}
+        self._aside = {order: upload for order, upload in uploads.items() if replies[order] is None}
+        return [reply for reply in replies.values() if reply is not None]
+
+    def stalled(self) -> set[str]:
+        """Return the orders whose replies were announced and do not arrive."""
+        return {order for order, upload in self._aside.items() if upload.is_overdue(STALL_S)}
+
+    def _announced(self, orders: set[str]) -> dict[str, _Upload]:
+        """Return the replies to some orders that have been announced since this was asked last."""
+        if not orders:
+            return {}
+        response = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=orders))
+        moment, uploads = time.monotonic(), {}
+        for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+            order, objects = proto.metadata.reply_to_message_id, [node.object_id for node in iterate_object_tree(tree)]
+            allowance = min(self._sizes.get(order, 0) / SLOWEST_LINE, LONGEST_ALLOWANCE_S)
+            upload = _Upload(proto.metadata, objects, list(objects), allowance, moment, moment, moment)
+            if order in orders:
+                uploads[order] = upload
+            else:  # without keys anybody may send the server messages that answer nothing
+                self._confirm(upload)
+        return uploads
+
+    def _reply(self, order: str, upload: _Upload) -> Message | None:
+        """Return a reply that is whole, an error message if it never will be, or None if it may be later."""
+        moment = time.monotonic()
+        if moment < upload.next_look:
+            return None
+        try:
+            contents = self._pull(upload)
+            if contents is None:
+                upload.next_look = moment + min((moment - upload.begun) / 10, RAREST_LOOK_S)
+                return None
+            reply = _inflated(upload.announced, contents)
+        except _Refused as refusal:
+            reply = _unreadable(self.run.run_id, order, str(refusal))
+        self._confirm(upload)
+        return reply
+
+    def _pull(self, upload: _Upload) -> dict[str, bytes] | None:
+        """Return the contents of a reply's objects by name if all of them are there, else None.
+
+        The objects are looked at in order, up to the first that is missing; those before are pulled again later.
+
+        Raises:
+            _Refused: it has too many bytes or objects, or was not uploaded in time.
+        """
+        count, limit, contents = len(upload.objects), reply_limit(self._largest), {}
+        if count > MOST_OBJECTS:
+            raise _Refused(f"expected a reply of at most {MOST_OBJECTS} objects, found {count}")
+        fetch = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
+        unfinished = (
+            f"the reply was announced but never uploaded: {count - len(upload.missing)} of {count} objects came"
+        )
+        try:
+            while upload.missing:
+                content = fetch(upload.missing[0])
+                upload.size += limit + 1 if content == TOO_LARGE else len(content)
+                if upload.size > limit:
+                    raise _Refused(f"expected a reply of at most {limit} bytes, found {upload.size} and more")
+                contents[upload.missing.pop(0)] = content
+                upload.progress = time.monotonic()
+            return contents | {name: fetch(name) for name in upload.objects if name not in contents}
+        except ObjectUnavailableError:
+            if upload.is_overdue(UPLOAD_DEADLINE_S):
+                raise _Refused(unfinished) from None
+            return None
+        except ObjectPullError:  # the SuperLink has given it up
+            raise _Refused(unfinished) from None
+
+    def _confirm(self, upload: _Upload) -> None:
+        """Let the SuperLink forget a reply and what has come of it."""
+        run_id, message_id = self.run.run_id, upload.announced.message_id
+        confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
+        self._runtime_client.ConfirmMessageReceived(confirm)
+
+
+def _inflated(announced: ProtoMetadata, contents: dict[str, bytes]) -> Message:
+    """Return the message that a reply's objects make up.
+
+    Raises:
+        _Refused: they are no message, or another one than was announced.
+    """
+    try:
+        message = cast(Message, inflate_object_from_contents(announced.message_id, contents))
+        said = message.metadata
+        same = said.src_node_id == announced.src_node_id and said.reply_to_message_id == announced.reply_to_message_id
+        same &= message.has_error() or isinstance(message.content, RecordDict)
+    except Exception as error:  # whatever Flower's parsers make of bytes that anybody may have written
+        raise _Refused(f"the reply is no message ({type(error).__name__})") from None
+    if not same:
+        # The SuperLink has looked at what was announced only, and by this a reply is matched to its order.
+        raise _Refused("the reply is another message than was announced")
+    message.metadata.__dict__["_message_id"] = announced.message_id
+    return message
+
+
+def _size(message: Message) -> int:
+    """Return the bytes that a message's records hold."""
+    if not message.has_content():
+        return 0
+    values = (value for record in message.content.values() for value in record.values())
+    return sum(len(value) for value in values if isinstance(value, bytes))
+
+
+def _unreadable(run_id: int, order: str, reason: str) -> Message:
+    """Return an error message in place of a reply that cannot be used."""
+    metadata = Metadata(
+        run_id=run_id,
+        message_id="",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id=order,
+        group_id="",
+        created_at=now().timestamp(),
+        ttl=0,
+        message_type=SYSTEM_MESSAGE_TYPE,
+    )
+    return make_message(metadata=metadata, error=Error(UNREADABLE, reason))

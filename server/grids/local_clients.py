@@ -1,0 +1,142 @@
+"""Clients on a run's benchmark data: their settings, command lines, and processes beside the server."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import DataSpec
+from hyperbloom.common.errors import CohortError
+from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.strategies import find_strategy
+
+__all__ = ["client_settings", "local_clients", "make_keys", "printed_line"]
+
+LEAVE_TIMEOUT_S = 10
+KEY = "key.pem"
+
+
+def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
+    """Return the settings of client `index` of those that a run starts, virtual or a process; its state is in `folder`.
+
+    The own models and the sizes of the run are dealt in turn.
+    """
+    data, strategy = config.data, find_strategy(config.strategy)
+    part, parts = config.part(index)
+    models = config.models or ((config.model,) if strategy.own_models == "must" else ())
+    spec = DataSpec(
+        data=data.name,
+        root=Path(data.root) if data.root else None,
+        split=data.split,
+        classes_per_client=data.classes_per_client,
+        alpha=data.alpha,
+        partition=part,
+        partitions=parts,
+        max_train=data.max_train,
+        seed=config.seed,
+    )
+    return ClientSettings(
+        client_id=f"client-{part}",
+        data=spec,
+        size=config.sizes[index % len(config.sizes)],
+        state_dir=folder / "clients" / f"client-{part}",
+        disclose_class_shares=config.options.get("descriptor") == "class-shares",
+        model=models[index % len(models)] if models else None,
+        disclose="graph" if strategy.asks == "graph" else "types",
+    )
+
+
+def printed_line(connection: Sequence[str], config: RunConfig) -> str:
+    """Return the line to run on another machine; NAME and I stand for what differs between clients.
+
+    Where the run takes several sizes or models, the line names them all, and its user chooses.
+    """
+    first = client_settings(config, 0, Path())
+    line = replace(
+        first,
+        client_id="NAME",
+        data=replace(first.data, partition=None),
+        size="|".join(config.sizes),
+        state_dir=None,
+        model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
+    )
+    words = ["flower-client", *connection, *line.to_flags()]
+    return f"{shlex.join(words)} --partition I/{first.data.partitions}"
+
+
+def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:
+    """Make keys for clients, in their state folders, and return the registry of them in `folder`.
+
+    A run that is resumed has them already.
+    """
+    registry = ClientRegistry(folder / "clients.json")
+    for each in settings[len(registry.clients()) :]:
+        key = make_key()
+        write_private_key(each.folder / KEY, key)
+        registry.add(each.client_id, public_pem(key))
+    return registry.path
+
+
+@contextmanager
+def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Run clients as processes of their own, each with its log beside its state folder; `connection` are flags.
+
+    They share this machine's cores, and end with this process. One with a key (`make_keys`) uses it.
+
+    Yields:
+        a function that raises a `CohortError` if one of them could not start.
+    """
+    threads = max(1, (os.cpu_count() or 1) // max(1, len(settings)))
+    own = ["--threads", str(threads), "--parent-pid", str(os.getpid())]
+    with ExitStack() as stack:
+        children: dict[Path, subprocess.Popen[bytes]] = {}
+        for each in settings:
+            each.folder.parent.mkdir(parents=True, exist_ok=True)
+            log = each.folder.with_name(f"{each.client_id}.log")
+            key = each.folder / KEY
+            command = [sys.executable, "-m", "hyperbloom.client", *connection]
+            command += [*(["--key", str(key)] if key.exists() else []), *each.to_flags(), *own]
+            children[log] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stack.enter_context(log.open("ab")),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield lambda: _check(children)
+        finally:
+            _end(list(children.values()))
+
+
+def _check(children: Mapping[Path, subprocess.Popen[bytes]]) -> None:
+    for log, child in children.items():
+        if child.poll():
+            last = (log.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
+            raise CohortError(f"{log.stem} ended with code {child.returncode}: {last} (see {log})")
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for clients that have heard the goodbye; end the others."""
+    for child in _after_a_while(children):
+        child.terminate()
+    for child in _after_a_while(children):
+        child.kill()
+        child.wait()
+
+
+def _after_a_while(children: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+    """Return the processes that still run after `LEAVE_TIMEOUT_S`, which all of them share."""
+    deadline = monotonic() + LEAVE_TIMEOUT_S
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=max(0.0, deadline - monotonic()))
+    return [child for child in children if child.poll() is None]

@@ -1,0 +1,1 @@
+"""Models for newcomers, by a finished run."""

@@ -1,0 +1,248 @@
+"""Models on demand: encoder down, descriptor up, weights down, for as many newcomers as come at once.
+
+Works over any Flower grid, as `federation` does. There is no roster here: a newcomer has no name, and is forgotten when
+it has its model.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from hyperbloom import __version__
+from hyperbloom.common.encoders import descriptor_layout
+from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.program.signals import uninterrupted
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import Failed, Notice
+from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.common.wire.weights import Weights
+from hyperbloom.server.runs.trained import Trained
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.odpfl import ODPFL
+
+__all__ = ["ModelMaker", "OnDemandService", "check_on_demand"]
+
+VISIT_EVERY_S = 0.1
+TTL_S = 600.0
+FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
+USUAL = 0.95
+"""Share of the clients that trained whose distance to their nearest is still usual."""
+
+FLOOR = 0.01
+"""Variance, in means over all dimensions, below which clients are not taken to agree in a dimension."""
+
+FEWEST = 3
+"""Clients without whom there is no telling what is usual."""
+
+SAMPLE = 1000
+"""Clients whose distances to their nearest are looked at: of ten thousand, all would take 800 MB."""
+
+BYTES_AT_ONCE = 64 * 2**20
+"""Weights that are generated at once."""
+
+
+def check_on_demand(strategy: Algorithm) -> None:
+    """Raise a ConfigError for a strategy that needs more than a descriptor."""
+    if not isinstance(strategy, ODPFL):
+        raise ConfigError(
+            f"{strategy.config.strategy}: expected a run of odpfl, whose models need no training; from others: "
+            "flower-server export"
+        )
+
+
+class ModelMaker:
+    """Encoder and hypernetwork of a trained run.
+
+    Args:
+        trained: a run of odpfl.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        """Write the offer that all newcomers get."""
+        strategy = trained.strategy
+        assert isinstance(strategy, ODPFL) and strategy.setting is not None
+        self._strategy = strategy
+        self.layouts = dict(strategy.setting.layouts)
+        scaling, known_by = trained.scaling
+        self.offer = Offer(
+            version=__version__,
+            run=trained.run.resolve().name,
+            round=trained.round,
+            clients=sum(not strategy.is_novel(client) for client in trained.roster),
+            accuracy=trained.metrics.get("novel_test_mean"),
+            model=strategy.setting.spec.name,
+            sizes=tuple(trained.config.sizes),
+            input_shape=strategy.setting.spec.input_shape,
+            num_classes=strategy.setting.spec.num_classes,
+            divisor=scaling.divisor,
+            mean=scaling.mean,
+            std=scaling.std,
+            encoder=strategy.spec_of_encoder.name,
+            dim=strategy.spec_of_encoder.dim,
+            encoder_version=strategy.version,
+            weights=strategy.encoder_weights,
+            scaling_known_by=known_by,
+        )
+        self._familiar = _Familiar(strategy.descriptors_of_trained())
+
+    def check(self, description: Description) -> None:
+        """Refuse what no model can be made from with a WireError."""
+        if description.size not in self.layouts:
+            raise WireError(f"expected --size to be one of {', '.join(self.layouts)}, found {description.size!r}")
+        if description.encoder_version != self.offer.encoder_version:
+            raise WireError(f"expected a descriptor of encoder {self.offer.encoder_version}; join again")
+        description.weights.check(descriptor_layout(self.offer.dim), self.offer.weights.values.dtype)
+        description.weights.check_norm()
+
+    def unlike(self, descriptors: Sequence[Tensor]) -> list[bool]:
+        """Tell of which descriptors `(k,)` nobody who trained has the like, so that the weights are a guess.
+
+        Not how far they lie. Who joins often enough finds that out from yes and no as well (docs/on-demand.md).
+        """
+        return (~self._familiar(torch.stack(list(descriptors)))).tolist()
+
+    @torch.no_grad()
+    def write(self, descriptors: Sequence[Tensor], size: str) -> Tensor:
+        """Return weights `(n, P)` for descriptors `(k,)`, in one pass."""
+        return self._strategy.learner.write(torch.stack(list(descriptors)), size)
+
+
+class _Familiar:
+    """Tells which descriptors `(n, k)` are as near to a client that trained as `USUAL` of these are to another.
+
+    One in twenty newcomers like the clients is told otherwise. Distances are Mahalanobis's: images that are blurred or
+    turned move a descriptor in directions in which clients hardly differ, by less than they differ in others.
+    """
+
+    def __init__(self, known: Tensor) -> None:
+        known, count = known.double(), len(known)
+        self._axes = torch.eye(known.shape[1], dtype=known.dtype)
+        self._known, self._usual = known, torch.tensor(torch.inf)  # of one or two there is no telling
+        if count < FEWEST:
+            return
+        apart = known - known.mean(0)
+        floor = FLOOR * apart.square().mean() + torch.finfo(known.dtype).tiny
+        scatter = apart.T @ apart / (count - 1)
+        self._axes = torch.linalg.cholesky(torch.linalg.inv(scatter + floor * self._axes))
+        self._known, apart = known @ self._axes, apart @ self._axes
+        # A client's own distance is by the scatter of the others, as a newcomer's is: of few clients in many dimensions
+        # each has a hand in it. Sherman and Morrison take it out.
+        some, share = apart[:SAMPLE], count / (count - 1) ** 2
+        along = (some * some).sum(1, keepdim=True) - some @ apart.T
+        own = share / (1 - share * (some * some).sum(1, keepdim=True)).clamp_min(torch.finfo(known.dtype).eps)
+        squares = torch.cdist(some, apart).square() + own * along.square()
+        nearest = squares.fill_diagonal_(torch.inf).amin(1).mul((count - 2) / (count - 1)).sqrt()
+        self._usual = nearest.quantile(USUAL, interpolation="higher")
+
+    def __call__(self, descriptors: Tensor) -> Tensor:
+        if self._usual.isinf():
+            return torch.ones(len(descriptors), dtype=torch.bool)
+        nearest = torch.cdist(descriptors.double() @ self._axes, self._known).amin(1)
+        return nearest <= self._usual
+
+
+@dataclass
+class OnDemandService:
+    """Where newcomers are served, and how many were.
+
+    Args:
+        grid: Flower's grid.
+        maker: makes the models.
+        on_event: told in a line of who could not be served.
+    """
+
+    grid: Grid
+    maker: ModelMaker
+    on_event: Callable[[str], None] = lambda text: None
+    served: int = 0
+    _met: set[int] = field(default_factory=set)
+    _open: dict[str, tuple[int, str, float]] = field(default_factory=dict)  # message -> node, type, time sent
+    _visited: float = -VISIT_EVERY_S
+
+    def serve(self) -> None:
+        """Serve until interrupted."""
+        delay = FASTEST_POLL_S
+        while True:
+            served = self.served
+            delay = FASTEST_POLL_S if self.poll() else min(1.5 * delay, SLOWEST_POLL_S)
+            if self.served > served:
+                self.on_event(f"models delivered: {self.served}")
+            time.sleep(delay)
+
+    def poll(self) -> int:
+        """Do what is to be done now; returns the number of messages that came."""
+        self._visit()
+        replies = list(self.grid.pull_messages(list(self._open))) if self._open else []
+        described: list[tuple[int, Description]] = []
+        for reply in replies:
+            node, asked, _ = self._open.pop(reply.metadata.reply_to_message_id)
+            if asked == Offer.message_type and (description := self._accept(node, reply)):
+                described.append((node, description))
+            elif asked == Delivery.message_type and not reply.has_error():
+                self.served += 1
+                self._send([(node, Notice("finished", "the model is delivered"))], Notice.message_type)
+        self._deliver(described)
+        return len(replies)
+
+    def _visit(self) -> None:
+        """Make nodes that are new the offer, and forget those that are gone or silent."""
+        now = time.monotonic()
+        if now - self._visited < VISIT_EVERY_S:
+            return
+        self._visited = now
+        present = set(self.grid.get_node_ids())
+        newcomers = sorted(present - self._met)
+        self._met = present
+        self._open = {i: sent for i, sent in self._open.items() if sent[0] in present and now - sent[2] < TTL_S}
+        if newcomers:
+            content = pack(self.maker.offer)  # once: the encoder may be large
+            self._push(
+                [Message(content, node, Offer.message_type, ttl=TTL_S) for node in newcomers], Offer.message_type
+            )
+
+    def _accept(self, node: int, reply: Message) -> Description | None:
+        try:
+            if reply.has_error():
+                raise WireError(f"it took no offer ({reply.error.reason}); is it `flower-client join`?")
+            description = unpack_answer(Description, reply.content)
+            if isinstance(description, Failed):
+                raise WireError(description.text)
+            self.maker.check(description)
+            return description
+        except WireError as error:
+            self.on_event(f"refused node {node}: {error}")
+            self._send([(node, Notice("refused", str(error)))], Notice.message_type)
+            return None
+
+    def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:
+        """Generate the weights of all who wait, as many at once as the memory bears."""
+        for size, group in groupby(sorted(described, key=_size), key=_size):
+            waiting, layout = list(group), self.maker.layouts[size]
+            at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
+            for start in range(0, len(waiting), at_once):
+                some = waiting[start : start + at_once]
+                descriptors = [description.weights.values for _, description in some]
+                rows, unlike = self.maker.write(descriptors, size), self.maker.unlike(descriptors)
+                nodes = [node for node, _ in some]
+                deliveries = [Delivery(Weights(layout, row), far) for row, far in zip(rows, unlike, strict=True)]
+                self._send(list(zip(nodes, deliveries, strict=True)), Delivery.message_type)
+
+    def _send(self, contents: Sequence[tuple[int, Delivery | Notice]], kind: str) -> None:
+        self._push([Message(pack(content), node, kind, ttl=TTL_S) for node, content in contents], kind)
+
+    def _push(self, messages: list[Message], kind: str) -> None:
+        with uninterrupted():
+            ids, now = list(self.grid.push_messages(messages)), time.monotonic()
+        nodes = [message.metadata.dst_node_id for message in messages]
+        # A node that has gone in this moment gets no id.
+        self._open |= {i: (node, kind, now) for i, node in zip(ids, nodes, strict=True) if i}
+
+
+def _size(waiting: tuple[int, Description]) -> str:
+    return waiting[1].size

@@ -1,0 +1,205 @@
+"""The charts of reports and comparisons, as SVG in the page. Nothing here reads files."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from hyperbloom.server.pages.embedding_map import Points
+from hyperbloom.server.pages.report_data import Member
+from hyperbloom.server.pages.svg import Frame, Point, picture, short, tag, thin
+from hyperbloom.server.runs.course import Course
+
+__all__ = ["Series", "class_colour", "clients_in_order", "lines", "matrix", "plane", "style_of"]
+
+SHADES = 9
+"""From low to high."""
+
+STYLES = 8
+"""Colours of strategies; the ninth strategy has the first colour again."""
+
+NAMED = 12
+"""Clients up to which points have their names beside them."""
+
+PIES = 300
+"""Clients up to which points are pies of their classes."""
+
+
+def style_of(index: int) -> str:
+    """Return the CSS class of the strategy of this place."""
+    return f"s{index % STYLES}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart.
+
+    Attributes:
+        name: for the description of the chart.
+        points: `x` and value; a round and its accuracy, for instance.
+        bands: lower and upper edge of areas behind the line, the widest first.
+        dots: points that stand out, each with what it says.
+    """
+
+    name: str
+    points: Sequence[Point] = ()
+    bands: Sequence[tuple[Sequence[Point], Sequence[Point]]] = ()
+    dots: Sequence[tuple[Point, str]] = ()
+
+
+def lines(
+    name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False, below: str = "round"
+) -> Markup:
+    """Return lines, the first one bold.
+
+    Args:
+        name: of the picture, unique in the page.
+        title: in a few words.
+        unit: of the values.
+        series: the lines, each in the colour of its place.
+        percent: let the axis end at 100 and begin at a round number; else it begins at 0.
+        below: what the horizontal axis counts, from 1 or what is less.
+    """
+    edges = [edge for each in series for band in each.bands for edge in band]
+    dots = [[point for point, _ in each.dots] for each in series]
+    every = [point for points in (*(each.points for each in series), *edges, *dots) for point in points]
+    first, last = min(1, *(x for x, _ in every)), max(x for x, _ in every)
+    low, high = 0.0, 1.08 * max(value for _, value in every)
+    if percent:
+        least = min(value for _, value in every)
+        low, high = 0.0 if least < 50 else 10.0 * math.floor(min(least, 99) / 10), 100.0
+    frame = Frame((first, low), (max(last, first + 1), high or 1.0), height=350.0 if percent else 240.0)
+    areas, curves, points = [], [], []
+    for index, each in enumerate(series):
+        style, radius = style_of(index), 4.5 if len(each.dots) == 1 else 2.5
+        for width, (lower, upper) in zip(("wide", "narrow"), each.bands, strict=False):
+            areas.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
+        if each.points:
+            curves.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
+        for point, note in each.dots:
+            x, y = frame.at(*point)
+            points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
+    marks = [*frame.axes(below, unit), *areas, *reversed(curves), *points]
+    said = "; ".join(
+        f"{each.name} goes from {each.points[0][1]:.3g} to {each.points[-1][1]:.3g}" for each in series if each.points
+    )
+    return picture(name, title, f"{said} ({unit})", (frame.width, frame.height), marks)
+
+
+def clients_in_order(courses: Sequence[Course]) -> Markup:
+    """Return the accuracy of all clients, in order of that of the first strategy, and the others' beside it."""
+    main = courses[0].accuracy
+    places = {name: place for place, name in enumerate(sorted(main, key=lambda name: main[name]), start=1)}
+    series = []
+    for course in courses:
+        of = {name: course.accuracy[name] for name in places if name in course.accuracy}
+        dots = [((places[name], value), f"{name}: {course.name} {value:.1f} %") for name, value in of.items()]
+        line = [point for point, _ in dots] if course is courses[0] else []
+        series.append(Series(course.name, line, dots=dots))
+    below = "clients, from the worst to the best"
+    return lines("clients", "Test accuracy of each client", "test accuracy, %", series, percent=True, below=below)
+
+
+def plane(
+    name: str, title: str, points: Points, members: Sequence[Member], accuracy: Mapping[str, float], axes: Sequence[str]
+) -> Markup:
+    """Return clients as points in a plane, coloured by what they disclose of their classes, else by accuracy.
+
+    Args:
+        name: of the picture, unique in the page.
+        title: in a few words.
+        points: `(clients, 2)`.
+        members: in the same order.
+        accuracy: test accuracy by client's name, percent.
+        axes: names of both directions, or nothing.
+    """
+    size, margin, count = 420.0, 34.0, len(members)
+    low, high = points.min(axis=0), points.max(axis=0)
+    middle, reach = (low + high) / 2, max(float((high - low).max()), 1e-12)  # one scale for both: distances are kept
+    radius = float(np.clip(90 / math.sqrt(count), 2.5, 10))
+    values = [accuracy[member.name] for member in members if member.name in accuracy] or [0.0]
+    marks = [tag("rect", x=1, y=1, width=size - 2, height=size - 2, rx=8, class_="ground")]
+    for member, (x, y) in zip(members, (points - middle) / reach * (size - 2 * margin), strict=True):
+        at = (size / 2 + float(x), size / 2 - float(y))
+        shade = f"q{_shade(accuracy[member.name], values)}" if member.name in accuracy else "none"
+        marks.append(tag("g", tag("title", _told(member, accuracy)), *_point(member, at, radius, shade, count)))
+        if count <= NAMED:
+            side, style = (-1, "tick end") if at[0] > size / 2 else (1, "tick")
+            text = short(member.name, 14)
+            marks.append(tag("text", text, x=at[0] + side * (radius + 5), y=at[1] + 4.5, class_=style))
+    for text, (x, y, style) in zip(axes, ((size - 10, size - 12, "end"), (12, 22, "")), strict=False):
+        marks.append(tag("text", text, x=x, y=y, class_=f"label {style}"))
+    said = f"{count} clients; those whose embeddings are alike lie close together"
+    return picture(name, title, said, (size, size), marks)
+
+
+def _told(member: Member, accuracy: Mapping[str, float]) -> str:
+    parts = [f"{accuracy[member.name]:.1f} %"] if member.name in accuracy else []
+    common = sorted(enumerate(member.shares), key=lambda pair: -pair[1])[:3]
+    parts += [f"class {label}: {100 * share:.0f} %" for label, share in common if share >= 0.01]
+    return f"{member.name} ({', '.join(parts)})" if parts else member.name
+
+
+def _point(member: Member, at: Point, radius: float, shade: str, count: int) -> list[Markup]:
+    """Return a disc: in one colour, or a pie of a client's classes."""
+    disc = {"cx": at[0], "cy": at[1], "r": radius}
+    if not member.shares:
+        return [tag("circle", **disc, class_=f"point {shade}")]
+    if count > PIES or max(member.shares) > 0.995:
+        largest = max(range(len(member.shares)), key=lambda label: member.shares[label])
+        return [tag("circle", **disc, class_="point", fill=class_colour(largest))]
+    parts, begin = [], 0.0
+    for label, share in enumerate(member.shares):
+        if share > 0.005:
+            parts.append(tag("path", d=_slice(at, radius, begin, begin + share), fill=class_colour(label)))
+        begin += share
+    return [*parts, tag("circle", **disc, class_="ring")]
+
+
+def _slice(at: Point, radius: float, begin: float, end: float) -> str:
+    (x, y), (a, b) = at, (2 * math.pi * begin, 2 * math.pi * end)
+    first = f"{x + radius * math.sin(a):.1f} {y - radius * math.cos(a):.1f}"
+    last = f"{x + radius * math.sin(b):.1f} {y - radius * math.cos(b):.1f}"
+    return f"M{x:.1f} {y:.1f}L{first}A{radius:.1f} {radius:.1f} 0 {int(end - begin > 0.5)} 1 {last}Z"
+
+
+def class_colour(label: int) -> Markup:
+    """Return a colour for a class: neighbours differ by the golden angle, and in lightness."""
+    return Markup(f"hsl({(label * 137.5 + 220) % 360:.0f} {(70, 55)[label % 2]}% {(50, 62, 42)[label % 3]}%)")
+
+
+def _shade(value: float, values: Collection[float]) -> int:
+    """Return the shade of a value among others, 0 for the least; the darkest one if all are the same."""
+    low, high = min(values), max(values)
+    return min(SHADES - 1, int(SHADES * (value - low) / (high - low))) if high > low else SHADES - 1
+
+
+def matrix(names: Sequence[str], values: Points) -> Markup:
+    """Return the accuracy with each client's head (rows) on each client's feature extractor (columns).
+
+    Args:
+        names: of the clients.
+        values: `(clients, clients)`, percent; shaded from the least to the most of each row, as in the paper.
+    """
+    named, width = len(names) <= 15, 560.0
+    margin = 96.0 if named else 14.0
+    cell = (width - margin - 4) / len(names)
+    marks: list[Markup] = []
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            shade, x, y = _shade(value, row), margin + j * cell, margin + i * cell
+            note = tag("title", f"head of {names[i]}, the rest of {names[j]}: {value:.1f} %")
+            box = {"x": x + 1, "y": y + 1, "width": cell - 2, "height": cell - 2, "rx": min(4, cell / 8)}
+            marks.append(tag("rect", note, **box, class_=f"cell q{shade}{' own' if i == j else ''}"))
+            if named:
+                style = f"middle value {'on-dark' if shade >= SHADES // 2 else 'on-light'}"
+                marks.append(tag("text", f"{value:.0f}", x=x + cell / 2, y=y + cell / 2 + 5, class_=style))
+    for i, name in enumerate(names if named else ()):
+        middle = margin + (i + 0.5) * cell
+        marks.append(tag("text", short(name, 11), x=margin - 8, y=middle + 4.5, class_="tick end"))
+        turn = f"translate({middle + 4:.1f} {margin - 8:.1f}) rotate(-45)"
+        marks.append(tag("text", short(name, 11), transform=turn, class_="tick"))
+    said = f"Test accuracy in percent of {len(names)} heads on as many feature extractors"
+    return picture("matrix", "Heads on other clients' feature extractors", said, (width, width), marks)

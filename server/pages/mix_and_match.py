@@ -1,0 +1,149 @@
+"""How much of a model is personal: every client's head on every other client's feature extractor (figure 3 of pFedHN).
+
+    accuracy[i, j] of client i's test examples, with the head of client i on what h writes for client j
+
+It takes the test examples of all clients, so the clients' data must be those of the run's `data` section. The server
+writes the heads in pFedHN. In pFedHN-PC, the paper's case, the clients keep them, and they must lie in the run folder,
+where clients on the server's machine keep their state.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import Examples, data_source
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.models import HEAD, build, head_layout
+from hyperbloom.common.program.names import check_name
+from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.watch.watching import read_environment
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.pfedhn import PFedHN
+
+__all__ = ["MOST", "Mixed", "mix_and_match"]
+
+MOST = 30
+"""Clients beyond which only the first ones are mixed: the work grows with the square."""
+
+AT_ONCE = 256
+"""Examples that go through a network at a time."""
+
+Parameters = Mapping[str, Tensor]
+
+
+class Mixed(NamedTuple):
+    """Names of clients, and the accuracy `(clients, clients)` in percent: rows have the head, columns the rest.
+
+    Of the selected round, or of the last one, from which the heads are that clients have kept.
+    """
+
+    names: list[str]
+    values: npt.NDArray[np.float64]
+    of_last_round: bool
+
+    @property
+    def own(self) -> float:
+        """Mean accuracy of a head on its own client's feature extractor, percent."""
+        return float(np.diag(self.values).mean())
+
+    @property
+    def others(self) -> float:
+        """Mean accuracy on another client's feature extractor, percent; as `own` where there is one client."""
+        count = len(self.names)
+        return float(self.values[~np.eye(count, dtype=bool)].mean()) if count > 1 else self.own
+
+
+def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
+    """Try every client's head on the feature extractors of all, on its own test examples.
+
+    Args:
+        folder: the run's.
+        config: of the run.
+        root: folder with the data set's files; as in the run, if None.
+
+    Raises:
+        ConfigError: says why there can be no such matrix.
+        DataError: the data set is not there.
+    """
+    tensors, roster = read_run(folder)
+    if len(config.sizes) > 1:
+        raise ConfigError("its clients have networks of several sizes, whose parts do not fit each other")
+    config = config.model_copy(update={"init_from": None})
+    strategy = make_algorithm(config)
+    if not isinstance(strategy, PFedHN) or strategy.private not in ("none", "head"):
+        raise ConfigError(f"{config.strategy} writes no feature extractor for each client")
+    clients, kept = list(roster)[:MOST], strategy.private == "head"
+    heads: list[Tensor] = []
+    if kept:
+        run_id = f"{read_environment(folder).get('run_id')}-{config.strategy}"
+        heads = [_kept_head(folder, client, run_id) for client in clients]
+        tensors = _last_state(folder)
+    strategy.check_start(tensors)
+    Admission(config, strategy, tensors).begin(roster, len(roster))
+    written = [weights.layout.views(weights.values) for weights in strategy.weights(clients)]
+    spec = strategy.setting.spec
+    own = [head_layout(spec).views(head) for head in heads] if kept else written
+    module, rows = build(spec).eval(), []
+    for head, test in zip(own, _test_examples(config, root, roster, clients), strict=True):
+        only = {name: value for name, value in head.items() if name.startswith(HEAD)}
+        rows.append([_accuracy(module, {**body, **only}, test) for body in written])
+    return Mixed([client.client_id for client in clients], np.array(rows), kept)
+
+
+def _kept_head(folder: Path, client: Client, run_id: str) -> Tensor:
+    """Return the head `(P,)` that a client on this machine has kept."""
+    state = folder / "clients" / check_name(client.client_id, "a client's name")
+    try:
+        return load_file(state / "personal" / f"{run_id}.safetensors")["values"]
+    except (OSError, SafetensorError, KeyError):
+        raise ConfigError(f"{client.client_id} keeps its head, or has none: there is none in {state}") from None
+
+
+def _last_state(folder: Path) -> dict[str, Tensor]:
+    """Return the server's state after the last round: that of the heads that clients have kept."""
+    try:
+        return load_file(folder / "hypernetwork-last.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"heads are those of the last round, of which the server has no state ({error})") from None
+
+
+def _test_examples(config: RunConfig, root: Path | None, roster: Roster, clients: Sequence[Client]) -> list[Examples]:
+    """Return the test examples of some clients, if their data are those of the run's data section."""
+    data = config.data if root is None else config.data.model_copy(update={"root": str(root)})
+    config = config.model_copy(update={"data": data, "clients": len(roster)})
+    virtual = [client_settings(config, index, Path()) for index in range(len(roster))]
+    settings = {each.client_id: each for each in virtual}
+    found = []
+    for client in clients:
+        about, here = client.about, settings.get(client.client_id)
+        theirs = (about.train_examples, about.val_examples, about.test_examples, about.input_shape, about.num_classes)
+        own = None if here is None else data_source(here.data).client(here.data.partition)
+        if own is None or theirs != (len(own.train), len(own.val), len(own.test), own.input_shape, own.num_classes):
+            raise ConfigError(
+                f"its clients' data are not those of its data section ({client.client_id} had "
+                f"{about.train_examples} examples to train on)"
+            )
+        found.append(own.test)
+    return found
+
+
+@torch.no_grad()
+def _accuracy(module: nn.Module, weights: Parameters, test: Examples) -> float:
+    """Return the accuracy of a network with these weights, percent."""
+    right = 0
+    for inputs, labels in zip(test.inputs.split(AT_ONCE), test.labels.split(AT_ONCE), strict=True):
+        right += int((functional_call(module, dict(weights), (inputs,)).argmax(1) == labels).sum())
+    return 100 * right / len(test)

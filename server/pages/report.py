@@ -1,0 +1,163 @@
+"""A run's report: one HTML file that needs nothing else, neither a network nor a script. See docs/watching.md."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from hyperbloom.common.config import dump_run_config
+from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, matrix, plane
+from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
+from hyperbloom.server.pages.page import render
+from hyperbloom.server.pages.report_data import RunData, read_run_data
+from hyperbloom.server.runs.course import Course
+from hyperbloom.server.runs.lines import Line
+from hyperbloom.server.watch.board import amount, duration
+
+if TYPE_CHECKING:
+    from hyperbloom.server.pages.mix_and_match import Mixed
+
+__all__ = ["REPORT", "write_report"]
+
+REPORT = "report.html"
+
+BARS = 24
+"""Clients up to which each has bars of its own."""
+
+WORST = 8
+"""Clients that are named beside a picture of all."""
+
+ROWS = 1_000
+"""Clients beyond which the table has the first ones only."""
+
+EVENTS = 200
+"""Events that are shown, the last ones."""
+
+
+def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return where it is.
+
+    Args:
+        folder: the run's, or a comparison's.
+        out: the file; `report.html` in the run's folder, if None.
+        mix: try all heads on all feature extractors, which takes the data and time.
+        root: folder with the data set's files; as in the run, if None.
+
+    Raises:
+        ConfigError: there is no run, a file of it is damaged, or no round is over.
+    """
+    run = read_run_data(folder)
+    path = out or run.folder / REPORT
+    write_bytes(path, _page(run, *_mixed(run, mix, root)))
+    return path
+
+
+def _mixed(run: RunData, mix: bool, root: Path | None) -> tuple["Mixed | None", str]:
+    """Return the matrix with its names, or why there is none."""
+    if not mix:
+        return None, "it takes the data and some time; flower-server report computes it"
+    from hyperbloom.server.pages.mix_and_match import mix_and_match
+
+    try:
+        return mix_and_match(run.folder, run.config, root), ""
+    except HyperbloomError as error:
+        return None, str(error)
+
+
+def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
+    main, details = run.main, run.by_client
+    members = sorted(run.members, key=lambda member: _by_number(member.name))
+    rivals = [course for course in run.courses[1:] if course.metrics]
+    rival = max(rivals, key=lambda course: course.metrics["test_mean"], default=None)
+    of_rival = rival.accuracy if rival else {}
+    return render(
+        "report.html",
+        run=run,
+        main=main,
+        amount=amount,
+        duration=duration,
+        rival=rival,
+        better=[value > of_rival[name] for name, value in main.accuracy.items() if name in of_rival],
+        left=sum(each.times for each in details.left_out.values()),
+        curve=_accuracy(run) if details.spreads else None,
+        bars=len(main.accuracy) <= BARS,
+        in_order=clients_in_order(run.courses) if len(main.accuracy) > BARS else None,
+        members=members[:ROWS],
+        worst_off=sorted(main.accuracy, key=lambda name: main.accuracy[name])[:WORST],
+        **_map(run),
+        mixed=mixed,
+        matrix=matrix(mixed.names, mixed.values) if mixed else None,
+        why_no_matrix=why_not,
+        bytes=lines(
+            "bytes",
+            "Bytes of training per client and round",
+            "kB",
+            [Series(way, [(line["round"], _kilobytes(line, way)) for line in main.rounds]) for way in ("down", "up")],
+        ),
+        seconds=_per_round(main, "seconds", {line["round"]: line["seconds"] for line in main.rounds}),
+        left_out=sorted(details.left_out.items(), key=lambda pair: (-pair[1].times, pair[0])),
+        left_out_chart=_per_round(main, "clients left out", details.left_out_in),
+        events=run.events[-EVENTS:],
+        config=dump_run_config(run.config),
+        environment=list(_flat(run.environment)),
+    )
+
+
+def _accuracy(run: RunData) -> Markup:
+    """Return the mean over clients of each strategy by round, and the spread over clients of the run's own."""
+    worst, lower, upper, best = (
+        [(each.round, getattr(each, edge)) for each in run.by_client.spreads]
+        for edge in ("worst", "lower", "upper", "best")
+    )
+    series = []
+    for course in run.courses:
+        dots = []
+        if course.selected is not None:
+            mean = course.metrics["test_mean"]
+            dots = [((course.selected, mean), f"{course.name}: {mean:.1f} % at round {course.selected}")]
+        bands = [(worst, best), (lower, upper)] if course is run.main else []
+        series.append(Series(course.name, list(course.curve.items()), bands, dots))
+    return lines("curve", "Test accuracy over rounds, mean over clients", "test accuracy, %", series, percent=True)
+
+
+def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup:
+    points = [(line["round"], values.get(line["round"], 0)) for line in course.rounds]
+    return lines(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
+
+
+def _kilobytes(line: Line, way: str) -> float:
+    return float(line.get(f"bytes_{way}", 0)) / 1e3 / max(1, int(line["clients"]))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Order names as people do: client-2 before client-10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split("([0-9]+)", name)]
+
+
+def _map(run: RunData) -> dict[str, Any]:
+    """Return what the page says of the embeddings."""
+    embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
+    if embeddings is None or len(embeddings) != len(run.members) or len(embeddings) < 2:
+        return {"pca": None}
+    members, accuracy = sorted(run.members, key=lambda member: member.row), run.main.accuracy
+    points, (first, second) = flatten_by_pca(embeddings)
+    axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
+    flat = flatten_by_tsne(embeddings)
+    occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
+    return {
+        "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes),
+        "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, ()),
+        "classes": [(label, class_colour(label)) for label in sorted(occurring)],
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,183 @@
+"""What a run folder says, gathered for its report; numbers only, nothing of how they are shown."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.runs.course import Course, read_course
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_lines
+from hyperbloom.server.watch.watching import is_running, read_config
+
+__all__ = ["LeftOut", "Member", "RunData", "Spread", "read_run_data"]
+
+COMPARISON, CELL = "comparison.yaml", "cell.json"  # as `flower-server compare` leaves them
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Test accuracy over the clients that were scored after a round, percent; novel ones are left out."""
+
+    round: int
+    worst: float
+    lower: float  # quartile
+    upper: float
+    best: float
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """How often a client was left out of a round, and in which last, and why."""
+
+    times: int
+    round: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as the roster has it; `shares` is empty where it did not disclose its classes."""
+
+    name: str
+    row: int
+    examples: int
+    size: str
+    shares: tuple[float, ...]
+
+
+@dataclass
+class ByClient:
+    """What clients.jsonl says of the run's strategy: the accuracy over clients, and who was left out."""
+
+    spreads: list[Spread] = field(default_factory=list)
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    left_out_in: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All of it.
+
+    Attributes:
+        folder: the run's.
+        config: as resolved.
+        environment: versions, platform, command.
+        courses: the run's strategy, then those to compare it with.
+        by_client: of the run's strategy.
+        compared: in a sentence, where the others come from.
+        members: by row.
+        events: lines of events.jsonl.
+        running: whether a server is at work in the folder.
+    """
+
+    folder: Path
+    config: RunConfig
+    environment: Mapping[str, Any]
+    courses: Sequence[Course]
+    by_client: ByClient
+    compared: str
+    members: Sequence[Member]
+    events: Sequence[Line]
+    running: bool
+
+    @property
+    def main(self) -> Course:
+        """The run's own strategy."""
+        return self.courses[0]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rounds of the run's strategy are over."""
+        return bool(self.main.rounds[-1]["round"] >= self.config.rounds)
+
+
+def read_run_data(folder: Path) -> RunData:
+    """Read a run folder, or of a comparison's the run that was begun first, with the others of its seed.
+
+    Raises:
+        ConfigError: it is neither, a file is damaged, or no round is over yet.
+    """
+    if (folder / COMPARISON).exists():
+        folder = _first_cell(folder)
+    config = read_config(folder)
+    try:
+        summary = _json(folder / "summary.json", {})
+        environment = _json(folder / "environment.json", {})
+        members = [_member(entry) for entry in _json(folder / "roster.json", {"clients": []})["clients"]]
+        novel = {member.name for member in members if _is_novel(member, config)}
+        courses = [
+            read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
+            for name in (config.strategy, *config.baselines)
+        ]
+        by_client = _read_clients(folder, novel)
+        others, compared = _beside(folder, config, novel)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder}: a file of the run is damaged ({error!r})") from None
+    if not courses[0].rounds:
+        raise ConfigError(f"{folder}: no round is over yet; there is nothing to report")
+    known = [course for course in (*courses, *others) if course.rounds]
+    events = list(read_lines(folder / EVENTS))
+    return RunData(folder, config, environment, known, by_client, compared, members, events, is_running(folder))
+
+
+def _json(path: Path, otherwise: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else otherwise
+
+
+def _member(entry: Mapping[str, Any]) -> Member:
+    about = entry["about"]
+    shares = tuple(about.get("class_shares") or ())
+    return Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares)
+
+
+def _is_novel(member: Member, config: RunConfig) -> bool:
+    """Return whether a client never trains and is scored apart; as `Algorithm.is_novel` has it."""
+    return bool(config.novel) and member.row >= config.clients - math.ceil(config.clients * config.novel / 100)
+
+
+def _first_cell(out: Path) -> Path:
+    cells = sorted(_cells(out), key=lambda cell: str(_json(cell / "environment.json", {}).get("started", "")))
+    if not cells:
+        raise ConfigError(f"{out}: none of the comparison's runs is finished yet")
+    return cells[0]
+
+
+def _cells(out: Path) -> Iterator[Path]:
+    return (path.parent for path in sorted(out.glob(f"*/{CELL}")))
+
+
+def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Course], str]:
+    """Return the other strategies of the same comparison and seed, and a sentence that says so."""
+    out = folder.resolve().parent
+    if not (out / COMPARISON).exists():
+        return [], ""
+    others = []
+    for cell in _cells(out):
+        other = read_config(cell)
+        if other.seed == config.seed and other.strategy != config.strategy:
+            summary = _json(cell / "summary.json", {}).get(other.strategy)
+            others.append(read_course(other.strategy, cell, summary, novel))
+    return others, f"The other strategies are runs of the same comparison with seed {config.seed}."
+
+
+def _read_clients(folder: Path, novel: Set[str]) -> ByClient:
+    found = ByClient()
+    scores: dict[int, list[float]] = {}
+    for line in read_lines(folder / CLIENTS):
+        number, client = line["round"], line["client"]
+        if "refused" in line:
+            before = found.left_out.get(client, LeftOut(0, 0, ""))
+            found.left_out[client] = LeftOut(before.times + 1, number, line["refused"])
+            found.left_out_in[number] = found.left_out_in.get(number, 0) + 1
+        elif line.get("test_total") and client not in novel:
+            scores.setdefault(number, []).append(100 * line["test_correct"] / line["test_total"])
+    for number in sorted(scores):
+        worst, lower, upper, best = np.quantile(scores[number], (0, 0.25, 0.75, 1)).tolist()
+        found.spreads.append(Spread(number, worst, lower, upper, best))
+    return found

@@ -1,0 +1,230 @@
+"""Checkpoints in the run folder: from which a run goes on after a crash, to the bit where the clients do as before.
+
+RUN/checkpoints/000007.json                  what is written last, and makes the checkpoint one; holds its own digest
+RUN/checkpoints/000007.safetensors           all that the strategy has to remember
+RUN/checkpoints/000007-selected.safetensors  hypernetwork.safetensors of then: a link, which costs no space
+RUN/checkpoints/resumes.json                 to which checkpoints the run has gone back
+
+Two are kept; of a run that is over the last, which says so. One that cannot be read, or is not what was written, is
+left for the one before it. No pickle is loaded.
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from hyperbloom import __version__
+from hyperbloom.common.config import RunConfig, dump_run_config
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import keep, write_json, write_tensors
+from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
+
+__all__ = ["has_begun", "has_checkpoint", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
+
+FORMAT = 1
+KEPT = 2
+LOCK_TRIES = 10
+
+# What a damaged file makes its reader raise.
+_DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def write_checkpoint(
+    folder: Path, config: RunConfig, checkpoint: Checkpoint, lines: Mapping[str, int], selected: Path
+) -> None:
+    """Add a checkpoint to the run in `folder`, and delete all but the last two.
+
+    Args:
+        folder: the run's.
+        config: the run.
+        checkpoint: what to write.
+        lines: length in bytes of each file that grows.
+        selected: server state of the round that validation has selected; may not be there.
+    """
+    place = folder / "checkpoints"
+    number = max((int(path.stem) for path in _all(folder)), default=0) + 1
+    tensors, chosen = place / f"{number:06d}.safetensors", selected_file(folder, number)
+    if checkpoint.tensors:  # of none, safetensors makes a file that it cannot read
+        write_tensors(tensors, checkpoint.tensors, {})
+    if selected.exists() and checkpoint.progress.best is not None:
+        keep(selected, chosen)
+    for name in lines:
+        _flush(folder / name)
+    body = {key: value for key, value in vars(checkpoint).items() if key not in ("tensors", "progress", "results")}
+    body |= {
+        "progress": dataclasses.asdict(checkpoint.progress),
+        "results": {name: dataclasses.asdict(selection) for name, selection in checkpoint.results.items()},
+        "number": number,
+        "config": _digest(dump_run_config(config).encode()),
+        "lines": dict(lines),
+        "files": {path.name: _digest(path.read_bytes()) for path in (tensors, chosen) if path.exists()},
+    }
+    write_json(place / f"{number:06d}.json", {"format": FORMAT, "digest": _digest_of(body), "body": body})
+    over = checkpoint.phase > len(config.baselines)  # then nobody goes back
+    for path in _all(folder)[: -1 if over else -KEPT]:
+        _delete(path)
+
+
+def selected_file(folder: Path, number: int) -> Path:
+    """Return where checkpoint `number` keeps the selected state, if there was one."""
+    return folder / "checkpoints" / f"{number:06d}-selected.safetensors"
+
+
+def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> tuple[Resume, int, Mapping[str, int]]:
+    """Choose the checkpoint to go on from, and note that the run goes back to it.
+
+    Args:
+        folder: the run's.
+        config: as it is in the folder.
+        say: told of checkpoints that are of no use, in one line; they are deleted.
+
+    Returns:
+        where the run goes on, the checkpoint's number, and the length in bytes of each file that grows.
+
+    Raises:
+        ConfigError: there is no checkpoint that can be used, the configuration is another, or the run is complete.
+    """
+    sound: list[tuple[Checkpoint, dict[str, Any]]] = []
+    for path in reversed(_all(folder)):
+        try:
+            checkpoint, body = _read(folder, path)
+        except _DAMAGED as error:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be there next time
+                raise ConfigError(f"--resume: cannot read {path}: {error.strerror}") from None
+            say(f"{path} cannot be used ({' '.join(str(error).split())}); going back to the one before")
+            _delete(path)
+            continue
+        if body["config"] != _digest(dump_run_config(config).encode()):
+            raise ConfigError(
+                f"--resume: {folder / 'config.yaml'} is not what the run began with (or the version of hyperbloom is "
+                "another); put it back, or start a new run with init_from"
+            )
+        sound.append((checkpoint, body))
+    if not sound:
+        raise ConfigError(f"--resume: expected a checkpoint in {folder / 'checkpoints'}, found none that can be used")
+    chosen, body = sound[0]
+    if chosen.phase > len(config.baselines):
+        raise ConfigError(f"--resume: the run in {folder} is complete; there is nothing to go on with")
+    points = [(each.phase, each.progress.orders) for each, _ in reversed(sound)]
+    return Resume(chosen, points, _rewind(folder, points[-1])), body["number"], body["lines"]
+
+
+def has_begun(folder: Path) -> bool:
+    """Return whether a run has left more in `folder` than that its server has waited for clients."""
+    return has_checkpoint(folder) or (folder / "metrics.jsonl").exists()
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a run has left a checkpoint in `folder`, sound or not."""
+    return bool(_all(folder))
+
+
+def is_over(folder: Path, config: RunConfig) -> bool:
+    """Return whether the run in `folder` is complete; for one without checkpoints that is not known, and False."""
+    for path in reversed(_all(folder)):
+        with suppress(*_DAMAGED):
+            return _read(folder, path)[0].phase > len(config.baselines)
+    return False
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process.
+
+    Raises:
+        ConfigError: another server writes to it.
+    """
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with (folder / "checkpoints" / "lock").open("a") as file:
+        if not any(_lock(file) for _ in range(LOCK_TRIES)):
+            raise ConfigError(f"--resume: another server is still at work in {folder}; end it first")
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(0.05)  # who watches the run tries the lock as well, and holds it for a moment
+        return False
+    return True
+
+
+def _rewind(folder: Path, point: tuple[int, int]) -> list[tuple[int, int]]:
+    """Add to the list of resumes, on the disk before any client is asked again, and return it."""
+    path = folder / "checkpoints" / "resumes.json"
+    try:
+        resumes = json.loads(path.read_text()) if path.exists() else []
+        before = [(int(each["phase"]), int(each["orders"])) for each in resumes]
+    except _DAMAGED as error:
+        raise ConfigError(f"--resume: {path} is damaged ({error}); clients need it to find their own state") from None
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = {"phase": point[0], "orders": point[1], "time": now, "version": __version__}
+    write_json(path, [*resumes, entry])
+    return [*before, point]
+
+
+def _read(folder: Path, path: Path) -> tuple[Checkpoint, dict[str, Any]]:
+    stored = json.loads(path.read_text())
+    if stored["format"] != FORMAT:
+        raise ValueError(f"format {stored['format']}, expected {FORMAT}")
+    body = stored["body"]
+    if _digest_of(body) != stored["digest"]:
+        raise ValueError("it is not what was written")
+    contents = {name: (path.parent / name).read_bytes() for name in body["files"]}
+    for name, content in contents.items():
+        if _digest(content) != body["files"][name]:
+            raise ValueError(f"{name} is not what was written")
+    for name, length in body["lines"].items():
+        if length and (folder / name).stat().st_size < length:
+            raise ValueError(f"{name} is shorter than it was")
+    progress = body["progress"]
+    best = Selection(**progress["best"]) if progress["best"] else None
+    checkpoint = Checkpoint(
+        run_id=body["run_id"],
+        phase=body["phase"],
+        progress=Progress(**{**progress, "best": best}),
+        results={name: Selection(**selection) for name, selection in body["results"].items()},
+        roster=body["roster"],
+        here=body["here"],
+        tensors=safetensors.torch.load(contents[name]) if (name := f"{path.stem}.safetensors") in contents else {},
+    )
+    return checkpoint, body
+
+
+def _all(folder: Path) -> list[Path]:
+    """Return the checkpoints that were written to the end, in order of time."""
+    return sorted((folder / "checkpoints").glob("[0-9]*.json"))
+
+
+def _delete(path: Path) -> None:
+    """Delete a checkpoint; first what makes it one."""
+    for suffix in (".json", ".safetensors", "-selected.safetensors"):
+        path.with_name(path.stem + suffix).unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Bring what was appended to a file to the disk."""
+    if path.exists():
+        with path.open("ab") as file:
+            os.fsync(file.fileno())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _digest_of(body: Mapping[str, Any]) -> str:
+    # As it is read back: a tuple is a list by then.
+    return _digest(json.dumps(json.loads(json.dumps(body)), sort_keys=True).encode())

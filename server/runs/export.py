@@ -1,0 +1,161 @@
+"""Personal models from a run folder: what the server can write for each of its clients."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.export import Card
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.secrecy.noise import promise
+from hyperbloom.common.wire import Weights
+from hyperbloom.server.runs.trained import read_trained
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.odpfl import ODPFL
+
+__all__ = ["Export", "Personal"]
+
+_SENT = (
+    "its name and secret, the version of its program, the sizes of its data sets, the shape of its inputs; weights of "
+    "this model and {change}, in each round in which it took part; counts of right answers, and mean losses of those"
+)
+_SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
+_MOMENTS = (
+    "To find the nearest client: mean and covariance of what the last layer sees of its training inputs, and how often "
+    "classifiers made of such moments are wrong about its validation inputs."
+)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """One client's model, ready to be written."""
+
+    client: Client
+    spec: ModelSpec
+    module: nn.Module
+    scaling: Scaling
+    card: Card
+
+
+class Export:
+    """A finished run whose strategy can write its clients' models.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        ConfigError: it is no run folder, or the models are where the server cannot reach them.
+    """
+
+    def __init__(self, run: Path) -> None:
+        """Rebuild the strategy as it was in the selected round."""
+        self.trained = read_trained(run, lambda strategy: _check(strategy, run))
+        # Rows are numbered by name and time: who joined after the selected round has no row in its state.
+        rows = self.trained.tensors.get("embeddings")
+        self.known = len(self.trained.roster) if rows is None else len(rows)
+
+    def clients(self, name: str | None) -> list[Client]:
+        """Return the client of this name, or all that have a model.
+
+        Raises:
+            ConfigError: there is none of this name, or it joined after the selected round.
+        """
+        chosen = [client for client in self.trained.roster if name in (None, client.client_id)]
+        if not chosen:
+            names = ", ".join(client.client_id for client in self.trained.roster)
+            raise ConfigError(f"--client: expected one of {names}; found {name!r}")
+        with_model = [client for client in chosen if client.row < self.known]
+        if not with_model:
+            raise ConfigError(f"--client: {name} joined after round {self.trained.round}, whose models are kept")
+        return with_model
+
+    def models(self, clients: Sequence[Client]) -> Iterator[Personal]:
+        """Yield the models of some clients.
+
+        Raises:
+            ConfigError: the network has norms whose statistics only the client's examples can give.
+        """
+        for client in clients:
+            (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
+            about = client.about
+            spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
+            module = build(spec)
+            if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
+                raise ConfigError(
+                    f"{spec.name} normalises by running statistics, which each client takes from its own examples and "
+                    f"nobody sends; {_on_its_machine(self.trained.run)}"
+                )
+            with torch.no_grad():
+                for name, value in weights.layout.views(weights.values).items():
+                    module.get_parameter(name).copy_(value)
+            scaling, remark = self.trained.scaling
+            yield Personal(client, spec, module, scaling, self._card(client, remark))
+
+    def _card(self, client: Client, remark: str) -> Card:
+        accuracy = self.trained.test_accuracy.get(client.client_id)
+        origin = {
+            "client": client.client_id,
+            "strategy": self.trained.config.strategy,
+            "run": self.trained.run.resolve().name,
+            "round": f"{self.trained.round} of {self.trained.config.rounds}, selected by validation",
+            "examples": f"{client.about.train_examples} for training, on the client",
+            "test accuracy": "not known" if accuracy is None else f"{accuracy:.1f} % on the client's own test examples",
+        }
+        always, *more = _sent(self.trained.config)
+        sent = (
+            f"Between {client.client_id} and the server: {always}.",
+            *more,
+            "Examples and labels stayed on the client.",
+        )
+        names = "The server does not know the classes' names; they are numbered as the client numbers them."
+        return Card(f"Personal model of {client.client_id}", origin, sent, self._guarantee(client), (remark, names))
+
+    def _guarantee(self, client: Client) -> tuple[str, ...]:
+        privacy, path = self.trained.config.privacy, self.trained.run / "privacy.json"
+        if privacy.where == "none":
+            return ()
+        try:
+            spent = json.loads(path.read_text())["clients"].get(client.client_id, {"releases": 0})
+            return promise(privacy, int(spent["releases"])) if spent["releases"] else ("It has sent no changes.",)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: expected what each client has spent ({error!r})") from None
+
+
+def _sent(config: RunConfig) -> tuple[str, ...]:
+    """Say what a run had a client send."""
+    noisy = config.privacy.where == "client"
+    change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
+    masked = [_SUM_ALONE] if config.secure_aggregation else []
+    described = [_MOMENTS] if config.strategy == "pfl-nearest" else []
+    return (_SENT.format(change=change), *masked, *described)
+
+
+def _check(strategy: Algorithm, run: Path) -> None:
+    name, there = strategy.config.strategy, _on_its_machine(run)
+    if isinstance(strategy, ODPFL):
+        raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")
+    if isinstance(strategy, Local):
+        raise ConfigError(f"{name}: each client has its own model; {there}")
+    if strategy.own_models != "no":
+        raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them; {there}")
+    if strategy.private != "none":
+        raise ConfigError(f"{name}: each client keeps a part of its model to itself; {there}")
+    if strategy.recipe(1).refinement:
+        raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; {there}")
+
+
+def _on_its_machine(run: Path) -> str:
+    """Say what to run where; the state of virtual and local clients lies in the run folder."""
+    states = run / "clients"
+    state = f" --state-dir {states}/NAME" if states.is_dir() and any(states.iterdir()) else ""
+    return f"on its machine run: flower-client export --client-id NAME{state} --data ... --out DIR"

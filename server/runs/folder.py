@@ -1,0 +1,287 @@
+"""The run folder: everything that a run leaves behind, written as it goes.
+
+RUN/config.yaml                    the resolved configuration; `--config` takes it back
+RUN/environment.json               versions, platform, seed, run id
+RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
+RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
+RUN/events.jsonl                   a line for all else that happened: who came, left, was refused; never cut off
+RUN/hypernetwork.safetensors       server state of the round that validation selected
+RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
+RUN/roster.json                    clients, their embedding rows, hashes of their secrets
+RUN/summary.json                   the selected round and each client's test accuracy, per strategy
+RUN/report.html                    all of it for a browser (server/pages/report.py)
+RUN/privacy.json                   what each client has spent, with differential privacy; never taken back
+RUN/checkpoints/                   from which `--resume RUN` goes on (server/runs/checkpoint.py)
+RUN/server.log, superlink.log, clients/NAME.log
+RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hyperbloom import __version__
+from hyperbloom.common.config import RunConfig, dump_run_config
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import keep, write_bytes, write_json, write_tensors
+from hyperbloom.common.secrecy.noise import epsilon_of, promise
+from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.runs.checkpoint import read_resume, selected_file, write_checkpoint
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
+from hyperbloom.strategies.algorithm import Algorithm
+
+__all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
+
+_DAMAGED = (
+    *(OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),  # of JSON that nobody would write
+)
+_PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
+
+
+def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path:
+    """Make an empty run folder.
+
+    Args:
+        path: where, or None for `runs/DATE-STRATEGY`.
+        strategy: part of the default name; of `package.module:Class` the class.
+        anew: take a folder that is not empty, for a run that never began.
+
+    Raises:
+        ConfigError: the folder holds something already, or cannot be made.
+    """
+    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+        if any(chosen.iterdir()) and not anew:
+            raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}")
+    except OSError as error:
+        raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
+    return chosen
+
+
+def _fresh(path: Path) -> Path:
+    """Return `path`, with a number behind it if that name is taken."""
+    names = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in range(1, 1000))
+    return next(name for name in names if not name.exists())
+
+
+def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tensor], Roster]:
+    """Return the selected server state and the roster of a finished run; `asked_by` begins the error's message.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    try:
+        tensors = load_file(folder / "hypernetwork.safetensors")
+        return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
+    except _DAMAGED as error:
+        raise ConfigError(
+            f"{asked_by}: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
+        ) from None
+
+
+def adopt_identities(config: RunConfig, folder: Path) -> None:
+    """Let clients on this machine be those of the run to start from: copy their identities into the new run folder."""
+    for identity in Path(config.init_from or folder).glob("clients/*/identity.json"):
+        write_bytes(folder / "clients" / identity.parent.name / identity.name, identity.read_bytes(), mode=0o600)
+
+
+class RunFolder(Listener):
+    """Writes a run as it happens. Appended files get whole lines; the others are replaced atomically.
+
+    Args:
+        path: the run folder.
+        config: as resolved.
+        run_id: by which clients keep their personal state; None if the run is resumed.
+        machines: flags that say where it runs, for `--resume`.
+    """
+
+    def __init__(
+        self, path: Path, config: RunConfig, run_id: str | None, machines: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the configuration and the environment."""
+        self.path = path
+        self.config = config
+        self._phase = path
+        self._name = config.strategy
+        self._round = 0
+        self._selected: dict[str, Any] = {}
+        self._spent: Counter[str] = Counter()  # noisy changes that each client was asked for, in all phases
+        if run_id is not None:
+            write_bytes(path / "config.yaml", dump_run_config(config).encode())
+            write_json(path / "environment.json", _environment(config, run_id, machines or {}))
+            if config.privacy.where != "none":
+                self.released(())  # so that a missing file is a lost one
+
+    @classmethod
+    def resume(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> tuple["RunFolder", Resume]:
+        """Take a run folder back to its last checkpoint: what was written after it is cut off.
+
+        Raises:
+            ConfigError: there is no checkpoint that can be used, or it is of another run.
+        """
+        resume, number, lengths = read_resume(path, config, say)
+        folder, checkpoint = cls(path, config, None), resume.checkpoint
+        folder._read_spent()
+        names = [config.strategy, *config.baselines]
+        folder._enter(names[checkpoint.phase])
+        folder._round = max(0, checkpoint.progress.round)
+        for name, length in lengths.items():
+            if (path / name).exists():
+                os.truncate(path / name, length)
+        for name in names[checkpoint.phase + 1 :]:
+            for left in folder._folder(name).glob("*.jsonl"):
+                left.unlink()
+        folder._selected = {name: _figures(selection) for name, selection in checkpoint.results.items()}
+        chosen = folder._phase / "hypernetwork.safetensors"
+        chosen.unlink(missing_ok=True)
+        if checkpoint.progress.best is not None:
+            folder._selected[folder._name] = _figures(checkpoint.progress.best)
+            if selected_file(path, number).exists():
+                keep(selected_file(path, number), chosen)
+        write_json(path / "summary.json", folder._selected)
+        write_json(path / "roster.json", checkpoint.roster)
+        return folder, resume
+
+    def gathering(self, federation: Federation) -> None:
+        """Remember whose clients are listed at the end."""
+        self._federation = federation
+
+    def phase(self, strategy: Algorithm, name: str) -> None:
+        """Send what follows to the run's own files, or to a baseline's folder."""
+        self._enter(name)
+
+    def _enter(self, name: str) -> None:
+        self._round = self._round if name == self._name else 0
+        self._name, self._phase = name, self._folder(name)
+        self._phase.mkdir(parents=True, exist_ok=True)
+
+    def _folder(self, name: str) -> Path:
+        return phase_folder(self.path, self.config, name)
+
+    def event(self, text: str) -> None:
+        """Append what happened, with the round that was over by then."""
+        line = {"time": _now(), "strategy": self._name, "round": self._round, "text": text}
+        _append(self.path / EVENTS, [line])
+
+    def released(self, names: Sequence[str]) -> None:
+        """Count it before the orders go out. A run that goes back to a checkpoint does not take it back."""
+        self._spent.update(names)
+        privacy = self.config.privacy
+        clients = {
+            name: {"releases": count, "epsilon": epsilon_of([privacy.noise] * count, privacy.delta)}
+            for name, count in sorted(self._spent.items())
+        }
+        write_json(self.path / "privacy.json", {**privacy.model_dump(), "clients": clients})
+
+    def _read_spent(self) -> None:
+        """Go on counting.
+
+        Raises:
+            ConfigError: the file is damaged, or of another mechanism, so that it is not known what has been spent.
+        """
+        path, privacy = self.path / "privacy.json", self.config.privacy
+        if privacy.where == "none":
+            return
+        try:
+            stored = json.loads(path.read_text())
+            self._spent = Counter({str(name): int(each["releases"]) for name, each in stored.pop("clients").items()})
+            if stored != privacy.model_dump():
+                raise ValueError("it is of other settings than config.yaml")
+        except _DAMAGED as error:
+            raise ConfigError(
+                f"--resume: {path} cannot be used ({error}), so it is not known what has been spent on privacy; "
+                "restore it from a backup"
+            ) from None
+
+    def privacy_report(self) -> list[str]:
+        """Return in words what clients have spent: the one who was asked most often, and the least."""
+        if not self._spent:
+            return []
+        most, least = max(self._spent.values()), min(self._spent.values())
+        lines = ["privacy: " + line for line in promise(self.config.privacy, most)]
+        if least < most:
+            epsilon = epsilon_of([self.config.privacy.noise] * least, self.config.privacy.delta)
+            lines.append(f"privacy: that is who was asked most often; least, {least} times: epsilon {epsilon:.4g}")
+        return [*lines, "privacy: all clients are in privacy.json"]
+
+    def round_done(self, report: RoundReport) -> None:
+        """Append the round's lines."""
+        self._round = report.number
+        self._append(METRICS, [metrics_line(report)])
+        self._append(CLIENTS, client_lines(report, self.config.secure_aggregation))
+
+    def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
+        """Keep the server's state and the figures of the best round so far."""
+        if state:
+            write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
+        write_json(self.path / "roster.json", roster.to_json())
+        self._selected[self._name] = _figures(selection)
+        write_json(self.path / "summary.json", self._selected)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write it, with how long the files are that grow."""
+        files = [self._phase / name for name in (METRICS, CLIENTS)]
+        lengths = {str(file.relative_to(self.path)): file.stat().st_size if file.exists() else 0 for file in files}
+        chosen = self._phase / "hypernetwork.safetensors"
+        write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
+
+    def phase_done(self, strategy: Algorithm) -> None:
+        """Keep the server's last state."""
+        if state := strategy.state():
+            write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
+        write_json(self.path / "roster.json", self._federation.roster.to_json())
+
+    def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
+        _append(self._phase / name, lines)
+
+
+def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Append whole lines, or nothing."""
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError:  # the disk is full
+        if path.exists():
+            os.truncate(path, before)
+        raise
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _figures(selection: Selection) -> dict[str, Any]:
+    return {
+        "round": selection.round,
+        "metrics": selection.metrics,
+        "test_accuracy": selection.test_accuracy,
+    }
+
+
+def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "run_id": run_id,
+        "seed": config.seed,
+        "started": _now(),
+        "command": sys.argv,
+        "machines": machines,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {"hyperbloom": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }

@@ -1,0 +1,168 @@
+"""A run in its folder: begun or gone on with, over the grid of its engine, up to the table and the report."""
+
+import errno
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import DiskError, HyperbloomError
+from hyperbloom.server.grids.engine import open_grid
+from hyperbloom.server.grids.fleet import Machines, Say, Tell, check_port, log_to, sayer
+from hyperbloom.server.loop.listener import Listener, Resume, Selection
+from hyperbloom.server.loop.session import Session, check_run
+from hyperbloom.server.pages.report import write_report
+from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
+from hyperbloom.server.watch.view import TerminalView, results_table
+from hyperbloom.strategies.algorithm import is_novel
+
+__all__ = ["Run", "begin", "go_on", "run_federation"]
+
+LARGEST_FOR_REPORT = 100_000_000
+"""Bytes of lines up to which a run writes its report at its end: five seconds."""
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose folder is ready; `resume` is the checkpoint to go on from, None if it begins."""
+
+    recorder: RunFolder
+    run_id: str
+    resume: Resume | None = None
+
+    def carry_out(
+        self, machines: Machines, listeners: Sequence[Listener], say: Say, tell: Tell
+    ) -> tuple[Session, dict[str, Selection]]:
+        """Run it to its end, with the log in its folder; a HyperbloomError that stops it is also among its events."""
+        folder, config = self.recorder.path, self.recorder.config
+        with log_to(folder / "server.log"), open_grid(machines, config, folder, say, tell) as (grid, watch):
+            session = Session(config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume)
+            try:
+                return session, session.run()
+            except (HyperbloomError, KeyboardInterrupt) as error:
+                self.recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
+                raise
+
+
+def begin(folder: Path, config: RunConfig, machines: Machines) -> Run:
+    """Write what a run begins with into its folder."""
+    run_id = f"{folder.name}-{secrets.token_hex(4)}"
+    recorder = RunFolder(folder, config, run_id, machines.record())
+    adopt_identities(config, folder)
+    return Run(recorder, run_id)
+
+
+def go_on(folder: Path, config: RunConfig, tell: Tell) -> Run:
+    """Take a run back to its last checkpoint; ConfigError if there is none that can be used."""
+    recorder, resume = RunFolder.resume(folder, config, tell)
+    return Run(recorder, resume.checkpoint.run_id, resume)
+
+
+def _check(config: RunConfig, machines: Machines, begins: bool) -> None:
+    """Refuse, before the run has a folder, what cannot be run."""
+    if begins:
+        check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
+    if machines.engine == "ray":
+        from hyperbloom.server.grids.simulation import check_ray
+
+        check_ray()
+    if machines.tensorboard:
+        from hyperbloom.server.watch.tensorboard import check_tensorboard
+
+        check_tensorboard()
+    if machines.engine == "grpc" and machines.port:
+        check_port(machines.host, machines.port)
+
+
+def run_federation(
+    config: RunConfig, machines: Machines, console: Console, run_dir: Path | None, anew: bool, resume: Path | None
+) -> None:
+    """Run a federation in its folder, and show it on a terminal.
+
+    Args:
+        config: the run.
+        machines: where it runs.
+        console: the terminal.
+        run_dir: the folder of a run that begins; None takes a new one.
+        anew: take `run_dir` even if there are files of a run that never began.
+        resume: the folder of a run to go on with.
+
+    Raises:
+        HyperbloomError: the run came to nothing, or the disk is full.
+    """
+    _check(config, machines, begins=resume is None)
+    folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
+    view, say = TerminalView(console), sayer(console)
+    say(f"run folder: {folder}")
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(folder))
+            if resume:
+                run = go_on(folder, config, view.event)
+                for listener in (run.recorder, view):
+                    listener.event(f"going on after {_where(config, run.resume)}")
+            else:
+                machines = machines.with_port()
+                run = begin(folder, config, machines)
+            listeners = [view, *_listeners(machines, folder, stack, say)]
+            session, results = run.carry_out(machines, listeners, say, view.event)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise DiskError(
+            f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
+            f"flower-server --resume {folder}"
+        ) from None
+    finally:
+        view.close()
+    examples = {client.client_id: client.about.train_examples for client in session.roster}
+    say("test accuracy in percent, at the round that validation selected")
+    novel = {client.client_id for client in session.roster if is_novel(client, config)}
+    console.print(results_table(results, examples, novel))
+    for line in run.recorder.privacy_report():
+        say(line)
+    _write_report(folder, say)
+    say(f"everything is in {folder}")
+
+
+def _where(config: RunConfig, resume: Resume | None) -> str:
+    assert resume is not None
+    name = [config.strategy, *config.baselines][resume.checkpoint.phase]
+    return f"round {max(0, resume.checkpoint.progress.round)} of {name}"
+
+
+def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> Iterator[Listener]:
+    """Yield who else wants to hear of the run; `stack` lets go of what they hold."""
+    if machines.metrics_port:
+        from hyperbloom.server.watch.metrics import RunMetrics, served
+
+        metrics = RunMetrics()
+        say(f"metrics: {stack.enter_context(served(metrics, machines.metrics_port))}")
+        yield metrics
+    if machines.tensorboard:
+        from hyperbloom.server.watch.tensorboard import TensorBoard
+
+        board = TensorBoard(folder)
+        stack.callback(board.close)
+        yield board
+
+
+def _write_report(folder: Path, say: Say) -> None:
+    """Write the report, if that is quickly done; a run that is complete must not fail for it."""
+    if sum(path.stat().st_size for path in folder.rglob("*.jsonl")) > LARGEST_FOR_REPORT:
+        say(f"its report would take long; flower-server report {folder} writes it")
+        return
+    with log_to(folder / "server.log"):
+        try:
+            say(f"report: {write_report(folder, mix=False)}")
+        except Exception as error:
+            logging.getLogger(__name__).exception("the report could not be written")
+            say(f"the report could not be written ({error}); flower-server report {folder} tries again", "yellow")

@@ -1,0 +1,92 @@
+"""A finished run as its folder keeps it: the strategy as it was in the round that validation selected."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.runs.folder import read_run
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.fedavg import FedAvg
+
+__all__ = ["Trained", "read_trained"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has learned.
+
+    Attributes:
+        run: its folder.
+        strategy: with the selected round's state.
+        round: the number of that round.
+        metrics: what it scored.
+        test_accuracy: of each client, in percent.
+    """
+
+    run: Path
+    config: RunConfig
+    strategy: Algorithm
+    roster: Roster
+    tensors: Mapping[str, Tensor]
+    round: int
+    metrics: Mapping[str, float]
+    test_accuracy: Mapping[str, float]
+
+    @property
+    def scaling(self) -> tuple[Scaling, str]:
+        """What most clients told that they do to stored numbers, or the usual; and which it is, in a sentence."""
+        told = Counter(
+            Scaling(client.about.divisor, client.about.mean, client.about.std) for client in self.roster
+        ).most_common(1)
+        if told and 2 * told[0][1] > len(self.roster):
+            return told[0][0], f"The preprocessing is that of {told[0][1]} of {len(self.roster)} clients, as they told."
+        return Scaling(255.0), (
+            "The clients differ in their preprocessing; it is that of users' own data: bytes by 255, floats as is."
+        )
+
+
+def read_trained(run: Path, check: Callable[[Algorithm], None]) -> Trained:
+    """Rebuild a run's strategy.
+
+    Args:
+        run: the run folder.
+        check: raises a ConfigError if the strategy is of no use; called before anything large is read.
+
+    Raises:
+        ConfigError: it is no run folder, damaged, or of no use.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"expected a run folder with config.yaml, found {run}")
+    config = load_run_config(run / "config.yaml", {})
+    check(make_algorithm(config))
+    tensors, roster = read_run(run, str(run))
+    algorithm = make_algorithm(config)
+    one_model = isinstance(algorithm, FedAvg)  # from whose runs no other may start
+    if not one_model:
+        algorithm.check_start(tensors)
+    try:
+        admission = Admission(config, algorithm, None if one_model else tensors)
+        admission.begin(roster, len(roster))
+    except RefusedError as error:
+        raise ConfigError(f"{run / 'roster.json'}: {error}") from None
+    if one_model:
+        algorithm.restore(tensors)
+    return Trained(run, config, algorithm, roster, tensors, *_selection(run, config.strategy))
+
+
+def _selection(run: Path, strategy: str) -> tuple[int, dict[str, float], dict[str, float]]:
+    try:
+        one = json.loads((run / "summary.json").read_text(encoding="utf-8"))[strategy]
+        return int(one["round"]), dict(one["metrics"]), dict(one["test_accuracy"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {strategy} ({error!r})") from None

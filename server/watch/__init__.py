@@ -1,0 +1,1 @@
+"""Who watches a run: the terminal, Prometheus, TensorBoard."""

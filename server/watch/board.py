@@ -1,0 +1,185 @@
+"""What is known of a strategy that runs, from the lines of its run folder, and how a terminal shows it.
+
+The live view of a run and `flower-server watch` show the same board: one feeds it as rounds end, the other from files.
+"""
+
+import math
+from collections import deque
+from statistics import median
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hyperbloom.server.runs.lines import Line
+
+__all__ = ["Board", "amount", "duration", "plain_text"]
+
+EVENTS_SHOWN = 4
+STRAGGLERS_SHOWN = 3
+PACE_OVER = 50
+"""Rounds over which the pace is taken: what was slow an hour ago says little of the time that is left."""
+
+
+class Board:
+    """One strategy's state of affairs.
+
+    Args:
+        name: of the strategy.
+        rounds: in all.
+    """
+
+    def __init__(self, name: str, rounds: int) -> None:
+        """Know of no round yet."""
+        self.name, self.rounds = name, rounds
+        self.done = 0
+        self._times: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=PACE_OVER + 1)
+        self._last: Line = {}  # the last round's line
+        self._evaluated: Line = {}  # the last evaluated round's
+        self._worst: str | None = None
+        self._best: tuple[float, int] | None = None
+        self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
+        self._down = self._up = 0
+        self._left_out: dict[str, tuple[int, int, str]] = {}  # how often, in which round last, and why
+        self._events: tuple[str, ...] = ()
+
+    def add_round(self, line: Line) -> None:
+        """Take in a line of metrics.jsonl."""
+        number = line["round"]
+        self._down, self._up = self._down + line.get("bytes_down", 0), self._up + line.get("bytes_up", 0)
+        # In asynchronous mode an evaluation is reported after rounds that came later.
+        if number >= self.done:
+            self.done, self._last, self._seconds = number, line, {}
+            if line["elapsed"] > self._times[-1][1]:
+                self._times.append((number, line["elapsed"]))
+        if "test_mean" in line:
+            self._evaluated, self._worst = line, None
+            if self._best is None or line["test_mean"] > self._best[0]:
+                self._best = line["test_mean"], number
+
+    def add_client(self, line: Line) -> None:
+        """Take in a line of clients.jsonl; its round's comes before it."""
+        name, number = line["client"], line["round"]
+        if "refused" in line:
+            times = self._left_out.get(name, (0, 0, ""))[0] + 1
+            self._left_out[name] = times, number, line["refused"]
+        elif "seconds" in line and number == self.done:
+            self._seconds[name] = line["seconds"]
+        if line.get("test_total") and number == self._evaluated.get("round") and self._worst is None:
+            accuracy = 100 * line["test_correct"] / line["test_total"]
+            if math.isclose(accuracy, self._evaluated["test_worst"], abs_tol=1e-9):
+                self._worst = name
+
+    def add_event(self, text: str) -> None:
+        """Show one of the last things that happened."""
+        self._events = (*self._events, text)[-EVENTS_SHOWN:]
+
+    @property
+    def pace(self) -> float | None:
+        """Rounds per second lately; None before the first one."""
+        (first, begin), (last, end) = self._times[0], self._times[-1]
+        return (last - first) / (end - begin) if end > begin else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the last round is over, as far as one can tell."""
+        return None if not self.pace else (self.rounds - self.done) / self.pace
+
+    def sentence(self) -> str:
+        """Return the last evaluation as a line for where there is no terminal."""
+        number = self._evaluated["round"]
+        pace = "before training"
+        if number and self.pace:
+            pace = f"{self.pace:.1f} rounds/s  {(self.rounds - number) / self.pace:.0f} s left"
+        return f"{self.name}: round {number}/{self.rounds}  accuracy {_figures(self._evaluated)}  {pace}"
+
+    def render(self) -> RenderableType:
+        """Return the board for a terminal."""
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column(overflow="fold")
+        rows.add_row("accuracy", self._accuracy_row())
+        if self._last:
+            rows.add_row("training", self._training_row())
+        for index, text in enumerate(self._stragglers()):
+            rows.add_row("left out" if index == 0 else "", Text(text, style="yellow"))
+        for index, text in enumerate(self._events):
+            rows.add_row("lately" if index == 0 else "", Text(text, no_wrap=True, overflow="ellipsis"))
+        return Group(self._head(), rows)
+
+    def _head(self) -> RenderableType:
+        pace = f"{self.pace:.1f} rounds/s" if self.pace and self.pace >= 1 else ""
+        if self.pace and self.pace < 1:
+            pace = f"{duration(1 / self.pace)} a round"
+        left = f"{duration(self.seconds_left)} left" if self.seconds_left and self.done < self.rounds else ""
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(self.name, style="bold"),
+            ProgressBar(total=self.rounds, completed=self.done, width=24),
+            f"{self.done}/{self.rounds}",
+            Text(pace, style="cyan"),
+            Text(left, style="cyan"),
+        )
+        return head
+
+    def _accuracy_row(self) -> str | Text:
+        line = self._evaluated
+        if not line:
+            return "waiting for the first evaluation"
+        text = Text(_figures(line))
+        if self._worst is not None:
+            text.append(f" ({plain_text(self._worst)})")
+        text.append(f", at round {line['round']}")
+        if self._best and self._best[1] != line["round"]:
+            text.append(f"; best mean {self._best[0]:.1f} % at round {self._best[1]}", style="dim")
+        return text
+
+    def _training_row(self) -> str:
+        line = self._last
+        parts = [f"loss {line['loss']:.3g}"] if "loss" in line else []
+        parts.append(f"{line['clients']} client{'' if line['clients'] == 1 else 's'} in {line['seconds']:.2f} s")
+        parts.append(f"{amount(self._down)} down, {amount(self._up)} up in all")
+        if len(self._seconds) > 1:
+            slowest, seconds = max(self._seconds.items(), key=lambda pair: pair[1])
+            if seconds > 2 * median(self._seconds.values()):
+                parts.append(f"slowest {plain_text(slowest)} {seconds:.1f} s")
+        return " · ".join(parts)
+
+    def _stragglers(self) -> list[str]:
+        often = sorted(self._left_out.items(), key=lambda pair: (-pair[1][0], pair[0]))
+        lines = [
+            f"{plain_text(name)} {times} time{'' if times == 1 else 's'}, last in round {number}: {plain_text(why)}"
+            for name, (times, number, why) in often[:STRAGGLERS_SHOWN]
+        ]
+        return lines + ([f"and {len(often) - STRAGGLERS_SHOWN} more"] if len(often) > STRAGGLERS_SHOWN else [])
+
+
+def plain_text(text: str) -> str:
+    """Return text that may come from a client without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def amount(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return a number of seconds for people: 12 s, 3:04 min, 2:15 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def _figures(line: Any) -> str:
+    return f"mean {line['test_mean']:.1f} %, worst client {line['test_worst']:.1f} %"

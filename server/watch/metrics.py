@@ -1,0 +1,137 @@
+"""Prometheus metrics of a run, over HTTP: `flower-server --metrics-port`. See docs/watching.md.
+
+Who is where is read off the roster when somebody asks; all else is counted as it happens.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.reasons import Reason
+from hyperbloom.server.loop.events import Event, Kind
+from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
+
+if TYPE_CHECKING:
+    from hyperbloom.server.loop.federation import Federation
+    from hyperbloom.strategies.algorithm import Algorithm
+
+__all__ = ["RunMetrics", "served"]
+
+BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+"""Seconds of a round: from virtual clients to cohorts that wait for a deadline."""
+
+
+class RunMetrics(Listener):
+    """Counts what happens in a run.
+
+    Attributes:
+        registry: what is exported, and nothing of the process beside it.
+    """
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.registry = CollectorRegistry()
+        self._strategy = ""
+        self.rounds = self._counter("rounds", "rounds that are over", "strategy")
+        self.round = self._gauge("round", "the last round that is over", "strategy")
+        self.planned = self._gauge("rounds_planned", "rounds of the strategy in all", "strategy")
+        self.seconds = Histogram(
+            *("hyperbloom_round_seconds", "seconds that a round took, evaluation included", ["strategy"]),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.clients = self._gauge("clients", "clients by state", "state")
+        self.sent = self._counter("bytes", "bytes of training messages", "direction")
+        self.left_out = self._counter("refusals", "times that a client was left out or not admitted", "reason")
+        self.late = self._counter("late_replies", "replies that came after their deadline")
+        self.accuracy = self._gauge(
+            "accuracy_percent", "accuracy of the last evaluation, over clients", "strategy", "split", "over"
+        )
+        self.saved = self._gauge(
+            "checkpoint_timestamp_seconds", "when the last checkpoint was written, 0 before the first one"
+        )
+        for direction in ("down", "up"):
+            self.sent.labels(direction)
+        for reason in [*Reason, "join"]:
+            self.left_out.labels(reason)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"hyperbloom_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"hyperbloom_{name}", what, labels, registry=self.registry)
+
+    def gathering(self, federation: "Federation") -> None:
+        """Show who is where, from now on."""
+        for state in federation.count():
+            self.clients.labels(state).set_function(partial(_count, federation, state))
+
+    def phase(self, strategy: "Algorithm", name: str) -> None:
+        """Count for a strategy."""
+        self._strategy = name
+        self.planned.labels(name).set(strategy.config.rounds)
+
+    def event(self, text: str) -> None:
+        """Count who is not admitted."""
+        if isinstance(text, Event) and text.kind is Kind.REFUSED:
+            self.left_out.labels("join").inc()
+
+    def round_done(self, report: RoundReport) -> None:
+        """Count a round; in asynchronous mode the report of an evaluation alone is no round."""
+        outcome, name = report.outcome, self._strategy
+        if outcome.results or report.bytes_down or not outcome.evaluation:
+            self.rounds.labels(name).inc()
+            self.round.labels(name).set(report.number)
+            self.seconds.labels(name).observe(report.seconds)
+        self.sent.labels("down").inc(report.bytes_down)
+        self.sent.labels("up").inc(report.bytes_up)
+        self.late.inc(report.late)
+        for refused in outcome.refused.values():
+            self.left_out.labels(refused.reason).inc()
+        metrics = outcome.evaluation.metrics() if outcome.evaluation else {}
+        for split in ("val", "test", "novel_test"):
+            for over in ("mean", "worst"):
+                if (value := metrics.get(f"{split}_{over}")) is not None:
+                    self.accuracy.labels(name, split, over).set(value)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Note when it was written."""
+        self.saved.set(time.time())
+
+
+def _count(federation: "Federation", state: str) -> float:
+    return federation.count()[state]
+
+
+@contextmanager
+def served(metrics: RunMetrics, address: str) -> Iterator[str]:
+    """Serve metrics over HTTP at `[HOST:]PORT`, on loopback where no host is named; yields the URL.
+
+    Raises:
+        ConfigError: it is no such address.
+        ConnectionFailed: nothing can listen there.
+    """
+    host, port = _parse(address)
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise ConnectionFailed(f"--metrics-port {address}: cannot listen there: {error.strerror or error}") from None
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--metrics-port: expected PORT or HOST:PORT, found {address!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)

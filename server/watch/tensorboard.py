@@ -1,0 +1,90 @@
+"""A run's curves for TensorBoard: RUN/tensorboard/STRATEGY holds event files (`flower-server --tensorboard`)."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.loop.listener import Listener, RoundReport
+from hyperbloom.server.runs.lines import metrics_line
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from hyperbloom.strategies.algorithm import Algorithm
+
+__all__ = ["TensorBoard", "check_tensorboard"]
+
+
+def check_tensorboard() -> None:
+    """Raise a ConfigError if there is nothing to write event files with."""
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "--tensorboard: expected the package tensorboard, which is not installed; install the extra: "
+            "pip install 'hyperbloom[tensorboard]', or '.[tensorboard]' from the sources"
+        )
+
+
+CURVES = {
+    "loss": "training/loss",
+    "seconds": "round/seconds",
+    "bytes_down": "round/bytes down",
+    "bytes_up": "round/bytes up",
+    "left_out": "round/left out",
+}
+"""What stands in a round's line, and its curve's name."""
+
+
+class TensorBoard(Listener):
+    """Writes scalars per round, and the distribution over clients per evaluation.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Write nothing yet."""
+        self.folder = folder / "tensorboard"
+        self._writer: SummaryWriter | None = None
+        self._name = ""
+
+    def phase(self, strategy: "Algorithm", name: str) -> None:
+        """Begin a strategy's curves."""
+        self.close()
+        self._name = name
+
+    def _open(self, number: int) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = self.folder / self._name
+        # Of a run that went back to a checkpoint, TensorBoard shows nothing that came after it.
+        again = number if place.exists() else None
+        return SummaryWriter(str(place), purge_step=again)
+
+    def round_done(self, report: RoundReport) -> None:
+        """Write what a round brought; a loss that no client told is no point of its curve."""
+        self._writer = writer = self._writer or self._open(report.number)
+        number, outcome = report.number, report.outcome
+        if outcome.results or not outcome.evaluation:
+            line = metrics_line(report) | {"left_out": len(outcome.refused)}
+            for key, name in CURVES.items():
+                if key in line:
+                    writer.add_scalar(name, line[key], number)
+        if outcome.evaluation:
+            for name, value in outcome.evaluation.metrics().items():
+                writer.add_scalar(f"accuracy/{name}", value, number)
+            each = [100 * result.test.accuracy for result in outcome.evaluation.scores.values()]
+            writer.add_histogram("accuracy/test over clients", np.array(each), number)
+            writer.flush()
+
+    def phase_done(self, strategy: "Algorithm") -> None:
+        """End a strategy's curves."""
+        self.close()
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer:
+            self._writer.close()
+            self._writer = None

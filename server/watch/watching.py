@@ -1,0 +1,163 @@
+"""Follow a run by its files alone: `flower-server watch`."""
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.loop.listener import Selection
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
+from hyperbloom.server.watch.view import TerminalView, print_line, results_table
+
+__all__ = ["is_running", "read_config", "read_environment", "watch"]
+
+LOOK_EVERY_S = 0.5
+
+
+def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run until it ends, and its table if it was complete.
+
+    Args:
+        folder: the run's.
+        console: a live block on a terminal, a line per evaluation elsewhere.
+        sleep: waits for so many seconds.
+
+    Raises:
+        ConfigError: it is no run folder.
+    """
+    config = read_config(folder)
+    view = TerminalView(console)
+    watcher = _Watcher(folder, config, view)
+    try:
+        while True:
+            # In this order: what was written before it ended is read before it is called over.
+            running = is_running(folder)
+            watcher.look()
+            if not running:
+                break
+            sleep(LOOK_EVERY_S)
+    finally:
+        view.close()
+    watcher.say_how_it_ended()
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return a run's configuration; ConfigError if the folder is none of a run."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"expected the folder of a run, found no {path}")
+    return load_run_config(path, {})
+
+
+def read_environment(folder: Path) -> Mapping[str, Any]:
+    """Return what a run has written of its environment; ConfigError if it is damaged."""
+    try:
+        found = json.loads((folder / "environment.json").read_text())
+        return {**found}
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder}: environment.json is missing or damaged ({error})") from None
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a server is at work in a run folder: it holds the lock while it is."""
+    try:
+        with (folder / "checkpoints" / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+class _Watcher:
+    def __init__(self, folder: Path, config: RunConfig, view: TerminalView) -> None:
+        self.folder, self.config, self.view = folder, config, view
+        self._names = [config.strategy, *config.baselines]
+        self._events = Tail(folder / EVENTS)
+        self._waiting: list[Line] = []  # events of strategies that are not shown yet
+        self._enter(0)
+
+    def _enter(self, phase: int) -> None:
+        self.phase, name = phase, self._names[phase]
+        place = phase_folder(self.folder, self.config, name)
+        self._metrics, self._clients = Tail(place / METRICS), Tail(place / CLIENTS)
+        self.view.open(name, self.config.rounds)
+
+    def look(self) -> None:
+        """Read what is new, of one strategy after the other."""
+        self._waiting += self._events.read()
+        while True:
+            # In this order: what is there of the next one was written after all of this one.
+            over = self.phase + 1 < len(self._names) and self._begun(self.phase + 1)
+            self._read()
+            if not over:
+                return
+            self._enter(self.phase + 1)
+
+    def _begun(self, phase: int) -> bool:
+        return (phase_folder(self.folder, self.config, self._names[phase]) / METRICS).exists()
+
+    def _read(self) -> None:
+        # In this order: a round's own line is written before those of its clients, so none is read without it.
+        clients = self._clients.read()
+        lines = self._metrics.read()
+        if self._metrics.cut or self._clients.cut:
+            self.view.show("the run went back to a checkpoint")
+            self._enter(0 if not self._begun(self.phase) else self.phase)
+            return self._read()
+        for line in lines:
+            self._say_events_until(line["round"])
+            self.view.add_round(line)
+        self.view.add_clients(clients)
+        self._say_events_until(None)
+        return None
+
+    def _say_events_until(self, number: int | None) -> None:
+        """Show the events of this strategy before a round, or all that there are."""
+        later = []
+        for line in self._waiting:
+            mine = line.get("strategy") == self.view.board.name
+            if mine and (number is None or line.get("round", 0) < number):
+                self.view.show(f"{_clock(line.get('time', ''))} {line.get('text', '')}")
+            else:
+                later.append(line)
+        self._waiting = later
+
+    def say_how_it_ended(self) -> None:
+        """Print the table of a run that is complete, or where it stopped."""
+        board, console = self.view.board, self.view.console
+        if self.phase + 1 < len(self._names) or board.done < self.config.rounds:
+            where = f"round {board.done} of {board.rounds} of {board.name}"
+            print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
+            return
+        results, examples = _results(self.folder)
+        if results:
+            print_line(console, "test accuracy in percent, at the round that validation selected")
+            console.print(results_table(results, examples))
+
+
+def _clock(moment: str) -> str:
+    try:
+        return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S")
+    except ValueError:
+        return moment
+
+
+def _results(folder: Path) -> tuple[Mapping[str, Selection], Mapping[str, int]]:
+    try:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        clients = json.loads((folder / "roster.json").read_text())["clients"]
+        results = {
+            name: Selection(each["round"], each["metrics"], each["test_accuracy"]) for name, each in summary.items()
+        }
+        return results, {each["client_id"]: each["about"]["train_examples"] for each in clients}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder}: summary.json or roster.json is damaged ({error!r})") from None

@@ -1,0 +1,705 @@
+"""The live client: how it paces, when it gives up, and what becomes of each message."""
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest.mock import MagicMock
+
+import grpc
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto import fleet_pb2, fleet_pb2_grpc
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from hyperbloom.client.link import runtime
+from hyperbloom.client.link.runtime import _Finished, _retries, _serve, _Session, run_client
+from hyperbloom.client.link.server import Link
+from hyperbloom.common.errors import ConnectionFailed, RefusedError
+from hyperbloom.common.secrecy.keys import make_key
+from hyperbloom.common.wire.orders import Greeting, Notice
+from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.server.access.certificates import init
+
+RUN, NODE = 77, 5
+LINK = Link("127.0.0.1:1", insecure=True)
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Give this process the identity that Flower's messages ask for."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, 1
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the waits that the runtime asks for; none of them happens."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    return waits
+
+
+# ---------------------------------------------------------------------- pacing
+
+
+# ---------------------------------------------------------------------- retries
+
+
+class Lost(grpc.RpcError):  # type: ignore[misc]
+    """An error as gRPC raises it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
+        super().__init__(details)
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status code."""
+        return self._code
+
+    def details(self) -> str:
+        """Return what the server said."""
+        return str(self)
+
+
+def failing(*errors: Exception) -> Callable[[], str]:
+    """Return a call that raises these errors in turn and then answers."""
+    left = deque(errors)
+
+    def call() -> str:
+        if left:
+            raise left.popleft()
+        return f"answer, {len(left)} errors left"
+
+    return call
+
+
+def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    waits: list[float] = []
+    retries = _retries(LINK)
+    retries.wait_function = waits.append
+    retries.jitter = None
+    errors = [Lost(grpc.StatusCode.UNAVAILABLE, "connection refused") for _ in range(40)]
+    with caplog.at_level(logging.INFO, "hyperbloom.client"):
+        assert retries.invoke(failing(*errors)) == "answer, 0 errors left"
+    assert waits[:7] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0])
+    assert waits[7:] == [10] * 33
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "127.0.0.1:1 does not answer; trying until it does (Ctrl-C leaves)"
+    assert said[1].startswith("127.0.0.1:1 answers again after ")
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Lost(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"),
+        Lost(grpc.StatusCode.CANCELLED, "RST_STREAM with error code 8"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed (TSI_PROTOCOL_FAILURE): Socket closed"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "handshaker shutdown"),
+    ],
+)
+def test_a_server_under_attack_is_asked_again_until_it_answers(error: Exception) -> None:
+    retries = _retries(Link("127.0.0.1:1"))
+    retries.wait_function = lambda seconds: None
+    assert retries.invoke(failing(*[error] * 40)) == "answer, 0 errors left"
+
+
+def test_an_answer_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hyperbloom.client"):
+        assert _retries(LINK).invoke(failing()) == "answer, 0 errors left"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Lost(grpc.StatusCode.PERMISSION_DENIED),
+        Lost(grpc.StatusCode.UNIMPLEMENTED),
+        Lost(grpc.StatusCode.DEADLINE_EXCEEDED),
+        Lost(grpc.StatusCode.INTERNAL),
+        Lost(grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"),
+        Lost(grpc.StatusCode.UNAVAILABLE, "Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER"),
+        Lost(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (34 vs. 32)"),
+        ValueError("no error of gRPC"),
+    ],
+)
+def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) -> None:
+    retries = _retries(LINK)
+    waits: list[float] = []
+    retries.wait_function = waits.append
+    with pytest.raises(type(error)) as caught:
+        retries.invoke(failing(error))
+    assert caught.value is error
+    assert waits == []
+
+
+def test_who_leaves_does_not_wait_for_retries_that_began_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower sets the tries to one as it leaves; whoever is at the third looks for `== 1` for ever."""
+    retries, calls = _retries(LINK), []
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def away() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            retries.max_tries = 1
+        assert len(calls) < 5, "it goes on"
+        raise Lost(grpc.StatusCode.UNAVAILABLE, "connection refused")
+
+    with pytest.raises(Lost):
+        retries.invoke(away)
+    assert len(calls) == 3
+    assert retries.gave_up_on is None
+
+
+def test_who_leaves_does_not_sleep_out_the_wait_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    retries, slept = _retries(LINK), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        retries.max_tries = 1 if len(slept) == 4 else None
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    retries.wait_function(10.0)
+    assert slept == [0.1] * 4
+
+
+# ---------------------------------------------------------------------- a session
+
+
+class NobodyThere(ConnectionError):
+    """The fake server's last word."""
+
+
+class FakeServer:
+    """The primitives of Flower's connection, over a queue of messages."""
+
+    def __init__(self, *messages: Message | None) -> None:
+        self.queue = deque(messages)
+        self.sent: list[Message] = []
+        self.confirmed: list[tuple[int, str]] = []
+        self.seconds: list[float] = []
+        self.unavailable = 0
+        self._contents: dict[str, bytes] = {}
+        self._arriving: tuple[Message, dict[str, bytes], int] | None = None
+
+    @property
+    def primitives(self) -> tuple[Any, ...]:
+        """Return them in Flower's order, the node's id first."""
+        return (NODE, self.receive, self.send, None, None, self.pull_object, self.push_object, self.confirm)
+
+    def receive(self) -> tuple[Message, ObjectTree] | None:
+        """Announce the next message, without content, as the SuperLink does."""
+        if not self.queue:
+            raise NobodyThere
+        message = self.queue.popleft()
+        if message is None:
+            return None
+        self._contents |= {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
+        tree = get_object_tree(message)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        return Message(RecordDict(), metadata=message.metadata), tree  # type: ignore[call-overload]
+
+    def pull_object(self, run_id: int, object_id: str) -> bytes:
+        """Hand out an object, as often late as `unavailable` says."""
+        assert run_id == RUN
+        if self.unavailable:
+            self.unavailable -= 1
+            raise ObjectUnavailableError(object_id)
+        return self._contents[object_id]
+
+    def confirm(self, run_id: int, message_id: str) -> None:
+        """Note that a message is whole."""
+        self.confirmed.append((run_id, message_id))
+
+    def send(self, message: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
+        """Ask for the objects of an announced reply."""
+        wanted = set(get_all_nested_objects(message))
+        self._arriving = (message, {}, len(wanted))
+        self.seconds.append(seconds)
+        return wanted, "session"
+
+    def push_object(self, run_id: int, session_id: str, object_id: str, content: bytes) -> None:
+        """Take an object; when the last one is here, so is the reply."""
+        assert self._arriving is not None
+        assert (run_id, session_id) == (RUN, "session")
+        announced, contents, count = self._arriving
+        contents[object_id] = content
+        if len(contents) == count:
+            whole = inflate_object_from_contents(announced.metadata.message_id, contents)
+            assert isinstance(whole, Message)
+            self.sent.append(whole)
+
+
+def greeting() -> Message:
+    """Return a message to the node."""
+    return Message(pack(Greeting("0.1.0")), NODE, Greeting.message_type)
+
+
+def notice(kind: str, reason: str = "because") -> Message:
+    """Return the server's last word."""
+    return Message(pack(Notice(kind, reason)), NODE, Notice.message_type)
+
+
+def app_that(act: Callable[[Message, Context], Any]) -> ClientApp:
+    """Return an app that answers greetings by `act` and notices as the real one does."""
+    app = ClientApp()
+
+    @app.query("greet")
+    def greet(message: Message, context: Context) -> Message:
+        found = act(message, context)
+        return found if isinstance(found, Message) else Message(pack(Greeting(str(found))), reply_to=message)
+
+    @app.query("notice")
+    def notice(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    return app
+
+
+def serve(app: ClientApp, server: FakeServer) -> None:
+    """Run a session until the fake server has nothing more to say."""
+    with pytest.raises(NobodyThere):
+        _Session(app, {"client-id": "ward-7"}, *server.primitives).run()
+
+
+def test_a_message_is_pulled_confirmed_answered_and_pushed(slept: list[float]) -> None:
+    sent = greeting()
+    server = FakeServer(sent)
+    seen: list[tuple[str, int, Any]] = []
+
+    def act(message: Message, context: Context) -> str:
+        seen.append((unpack(Greeting, message.content).version, context.node_id, context.node_config))
+        return "answer"
+
+    serve(app_that(act), server)
+    assert seen == [("0.1.0", NODE, {"client-id": "ward-7"})]
+    assert server.confirmed == [(RUN, sent.metadata.message_id)]
+    (reply,) = server.sent
+    assert unpack(Greeting, reply.content) == Greeting("answer")
+    assert reply.metadata.reply_to_message_id == sent.metadata.message_id
+    assert (reply.metadata.src_node_id, reply.metadata.run_id) == (NODE, RUN)
+    assert 0 < server.seconds[0] < 5
+
+
+def test_objects_that_are_not_there_yet_are_waited_for(slept: list[float]) -> None:
+    server = FakeServer(greeting())
+    server.unavailable = 4
+    serve(app_that(lambda message, context: "late"), server)
+    assert unpack(Greeting, server.sent[0].content) == Greeting("late")
+
+
+def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
+    slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [KeyError("ours"), ValueError("theirs")]
+
+    def act(message: Message, context: Context) -> str:
+        if errors:
+            raise errors.pop()
+        return "well"
+
+    server = FakeServer(greeting(), greeting(), greeting())
+    with caplog.at_level(logging.ERROR, "hyperbloom.client"):
+        serve(app_that(act), server)
+    first, second, third = server.sent
+    assert first.has_error()
+    assert first.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert first.error.reason == "ValueError: theirs"
+    assert first.metadata.reply_to_message_id == server.confirmed[0][1]
+    assert second.error.reason == "KeyError: 'ours'"
+    assert unpack(Greeting, third.content) == Greeting("well")
+    logged = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
+    assert logged == [("query.greet failed: theirs", True), ("query.greet failed: 'ours'", True)]
+
+
+def test_a_message_that_the_app_does_not_know_is_answered_with_an_error(slept: list[float]) -> None:
+    server = FakeServer(Message(pack(Greeting("0")), NODE, "query.other"))
+    serve(app_that(lambda message, context: "x"), server)
+    assert server.sent[0].error.reason == "ValueError: No query function registered with name 'other'"
+
+
+def test_ctrl_c_in_the_app_tells_the_server_and_goes_on_up(slept: list[float]) -> None:
+    def act(message: Message, context: Context) -> NoReturn:
+        raise KeyboardInterrupt
+
+    server = FakeServer(greeting())
+    with pytest.raises(KeyboardInterrupt):
+        _Session(app_that(act), {}, *server.primitives).run()
+    (reply,) = server.sent
+    assert reply.error.reason == "the client is leaving"
+    assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+
+def test_a_refusal_is_answered_first_and_raised_then(slept: list[float]) -> None:
+    server = FakeServer(notice("refused", "the name is taken"))
+    with pytest.raises(RefusedError, match=r"^the server refused this client: the name is taken$"):
+        _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
+    assert unpack(Notice, server.sent[0].content) == Notice("refused", "the name is taken")
+
+
+def test_the_end_of_the_run_is_answered_first_and_raised_then(
+    slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = FakeServer(notice("finished", "the run is over"), greeting())
+    with caplog.at_level(logging.INFO, "hyperbloom.client"), pytest.raises(_Finished):
+        _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
+    assert unpack(Notice, server.sent[0].content) == Notice("finished", "the run is over")
+    assert len(server.queue) == 1
+    assert [record.getMessage() for record in caplog.records] == ["the server says: the run is over"]
+
+
+def test_the_context_of_a_run_lasts_and_another_run_gets_a_new_one(slept: list[float]) -> None:
+    contexts: list[Context] = []
+    other = greeting()
+    server = FakeServer(greeting(), greeting(), other)
+    session = _Session(
+        app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, *server.primitives
+    )
+    with pytest.raises(NobodyThere):
+        session.run()
+    assert contexts[0] is contexts[1] is contexts[2]
+    assert session._context(RUN) is contexts[0]
+    assert session._context(RUN + 1) is not contexts[0]
+    assert session._context(RUN + 1).run_id == RUN + 1
+
+
+def test_polls_are_paced(slept: list[float]) -> None:
+    serve(app_that(lambda message, context: ""), FakeServer(None, None, None, greeting(), None, None))
+    assert len(slept) == 5
+    assert slept[2] > slept[0]
+    assert 0.75 * 0.0075 <= slept[3] <= 1.25 * 0.0075
+
+
+# ---------------------------------------------------------------------- connections
+
+
+@pytest.fixture
+def keys() -> list[Any]:
+    """Return the key pairs that connections were opened with."""
+    return []
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, keys: list[Any]) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Return a function that sets what each attempt to connect brings: a server, or an exception."""
+
+    def prepare(*outcomes: Any) -> list[dict[str, Any]]:
+        left, calls = deque(outcomes), []
+
+        @contextmanager
+        def connection(
+            address: str,
+            insecure: bool,
+            retries: Any,
+            root_certificates: bytes | None,
+            authentication_keys: Any,
+            adapter_cls: Any,
+        ) -> Iterator[Any]:
+            channels.append(MagicMock())
+            adapter_cls(channels[-1])
+            calls.append({"address": address, "insecure": insecure, "certificates": root_certificates})
+            keys.append(authentication_keys)
+
+            outcome = left.popleft()
+            if isinstance(outcome, grpc.RpcError):  # as Flower's does: through the retries, to the exit
+                with pytest.raises(grpc.RpcError):
+                    retries.invoke(failing(outcome))
+                raise SystemExit(1)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            try:
+                yield outcome.primitives
+            except Exception:
+                calls[-1]["swallowed"] = True  # as Flower's does
+
+        monkeypatch.setattr(runtime, "grpc_request_response", connection)
+        return calls
+
+    channels: list[MagicMock] = []
+    yield prepare
+    # However a session ends, Flower's own forgetfulness included: an open channel keeps the process from ending.
+    assert all(channel.close.called for channel in channels)
+
+
+NOTHING = app_that(lambda message, context: "")
+
+
+def test_a_client_leaves_when_the_run_is_over(connect: Callable[..., Any], slept: list[float]) -> None:
+    calls = connect(FakeServer(notice("finished")), FakeServer())
+    run_client(LINK, NOTHING, {})
+    assert calls == [{"address": "127.0.0.1:1", "insecure": True, "certificates": None}]
+
+
+def test_a_client_that_stays_waits_for_the_next_run(connect: Callable[..., Any], slept: list[float]) -> None:
+    calls = connect(FakeServer(notice("finished")), FakeServer(notice("finished")), FakeServer(notice("refused")))
+    with pytest.raises(RefusedError):
+        run_client(LINK, NOTHING, {}, stay=True)
+    assert len(calls) == 3
+    assert slept == []
+
+
+def test_a_lost_connection_is_opened_again_after_a_while(
+    connect: Callable[..., Any], slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = connect(FakeServer(), FakeServer(None), FakeServer(notice("finished")))
+    with caplog.at_level(logging.WARNING, "hyperbloom.client"):
+        run_client(LINK, NOTHING, {})
+    assert len(calls) == 3
+    long = [wait for wait in slept if wait > 1]
+    assert len(long) == 2
+    assert all(5 <= wait <= 10 for wait in long)
+    assert [record.getMessage()[:33] for record in caplog.records] == ["connection lost; connecting again"] * 2
+
+
+def test_flowers_exit_says_what_may_be_wrong(connect: Callable[..., Any]) -> None:
+    connect(SystemExit(601))
+    with pytest.raises(ConnectionFailed) as caught:
+        run_client(LINK, NOTHING, {})
+    assert str(caught.value) == (
+        "cannot open a session with 127.0.0.1:1: is it the server's Fleet port, and do TLS and certificates match on "
+        "both sides (--insecure, or --root-certificates and --key)?"
+    )
+
+
+def test_flowers_own_way_to_end_the_process_is_not_taken() -> None:
+    """It would end this process 5 s later with exit code 1, in the middle of whatever is still to be said."""
+    server = grpc.server(ThreadPoolExecutor(1))  # serves no method at all, which waiting does not mend
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(ConnectionFailed, match="is it the server's Fleet port"):
+            run_client(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {})
+    finally:
+        server.stop(None)
+    assert not [thread for thread in threading.enumerate() if "force_exit" in thread.name]
+
+
+def test_a_refusal_comes_out_of_the_connection_that_swallows_errors(connect: Callable[..., Any]) -> None:
+    connect(FakeServer(notice("refused", "no")))
+    with pytest.raises(RefusedError, match="no"):
+        _serve(LINK, NOTHING, {})
+
+
+def test_an_error_of_flowers_own_ends_the_session_quietly(connect: Callable[..., Any], slept: list[float]) -> None:
+    connect(RuntimeError("generator didn't stop after throw()"))
+    _serve(LINK, NOTHING, {})
+
+
+HANDSHAKE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed ({})"
+VERIFY = "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: {}: OK"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (VERIFY.format("unable to get local issuer certificate"), "its certificate is not signed by the CA of --root-"),
+        (VERIFY.format("self signed certificate in chain"), "its certificate is not signed by the CA of --root-"),
+        (VERIFY.format("certificate has expired"), "its certificate has expired; whoever runs it can make a new one"),
+        (VERIFY.format("certificate is not yet valid"), "its certificate does not hold yet; is this machine's clock"),
+        ("Hostname Verification Check failed.", "its certificate does not name this address; whoever runs it can add"),
+        ("error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS; is it the Fleet"),
+        ("Cannot check peer: missing selected ALPN property.", "it speaks TLS, but not gRPC; is it the Fleet port?"),
+    ],
+)
+def test_a_handshake_that_fails_says_why(connect: Callable[..., Any], error: str, reason: str) -> None:
+    connect(Lost(grpc.StatusCode.UNAVAILABLE, HANDSHAKE.format(error)))
+    with pytest.raises(ConnectionFailed) as caught:
+        run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert str(caught.value).startswith(f"cannot open a session with 127.0.0.1:1: {reason}")
+
+
+def test_a_clock_that_is_wrong_is_told(connect: Callable[..., Any]) -> None:
+    connect(Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp"))
+    with pytest.raises(ConnectionFailed, match="the clocks of this machine and of the server differ"):
+        run_client(Link("127.0.0.1:1"), NOTHING, {})
+
+
+REFUSED = Lost(grpc.StatusCode.PERMISSION_DENIED, "key SHA256:abc is unknown or revoked")
+
+
+def test_a_key_that_the_server_does_not_know_is_a_refusal(connect: Callable[..., Any]) -> None:
+    connect(REFUSED)
+    with pytest.raises(RefusedError) as caught:
+        run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert str(caught.value) == (
+        "the server refused this client: key SHA256:abc is unknown or revoked. Ask whoever runs the server to add this "
+        "client's public key (flower-server clients add NAME --public-key FILE)"
+    )
+
+
+class Broken(FakeServer):
+    """A server whose first poll brings an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def receive(self) -> NoReturn:
+        """Raise it."""
+        raise self.error
+
+
+def test_a_key_that_is_revoked_in_the_middle_ends_the_client(connect: Callable[..., Any], slept: list[float]) -> None:
+    calls = connect(Broken(REFUSED))
+    with pytest.raises(RefusedError, match="key SHA256:abc is unknown or revoked"):
+        run_client(Link("127.0.0.1:1"), NOTHING, {}, stay=True)
+    assert len(calls) == 1
+
+
+def test_a_node_that_a_new_superlink_does_not_know_connects_again(
+    connect: Callable[..., Any], slept: list[float]
+) -> None:
+    calls = connect(Broken(Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid node ID")), FakeServer(notice("finished")))
+    run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert len(calls) == 2
+
+
+def test_the_same_key_opens_every_session(connect: Callable[..., Any], keys: list[Any], slept: list[float]) -> None:
+    connect(FakeServer(), FakeServer(notice("finished")))
+    key = make_key()
+    run_client(Link("127.0.0.1:1", key=key), NOTHING, {})
+    assert keys == [(key, key.public_key())] * 2
+    connect(FakeServer(notice("finished")))
+    run_client(LINK, NOTHING, {})
+    assert keys[2:] == [None]  # Flower makes one
+
+
+@pytest.fixture
+def tls_port(tmp_path: Path) -> Iterator[int]:
+    """Return a port that speaks TLS."""
+    files = init(tmp_path, [], 30)
+    server = grpc.server(ThreadPoolExecutor(1))
+    pair = (files.server_key.read_bytes(), files.server.read_bytes())
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    yield port
+    server.stop(None)
+
+
+def test_plain_text_at_a_tls_port_is_told_at_once_and_a_server_that_is_away_is_not_that(
+    connect: Callable[..., Any], slept: list[float], tls_port: int
+) -> None:
+    connect(Lost(grpc.StatusCode.UNAVAILABLE, "Socket closed"))
+    with pytest.raises(ConnectionFailed) as caught:
+        run_client(Link(f"127.0.0.1:{tls_port}", insecure=True), NOTHING, {})
+    assert str(caught.value) == (
+        f"cannot open a session with 127.0.0.1:{tls_port}: it speaks TLS; use --root-certificates and --key instead of "
+        "--insecure"
+    )
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        retries = _retries(Link(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True))
+        assert retries.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "refused"))) == "answer, 0 errors left"
+    secure = _retries(Link(f"127.0.0.1:{tls_port}"))
+    assert secure.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "Socket closed"))) == "answer, 0 errors left"
+
+
+def test_certificates_are_read_and_handed_over(connect: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(b"PEM")
+    calls = connect(FakeServer(notice("finished")))
+    run_client(Link("host:9092", root_certificates=tmp_path / "ca.pem"), NOTHING, {})
+    assert calls == [{"address": "host:9092", "insecure": False, "certificates": b"PEM"}]
+
+
+def test_sigterm_is_ctrl_c_while_serving_and_itself_again_afterwards(
+    connect: Callable[..., Any], slept: list[float]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def act(message: Message, context: Context) -> str:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0)  # the handler runs by now
+        return "not reached"
+
+    server = FakeServer(greeting())
+    connect(server)
+    with pytest.raises(KeyboardInterrupt):
+        run_client(LINK, app_that(act), {})
+    assert server.sent[0].error.reason == "the client is leaving"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone(connect: Callable[..., Any]) -> None:
+    connect(FakeServer(notice("finished")))
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run_client(LINK, NOTHING, {})
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert errors == []
+
+
+class Hanging(fleet_pb2_grpc.FleetServicer):
+    """A server that lets a client in, fails its first poll, and never answers its goodbye."""
+
+    def __init__(self) -> None:
+        self.goodbye, self.over = threading.Event(), threading.Event()
+
+    def RegisterNode(self, request: Any, context: Any) -> Any:
+        return fleet_pb2.RegisterNodeFleetResponse(node_id=1)
+
+    def ActivateNode(self, request: Any, context: Any) -> Any:
+        return fleet_pb2.ActivateNodeResponse(node_id=1)
+
+    def SendNodeHeartbeat(self, request: Any, context: Any) -> Any:
+        return SendNodeHeartbeatResponse(success=True)
+
+    def PullMessages(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INTERNAL, "lost")
+
+    def DeactivateNode(self, request: Any, context: Any) -> Any:
+        self.goodbye.set()
+        self.over.wait(60)
+        return fleet_pb2.DeactivateNodeResponse()
+
+
+def test_a_client_leaves_though_nobody_answers_its_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "LEAVING_S", 0.3)
+    hanging, server = Hanging(), grpc.server(ThreadPoolExecutor(4))
+    fleet_pb2_grpc.add_FleetServicer_to_server(hanging, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        leaving = threading.Thread(target=_serve, args=(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {}))
+        leaving.start()
+        assert hanging.goodbye.wait(30)
+        leaving.join(30)
+        assert not leaving.is_alive()
+    finally:
+        hanging.over.set()
+        server.stop(None)
+
+
+def test_a_client_beside_a_server_hears_of_its_end_though_it_was_started_to_ignore_it() -> None:
+    words = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    words += "from hyperbloom.client.link.runtime import exit_with_parent; exit_with_parent({}); "
+    words += "[time.sleep(0.1) for _ in range(6000)]"
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        child = subprocess.Popen([sys.executable, "-c", words.format(parent.pid)], stderr=subprocess.DEVNULL)
+        parent.kill()
+    try:
+        assert child.wait(60) != 0
+    finally:
+        child.kill()

@@ -1,0 +1,178 @@
+"""Who may join: what a client says of itself is checked, the first one decides, and rows are handed over in order."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.wire import Introduction, Weights
+from hyperbloom.server.loop.admission import Admission, check_introduction
+from hyperbloom.server.loop.roster import Roster
+from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.algorithm import Algorithm, Setting
+from hyperbloom.strategies.exchange import Client, Update
+from tests.strategies.conftest import introduction
+
+
+def config(**changes: Any) -> RunConfig:
+    values: dict[str, Any] = {"clients": 3, "sizes": ("S", "M"), "options": {"hidden_dim": 8}}
+    return RunConfig(**(values | changes))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"input_shape": (5,)}, r"expected inputs of shape \(4,\) as in this federation, found \(5,\)"),
+    ({"num_classes": 4}, "expected 3 classes as in this federation, found 4"),
+    ({"size": "L"}, "expected --size to be one of S, M, found L"),
+    ({"val_examples": 0}, "found an empty set"),
+    ({"client_id": "../../home/op/x"}, "--client-id: expected 1 to 64 letters"),
+    ({"client_id": ""}, "--client-id: expected 1 to 64 letters"),
+    ({"client_id": "x" * 65}, "--client-id: expected 1 to 64 letters"),
+    ({"client_id": "a\nb"}, "--client-id: expected 1 to 64 letters"),
+    ({"version": "1" * 101}, "expected less to be said of its version and model"),
+    ({"types": ("x" * 2**21, "y" * 2**21)}, "expected less to be said of its version and model"),
+    ({"class_shares": (1e30, -1e30, 1.0)}, "expected a share from 0 to 1 for each class"),
+    ({"class_shares": (0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
+    ({"class_shares": (0.5, 0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
+    ({"divisor": 0.0}, "expected a divisor, and a mean"),
+    ({"divisor": float("nan")}, "expected a divisor, and a mean"),
+    ({"mean": (0.5,)}, "expected a divisor, and a mean"),
+    ({"mean": (0.5,), "std": (0.0,)}, "expected a divisor, and a mean"),
+    ({"mean": (0.5,) * 2, "std": (1.0,) * 2}, "expected a divisor, and a mean"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), WRONG, ids=str)
+def test_a_newcomer_that_does_not_fit_is_refused(changes: dict[str, Any], text: str) -> None:
+    algorithm = make_algorithm(config())
+    setting = check_introduction(introduction("a"), config(), algorithm, None)
+    assert check_introduction(introduction("b", size="M"), config(), algorithm, setting) is setting
+    with pytest.raises(RefusedError, match=text):
+        check_introduction(replace(introduction("c"), **changes), config(), algorithm, setting)
+
+
+def test_what_the_run_says_holds_for_the_first_client_too() -> None:
+    told = config(input_shape=(4,), num_classes=3)
+    with pytest.raises(RefusedError, match=r"expected inputs of shape \(4,\)"):
+        check_introduction(introduction("a", input_shape=(5,)), told, make_algorithm(told), None)
+    with pytest.raises(RefusedError, match="expected 3 classes"):
+        check_introduction(introduction("a", num_classes=2), told, make_algorithm(told), None)
+
+
+def test_a_first_client_that_no_network_fits_is_refused_and_decides_nothing() -> None:
+    algorithm = make_algorithm(config(model="lenet"))
+    admission, roster = Admission(algorithm.config, algorithm), Roster(0)
+    with pytest.raises(RefusedError, match="lenet: expected images"):
+        admission.check(introduction("a"), roster)
+    assert not hasattr(algorithm, "setting")
+    admission.check(introduction("b", input_shape=(1, 28, 28)), roster)
+    assert admission.setting is algorithm.setting
+    assert algorithm.setting.layouts["S"].shapes[0] == ("conv1.weight", (8, 1, 5, 5))
+
+
+class Diary(Algorithm):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(RunConfig(strategy="local", clients=3, sizes=("S", "M")))
+        self.calls: list[Any] = []
+        self.fails = False
+
+    def serves(self, about: Introduction, others: Any) -> None:
+        self.calls.append(("serves", about.client_id, [other.client_id for other in others]))
+
+    def build(self, setting: Setting) -> None:
+        super().build(setting)
+        self.calls.append("build")
+        if self.fails:
+            raise RuntimeError("too large for this memory")
+
+    def join(self, client: Client, first: bool) -> None:
+        self.calls.append((client.client_id, client.row, first))
+
+    def restore(self, tensors: Any) -> None:
+        self.calls.append(("restore", sorted(tensors)))
+
+    def start_from(self, tensors: Any) -> None:
+        self.calls.append(("start from", sorted(tensors)))
+
+    def weights(self, clients: Sequence[Client]) -> Sequence[Weights] | None:
+        return None
+
+    def learn(self, updates: Sequence[Update]) -> None:
+        pass
+
+
+def roster_of(names: str) -> Roster:
+    roster = Roster(0)
+    for node, name in enumerate(names, start=2):
+        roster.admit(node, introduction(name))
+    return roster
+
+
+SOME: dict[str, Tensor] = {"x": torch.zeros(1)}
+
+
+def test_the_first_client_has_networks_built_and_another_runs_state_loaded_once() -> None:
+    made = Diary()
+    admission = Admission(made.config, made, SOME)
+    for name in "ab":
+        admission.check(introduction(name), Roster(0))
+    assert made.calls == [("serves", "a", []), "build", ("start from", ["x"]), ("serves", "b", [])]
+
+
+def test_networks_that_cannot_be_built_refuse_the_client_and_the_next_one_may_decide() -> None:
+    made = Diary()
+    admission, made.fails = Admission(made.config, made), True
+    with pytest.raises(RefusedError, match="no target network can be built for its inputs and classes: too large"):
+        admission.check(introduction("a"), Roster(0))
+    made.fails = False
+    admission.check(introduction("b", num_classes=7), Roster(0))
+    assert admission.setting is not None and admission.setting.spec.num_classes == 7
+
+
+def test_clients_are_handed_over_in_order_of_rows_when_a_run_begins_and_later_ones_as_they_come() -> None:
+    made, roster = Diary(), roster_of("abc")
+    admission = Admission(made.config, made)
+    for client in roster:
+        admission.join(client, True)
+    assert made.calls == []  # their rows may still change
+    admission.begin(roster, known=1)
+    assert [call for call in made.calls if call[0] != "serves"] == [
+        "build",
+        ("a", 0, False),
+        ("b", 1, True),
+        ("c", 2, True),
+    ]
+    late, _ = roster.admit(9, introduction("d"))
+    admission.join(late, True)
+    admission.join(next(iter(roster)), False)
+    assert made.calls[-2:] == [("d", 3, True), ("a", 0, False)]
+
+
+def test_who_is_checked_is_compared_with_the_others_and_not_with_what_it_said_before() -> None:
+    made, roster = Diary(), roster_of("abc")
+    Admission(made.config, made).check(introduction("b", train_examples=7), roster)
+    assert made.calls[0] == ("serves", "b", ["a", "c"])
+
+
+def test_a_checkpoint_is_given_back_when_all_clients_of_then_have_joined() -> None:
+    made, roster = Diary(), roster_of("ab")
+    admission = Admission(made.config, made)
+    admission.restore(roster, SOME)
+    assert [call for call in made.calls if call[0] != "serves"] == [
+        "build", ("a", 0, True), ("b", 1, True), ("restore", ["x"]),
+    ]  # fmt: skip
+    made.calls.clear()
+    admission.begin(roster, known=2)
+    assert [call for call in made.calls if call[0] != "serves"] == [("a", 0, False), ("b", 1, False)]
+
+
+def test_a_client_of_another_strategy_that_does_not_fit_stops_the_run_from_beginning() -> None:
+    algorithm = make_algorithm(config(strategy="ghn", options={}))
+    with pytest.raises(RefusedError, match="join with --model"):
+        Admission(algorithm.config, algorithm).begin(roster_of("a"), 0)

@@ -1,0 +1,150 @@
+"""Who is who: rows for ever, and secrets that are not kept."""
+
+import hashlib
+import json
+
+import pytest
+
+from hyperbloom.common.errors import RefusedError
+from hyperbloom.server.loop.roster import Roster
+from tests.strategies.conftest import introduction
+
+
+def roster_of(names: str, seed: int = 0) -> Roster:
+    """Return a roster of clients with names of one letter, on nodes 2, 3, ..."""
+    roster = Roster(seed)
+    for node, name in enumerate(names, start=2):
+        roster.admit(node, introduction(name))
+    return roster
+
+
+def rows(roster: Roster) -> dict[str, int]:
+    return {client.client_id: client.row for client in roster}
+
+
+def test_clients_get_rows_in_the_order_in_which_they_are_admitted() -> None:
+    roster = Roster(0)
+    for row, (node, name) in enumerate([(9, "c"), (4, "a"), (7, "b")]):
+        client, moved_from = roster.admit(node, introduction(name, train_examples=10 + row))
+        assert (client.client_id, client.row, roster.node_of(client)) == (name, row, node)
+        assert client.about.train_examples == 10 + row
+        assert moved_from is None
+    assert len(roster) == 3
+    assert [client.client_id for client in roster] == ["c", "a", "b"]
+    assert [client.client_id for client in roster.live] == ["c", "a", "b"]
+
+
+def test_a_client_that_shows_its_secret_again_gets_its_row_again() -> None:
+    roster = roster_of("abc")
+    assert roster.leave(3) is not None
+    client, moved_from = roster.admit(11, introduction("b", train_examples=99))
+    assert (client.row, roster.node_of(client), client.about.train_examples) == (1, 11, 99)
+    assert moved_from is None  # it had left its node
+    assert rows(roster) == {"a": 0, "b": 1, "c": 2}
+
+
+def test_a_client_that_moves_is_on_its_new_node_only() -> None:
+    roster = roster_of("abc")
+    client, moved_from = roster.admit(11, introduction("b"))
+    assert (client.row, roster.node_of(client), moved_from) == (1, 11, 3)
+    assert roster.on_node(3) is None
+    found = roster.on_node(11)
+    assert found is not None and found.client_id == "b"
+    _, moved_again = roster.admit(11, introduction("b"))
+    assert moved_again is None  # greeted twice on one node
+
+
+def test_the_number_of_live_clients_is_that_of_the_live_clients() -> None:
+    roster = roster_of("abc")
+    steps = [
+        lambda: roster.leave(3),
+        lambda: roster.leave(3),
+        lambda: roster.admit(4, introduction("c")),  # greeted twice
+        lambda: roster.admit(9, introduction("b")),
+        lambda: roster.admit(10, introduction("a")),  # moved
+        lambda: roster.sort(1),
+    ]
+    for step, expected in zip(steps, (2, 2, 2, 3, 3, 3), strict=True):
+        step()
+        assert roster.live_count == len(roster.live) == expected
+    assert [roster.node_of(client) for client in roster.live] == [10, 9, 4]
+
+
+def test_a_node_is_one_client() -> None:
+    roster = roster_of("ab")
+    roster.admit(2, introduction("c"))
+    assert {client.client_id: roster.node_of(client) for client in roster} == {"a": None, "b": 3, "c": 2}
+    found = roster.on_node(2)
+    assert found is not None and found.client_id == "c"
+    assert roster.live_count == 2
+
+
+@pytest.mark.parametrize(("leaves", "where"), [(False, "is connected"), (True, "took part before")])
+def test_another_secret_does_not_get_the_name(leaves: bool, where: str) -> None:
+    roster = roster_of("abc")
+    if leaves:
+        roster.leave(3)
+    before = list(roster)
+    with pytest.raises(RefusedError, match=f"a client named 'b' with another identity {where}"):
+        roster.admit(11, introduction("b", token="stolen name"))
+    assert list(roster) == before
+    assert roster.on_node(11) is None
+
+
+def test_leaving_keeps_the_row() -> None:
+    roster = roster_of("abc")
+    gone = roster.leave(3)
+    assert gone is not None and gone.client_id == "b"
+    assert roster.leave(3) is None
+    assert roster.leave(77) is None
+    assert rows(roster) == {"a": 0, "b": 1, "c": 2}
+    assert [client.client_id for client in roster.live] == ["a", "c"]
+    assert roster.live_count == 2 and [roster.is_live(client) for client in roster] == [True, False, True]
+
+
+def test_sort_numbers_newcomers_by_name_and_leaves_the_first_rows() -> None:
+    roster = roster_of("zcaxb")
+    roster.sort(2)
+    assert rows(roster) == {"z": 0, "c": 1, "a": 2, "b": 3, "x": 4}
+    assert [client.client_id for client in roster] == ["z", "c", "a", "b", "x"]
+    on_four = roster.on_node(4)
+    assert on_four is not None and (on_four.client_id, on_four.row) == ("a", 2)
+    permuted = roster_of("bxacz")
+    permuted.sort(0)
+    assert rows(permuted) == {"a": 0, "b": 1, "c": 2, "x": 3, "z": 4}
+
+
+def test_a_stored_roster_comes_back_with_everybody_away() -> None:
+    roster = roster_of("cab", seed=5)
+    roster.leave(3)
+    stored = json.loads(json.dumps(roster.to_json()))
+    again = Roster.from_json(stored)
+    assert again.seed == 5
+    assert again.live == []
+    assert list(again) == list(roster)
+    assert json.loads(json.dumps(again.to_json())) == stored
+    client, moved_from = again.admit(20, introduction("a"))
+    assert (client.row, moved_from) == (1, None)
+    with pytest.raises(RefusedError, match="took part before"):
+        again.admit(21, introduction("b", token="stolen name"))
+    assert again.admit(22, introduction("new"))[0].row == 3
+
+
+def test_class_shares_and_shapes_come_back_as_they_were() -> None:
+    roster = Roster(0)
+    about = introduction("a", class_shares=(0.5, 0.25, 0.25), input_shape=(3, 32, 32))
+    roster.admit(2, about)
+    (client,) = Roster.from_json(json.loads(json.dumps(roster.to_json())))
+    assert client.about.class_shares == (0.5, 0.25, 0.25)
+    assert client.about.input_shape == (3, 32, 32)
+
+
+def test_secrets_are_not_kept() -> None:
+    roster = roster_of("ab")
+    roster.admit(9, introduction("a"))
+    stored = roster.to_json()
+    for client, entry in zip(roster, stored["clients"], strict=True):
+        secret = f"secret of {client.client_id}"
+        assert entry["token_hash"] == hashlib.sha256(secret.encode()).hexdigest()
+        assert client.about.token == "" and "token" not in entry["about"]
+    assert "secret of" not in json.dumps(stored) + repr(vars(roster))
