@@ -18,13 +18,13 @@ from torch import Tensor
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as module
 from hyperbloom.client.work.masks import SecureRound
-from hyperbloom.common.secrecy import masks as sa
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
-from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, write_private_key
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Aligned, FedProx
+from hyperbloom.common.secrecy import masks as sa
+from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, write_private_key
 from hyperbloom.common.secrecy.sums import pack_places, part_digests
 from hyperbloom.common.wire.masks import (
     ConfirmOrder,

@@ -15,12 +15,12 @@ from torch import Tensor
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as client_side
 from hyperbloom.client.work import training
-from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.graphs import SHARED
-from hyperbloom.common.secrecy.keys import make_key, public_der, sign
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy import noise as privacy
+from hyperbloom.common.secrecy.keys import make_key, public_der, sign
 from hyperbloom.common.secrecy.masks import Scale, commit, threshold_of
 from hyperbloom.common.secrecy.sums import signed_keys
 from hyperbloom.common.wire import (
