@@ -149,7 +149,12 @@ def update_of(
     result = returned if isinstance(returned, TrainResult) else TrainResult(0.0)
     values = returned if isinstance(returned, Tensor) else returned.weights and returned.weights.values
     sent = order.weights.part(layout) if order is not None and order.weights and layout is not None else None
-    found: dict[str, Any] = {"sent": sent, "returned": values, "layout": layout, "examples": client.about.train_examples}
+    found: dict[str, Any] = {
+        "sent": sent,
+        "returned": values,
+        "layout": layout,
+        "examples": client.about.train_examples,
+    }
     return Update(client, result, **(found | changes))
 
 
@@ -281,6 +286,14 @@ class Inline:
         self.roster.sort(self.known)
         self.federation.admission.begin(self.roster, self.known)
         return self
+
+    def come_back(self, grid: RecordingGrid) -> None:
+        """Let the clients join again, from processes that have just started."""
+        self.grid = self.federation.grid = self.federation.post.grid = grid
+        self.federation._met, self.federation._visited = set(), -1e9
+        wanted = sum("is back" in event for event in self.events) + len(list(grid.get_node_ids()))
+        while sum("is back" in event for event in self.events) < wanted:
+            self.federation.poll()
 
     def loop(self, *listeners: Listener) -> Run:
         """Return what plays the algorithm's rounds."""

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from hyperbloom.common import methods
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.messages import TrainOrder, TrainResult, Weights
-from hyperbloom.common.methods import Method
 from hyperbloom.common.models import ModelSpec, build
-from hyperbloom.strategies import make_strategy
+from hyperbloom.common.wire import EvaluateOrder, TrainOrder, TrainResult, Weights
+from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.fedma import MATCHABLE, layers_of, match
-from hyperbloom.strategies.roster import Roster
-from tests.strategies.conftest import RUN_ID, Inline, assert_same, digits_federation, introduction, scripted_grid
+from tests.strategies.conftest import assert_same, digits_federation, introduction, joined, play, turn, update_of
 from tests.strategies.test_baselines import config
 
 SHAPES = {"mlp": (5,), "lenet": (1, 20, 20), "omniglot": (2, 32, 32)}
@@ -117,7 +116,7 @@ def test_layers_that_are_frozen_are_not_matched() -> None:
     assert not torch.equal(views["fc1.weight"], before["fc1.weight"])
 
 
-def test_clients_that_permute_average_to_the_network(tmp_path: Path) -> None:
+def test_clients_that_permute_average_to_the_network() -> None:
     """Over a whole cycle: the server's average is the one network that all clients have in different orders."""
     torch.manual_seed(0)
     layout = Layout.of(build(ModelSpec("mlp", "S", (4,), 3)))
@@ -126,85 +125,85 @@ def test_clients_that_permute_average_to_the_network(tmp_path: Path) -> None:
     def train(name: str, order: TrainOrder) -> TrainResult:
         assert order.weights is not None and order.reply == "weights"
         if order.method is None:
-            return TrainResult(1.0, 0.0, Weights(layout, permuted(layout, weights, ord(name))))
-        return TrainResult(1.0, 0.0, order.weights)
+            return TrainResult(0.0, Weights(layout, permuted(layout, weights, ord(name))))
+        return TrainResult(0.0, order.weights)
 
-    run = config("fedma", clients=2, cohort=2, rounds=2, eval_every=2)
-    federation = Inline(run, scripted_grid([introduction(name) for name in "ab"], train)).join()
-    strategy = federation.strategy
+    made = joined(config("fedma"), *map(introduction, "ab"))
     for number in (1, 2):
-        messages = strategy.configure_train(number, None, None, federation.grid)
-        strategy.aggregate_train(number, list(federation.federation.exchange([messages], 10.0)))
-        average = layout.flatten(federation.state())
-        assert torch.equal(average, permuted(layout, weights, ord("a")))  # the order is that of the first
+        play(made.round(turn(made, number)), train)
+        # The order is that of the first.
+        assert torch.equal(layout.flatten(made.state()), permuted(layout, weights, ord("a")))
 
 
 def test_layers_are_frozen_in_turn_and_each_client_goes_on_from_its_own(tmp_path: Path) -> None:
-    federation = digits_federation(config("fedma", clients=3, cohort=3, rounds=5, eval_every=1), tmp_path)
+    federation = digits_federation(config("fedma", clients=3, cohort=3, rounds=3, eval_every=1), tmp_path)
     history, _ = federation.run()
     layout = Layout.of(build(ModelSpec("mlp", "S", (1, 8, 8), 10)))
     states = [layout.flatten(state) for state in history.states]
-    orders, evaluated, returned = [], [], []
-    for kind in ("train", "evaluate"):
-        for fields in federation.grid.fields(kind):
-            if "values" in fields:
-                values = torch.frombuffer(bytearray(fields["values"]), dtype=torch.float32)
-                where = evaluated if kind == "evaluate" else orders if "run_id" in fields else returned
-                where.append((values, fields.get("method")))
+    orders, answers = federation.grid.sent(TrainOrder), federation.grid.answers(TrainOrder)
+    ways = [order.method for order in orders]
+    sent, evaluated = ([o.weights.values for o in some] for some in (orders, federation.grid.sent(EvaluateOrder)))  # type: ignore[union-attr]
+    returned = [answer.weights.values for answer in answers]
     frozen = 64 * 50 + 50
-    for number in range(5):
-        sent = orders[3 * number : 3 * number + 3]
+    for number in range(3):
+        mine = slice(3 * number, 3 * number + 3)
         if number % 2 == 0:  # everything, from one network for all
-            assert all(method is None for _, method in sent)
-            assert torch.equal(sent[0][0], sent[1][0]) and torch.equal(sent[0][0], sent[2][0])
-            assert number == 0 or torch.equal(sent[0][0], states[number - 1])
+            assert ways[mine] == [None] * 3
+            assert all(torch.equal(values, sent[mine][0]) for values in sent[mine])
+            assert number == 0 or torch.equal(sent[mine][0], states[number - 1])
         else:  # the head alone, each its own
-            names = ("fc1.weight", "fc1.bias")
-            assert all(Method.from_json(method or "").names == names for _, method in sent)  # type: ignore[attr-defined]
-            before = [values for values, _ in returned[3 * (number - 1) : 3 * number]]
+            assert ways[mine] == [methods.Frozen(names=("fc1.weight", "fc1.bias"))] * 3
             sizes = [client.about.train_examples for client in federation.roster]
-            matched = match(before, sizes, layout)
-            for (values, _), own, (back, _) in zip(sent, matched, returned[3 * number :], strict=False):
+            matched = match(returned[3 * (number - 1) : 3 * number], sizes, layout)
+            for values, own, back in zip(sent[mine], matched, returned[mine], strict=True):
                 assert torch.equal(values[:frozen], states[number - 1][:frozen])
                 assert torch.equal(values[frozen:], own[frozen:])
                 assert torch.equal(back[:frozen], values[:frozen])
                 assert not torch.equal(back[frozen:], values[frozen:])
-            assert not torch.equal(sent[0][0], sent[1][0])
+            assert not torch.equal(sent[mine][0], sent[mine][1])
             assert torch.equal(states[number][:frozen], states[number - 1][:frozen])
-        assert all(torch.equal(values, states[number]) for values, _ in evaluated[3 * number : 3 * number + 3])
+        assert all(torch.equal(values, states[number]) for values in evaluated[mine])
 
 
-def test_who_joins_a_cycle_late_starts_from_the_average(tmp_path: Path) -> None:
-    federation = digits_federation(config("fedma", clients=3, cohort=1, rounds=2, eval_every=2), tmp_path)
-    strategy = federation.strategy
-    strategy.weights = strategy.weights + 1
-    before = strategy.weights.clone()
-    strategy._frozen, strategy._own = 1, {0: before - 1}
-    late, own = strategy.weights_for([federation.roster.live[1], federation.roster.live[0]])
-    assert torch.equal(late, before)
-    assert torch.equal(own, torch.cat([before[:3250], (before - 1)[3250:]]))
+def some(count: int) -> Any:
+    """Return an algorithm whose clients have joined, without a federation."""
+    return joined(config("fedma", clients=3), *map(introduction, "abc"[:count]))
 
 
-def test_a_checkpoint_in_the_middle_of_a_cycle_holds_each_clients_own_network(tmp_path: Path) -> None:
-    federation = digits_federation(config("fedma", clients=3, cohort=2, rounds=1, eval_every=1), tmp_path)
-    federation.run()
-    saved = {name: tensor.clone() for name, tensor in federation.strategy.checkpoint().items()}
-    other = digits_federation(config("fedma", clients=3, cohort=2), tmp_path)
-    other.strategy.restore(saved)
-    assert other.strategy.method() == federation.strategy.method() is not None
-    live = federation.roster.live
-    sent = federation.strategy.weights_for(live)
-    assert len({tuple(weights.tolist()) for weights in sent}) == 3
-    for mine, theirs in zip(sent, other.strategy.weights_for(other.roster.live), strict=True):
-        assert torch.equal(mine, theirs)
+def learn(made: Any, cohort: int) -> None:
+    """Let it learn from the first clients."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(made.whole.numel, generator=generator) for _ in range(cohort)]
+    made.learn([update_of(made.clients[row], values) for row, values in enumerate(rows)])
 
 
-def test_a_round_without_replies_freezes_nothing(tmp_path: Path) -> None:
-    federation = digits_federation(config("fedma"), tmp_path)
-    before = federation.state()
-    federation.strategy.update([])
-    assert federation.strategy.method() is None
-    assert_same(before, federation.state())
+def test_who_joins_a_cycle_late_starts_from_the_average() -> None:
+    made = some(3)
+    learn(made, 2)
+    frozen, mean = 4 * 50 + 50, made.global_weights
+    one, other, late = (weights.values for weights in made.weights(list(made.clients.values())))
+    assert torch.equal(late, mean)
+    assert torch.equal(one[:frozen], mean[:frozen]) and torch.equal(other[:frozen], mean[:frozen])
+    assert not torch.equal(one[frozen:], mean[frozen:]) and not torch.equal(one[frozen:], other[frozen:])
+
+
+def test_a_checkpoint_in_the_middle_of_a_cycle_holds_each_clients_own_network() -> None:
+    made, again = some(3), some(3)
+    learn(made, 2)
+    again.restore({name: tensor.clone() for name, tensor in made.checkpoint().items()})
+    assert again.recipe(2).method == made.recipe(2).method is not None
+    sent = made.weights(list(made.clients.values()))
+    assert len({tuple(weights.values.tolist()) for weights in sent}) == 3
+    for mine, theirs in zip(sent, again.weights(list(again.clients.values())), strict=True):
+        assert torch.equal(mine.values, theirs.values)
+
+
+def test_a_round_without_replies_freezes_nothing() -> None:
+    made = some(1)
+    before = {name: tensor.clone() for name, tensor in made.state().items()}
+    made.learn([])
+    assert made.recipe(1).method is None
+    assert_same(before, made.state())
 
 
 @pytest.mark.parametrize("model", ["hafl-0", "plain-4"])
@@ -212,4 +211,4 @@ def test_models_that_it_cannot_match_are_refused(model: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"model: fedma matches the neurons of mlp, lenet, omniglot .* found '{model}'"
     ):
-        make_strategy(config("fedma", model=model), RUN_ID, Roster(0))
+        make_algorithm(config("fedma", model=model))

@@ -1,8 +1,6 @@
 """LG-FedAvg: FedAvg first, to the bit; then personal bodies from there under an averaged head."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +9,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.messages import TrainResult
-from hyperbloom.strategies import make_strategy
-from hyperbloom.strategies.personalised import ClientUpdate
-from hyperbloom.strategies.roster import Roster
-from tests.strategies.conftest import RUN_ID, assert_same, digits_federation, digits_grid, digits_settings
+from hyperbloom.common.wire import TrainOrder
+from hyperbloom.strategies import make_algorithm
+from tests.strategies.conftest import (
+    RUN_ID,
+    assert_same,
+    digits_federation,
+    digits_grid,
+    digits_settings,
+    introduction,
+    joined,
+    turn,
+    update_of,
+)
 from tests.strategies.reference import local_loop, seed_of
 from tests.strategies.test_baselines import LOCAL, ROUNDING, config, data_of, flat, plain_net, plain_settings
 
@@ -71,7 +77,7 @@ def test_bodies_part_from_fedavgs_and_heads_are_averaged(tmp_path: Path) -> None
     for name, each in data.items():
         torch.nn.utils.vector_to_parameters(head.clone(), nets[name].head.parameters())  # type: ignore[union-attr]
         correct = int((nets[name](each.test.inputs).argmax(1) == each.test.labels).sum())
-        assert evaluation.scores[name].test_correct == correct
+        assert evaluation.scores[name].test.correct == correct
         if name in trained:
             stored = load_file(tmp_path / name / "personal" / f"{RUN_ID}.safetensors")["values"]
             torch.testing.assert_close(stored, flat(nets[name])[:BODY_LENGTH], rtol=0, atol=ROUNDING)
@@ -79,28 +85,24 @@ def test_bodies_part_from_fedavgs_and_heads_are_averaged(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_only_heads_travel_once_a_client_has_its_body(compression: str, tmp_path: Path) -> None:
-    run = config("lg-fedavg", cohort=2, rounds=8, eval_every=4, compression=compression)
+    run = config("lg-fedavg", cohort=2, rounds=6, eval_every=6, compression=compression)
     federation = digits_federation(run, tmp_path)
     history, _ = federation.run()
-    messages = federation.grid.passed
-    orders = [dict(content["hyperbloom"]) for kind, content in messages if kind == "train"]  # type: ignore[call-overload]
+    orders, answers = federation.grid.sent(TrainOrder), federation.grid.answers(TrainOrder)
     seen: set[str] = set()
-    position = 0
+    pairs = iter(zip(orders, answers, strict=True))
     for number, cohort in enumerate(history.cohorts, start=1):
-        sent, back = orders[position : position + 2], orders[position + 2 : position + 4]
-        position += 4
-        for name, order, reply in zip(cohort, sent, back, strict=True):
-            expected = HEAD if number > 4 and name in seen else ALL
-            assert [tensor for tensor, _ in json.loads(order["tensors"])] == expected
-            assert len(order["values"]) == (4 * 510 if expected == HEAD else 4 * (BODY_LENGTH + 510))
+        for name, (order, answer) in zip(cohort, pairs, strict=False):
+            expected = HEAD if number > 3 and name in seen else ALL
+            assert order.weights is not None and list(dict(order.weights.layout.shapes)) == expected
             if compression == "none":
-                returned = ALL if number <= 4 else HEAD
-                assert [tensor for tensor, _ in json.loads(reply["tensors"])] == returned
+                assert list(dict(answer.weights.layout.shapes)) == (ALL if number <= 3 else HEAD)
             else:
-                assert ("values" in reply, len(reply["encoded"]) < 4 * 510) == (False, number > 4)
-            if number > 4:
+                assert (answer.weights, len(answer.encoded) < 4 * 510) == (None, number > 3)
+            if number > 3:
                 seen.add(name)
-    assert seen and any(len(order["values"]) == 4 * 510 for order in orders if "values" in order)
+    assert next(pairs, None) is None
+    assert any(order.weights is not None and order.weights.layout.numel == 510 for order in orders)
 
 
 def test_a_body_that_is_there_is_not_replaced(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_a_body_that_is_there_is_not_replaced(tmp_path: Path) -> None:
     federation.run()
 
     def forget(number: int) -> None:
-        forgetful.strategy._have_body.clear()
+        forgetful.algorithm._have_body.clear()
 
     forgetful.run(forget)
     assert_same(federation.state(), forgetful.state())
@@ -132,10 +134,7 @@ def test_a_client_that_has_lost_its_body_comes_back_to_fedavgs(lost: bool, tmp_p
         save_file(load_file(path) | {"values": mine}, path, about)
         if lost:
             path.unlink()
-        federation.federation.grid = digits_grid(digits_settings(run, tmp_path))
-        federation.federation._met = set()
-        while sum("is back" in event for event in federation.events) < 3:
-            federation.federation.poll()
+        federation.come_back(digits_grid(digits_settings(run, tmp_path)))
 
     history, _ = federation.run(come_back)
     body = vector(history.states[0])[:BODY_LENGTH] if lost else mine
@@ -143,22 +142,28 @@ def test_a_client_that_has_lost_its_body_comes_back_to_fedavgs(lost: bool, tmp_p
     assert history.cohorts[3] == ["client-0", "client-1", "client-2"]
 
 
-def test_one_that_comes_back_behind_its_reply_has_no_body_either(tmp_path: Path) -> None:
-    federation = digits_federation(config("lg-fedavg", cohort=3, options={"fedavg_rounds": 1}), tmp_path)
-    federation.run()
-    strategy, client = federation.strategy, next(iter(federation.roster))
-    assert client.row in strategy._have_body
-    strategy.begin_round(5)
-    update = ClientUpdate(client, TrainResult(0.0, 0.0, None), None, torch.zeros(510))
-    strategy.returned(client)
-    strategy.update([update])
-    assert strategy.sent_layout_for(client).numel == BODY_LENGTH + 510
-    strategy.begin_round(6)
-    strategy.update([update])
-    assert strategy.sent_layout_for(client).numel == 510
+def test_one_that_comes_back_behind_its_reply_has_no_body_either() -> None:
+    made = joined(config("lg-fedavg", options={"fedavg_rounds": 1}), introduction("a"))
+    (client,) = made.clients.values()
+
+    def train(number: int, comes_back: bool = False) -> None:
+        exchanges = made.round(turn(made, number))
+        wanted = next(exchanges)
+        if comes_back:
+            made.join(client, False)
+        with pytest.raises(StopIteration):
+            exchanges.send([update_of(client, torch.zeros(wanted.layout(client).numel))])
+
+    train(1)
+    assert made.weights([client])[0].layout == made.whole  # nobody has a body in the rounds of FedAvg
+    train(2)
+    assert list(dict(made.weights([client])[0].layout.shapes)) == HEAD
+    train(3, comes_back=True)
+    assert made.weights([client])[0].layout == made.whole
+    train(4)
+    assert list(dict(made.weights([client])[0].layout.shapes)) == HEAD
 
 
-@pytest.mark.parametrize(("options", "message"), [({"fedavg_rounds": 4}, "expected less than rounds = 4, found 4")])
-def test_there_must_be_rounds_for_it(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_strategy(config("lg-fedavg", options=options), RUN_ID, Roster(0))
+def test_there_must_be_rounds_for_it() -> None:
+    with pytest.raises(ConfigError, match="expected less than rounds = 4, found 4"):
+        make_algorithm(config("lg-fedavg", options={"fedavg_rounds": 4}))
