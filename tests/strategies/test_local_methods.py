@@ -7,17 +7,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from safetensors.torch import load_file
 
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.networks import _network
+from hyperbloom.common import methods
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.methods import Method, PerFedAvg
-from hyperbloom.strategies import STRATEGIES, make_strategy
-from hyperbloom.strategies.roster import Roster
-from tests.strategies.conftest import RUN_ID, History, Inline, assert_same, digits_federation
+from hyperbloom.common.methods import PerFedAvg
+from hyperbloom.common.wire import EvaluateOrder, Order, TrainOrder
+from hyperbloom.strategies import STRATEGIES, make_algorithm
+from tests.strategies.conftest import (
+    RUN_ID,
+    History,
+    Inline,
+    assert_same,
+    digits_federation,
+    introduction,
+    joined,
+    turn,
+)
 from tests.strategies.reference import seed_of
 from tests.strategies.test_baselines import LOCAL, config, data_of, flat, plain_net
 
@@ -31,13 +40,13 @@ def run(strategy: str, folder: Path, **changes: Any) -> tuple[Inline, History]:
     return federation, federation.run()[0]
 
 
-def tensors(federation: Inline, kind: str) -> list[tuple[str, list[str]]]:
-    """Return for every message of a kind whether it is an order, and the names of the tensors in it."""
+def tensors(federation: Inline, kind: type[Order], orders: bool) -> list[list[str]]:
+    """Return the names of the tensors in every order of a kind, or in every answer."""
     found = []
-    for fields in federation.grid.fields(kind):
+    for fields in federation.grid.fields(kind, orders):
         shapes = json.loads(fields["tensors"]) if "tensors" in fields else []
         assert len(fields.get("values", b"")) == 4 * sum(torch.Size(shape).numel() for _, shape in shapes)
-        found.append(("order" if "run_id" in fields else "reply", [name for name, _ in shapes]))
+        found.append([name for name, _ in shapes])
     return found
 
 
@@ -57,9 +66,10 @@ def tensors(federation: Inline, kind: str) -> list[tuple[str, list[str]]]:
     ],
 )
 def test_what_travels(strategy: str, names: list[str], tmp_path: Path) -> None:
-    federation, _ = run(strategy, tmp_path)
-    assert tensors(federation, "train") == [("order", names), ("order", names), ("reply", names), ("reply", names)] * 4
-    assert tensors(federation, "evaluate") == ([("order", names)] * 3 + [("reply", [])] * 3) * 2
+    federation, _ = run(strategy, tmp_path, rounds=2, eval_every=2)
+    assert tensors(federation, TrainOrder, True) == tensors(federation, TrainOrder, False) == [names] * 4
+    assert tensors(federation, EvaluateOrder, True) == [names] * 3
+    assert tensors(federation, EvaluateOrder, False) == [[]] * 3
 
 
 @pytest.mark.parametrize("strategy", PERSONAL)
@@ -74,7 +84,7 @@ def test_what_is_personal_never_leaves(strategy: str, tmp_path: Path) -> None:
     federation.run(remember)
     sent = [
         fields["values"]
-        for kind in ("train", "evaluate")
+        for kind in (TrainOrder, EvaluateOrder)
         for fields in federation.grid.fields(kind)
         if "values" in fields
     ]
@@ -89,9 +99,9 @@ def test_personal_state_survives_a_restart(strategy: str, tmp_path: Path) -> Non
         client_for.cache_clear()
         _network.cache_clear()
 
-    steady = digits_federation(config(strategy, cohort=2, rounds=6), tmp_path / "steady")
+    steady = digits_federation(config(strategy, cohort=2, rounds=3), tmp_path / "steady")
     history, _ = steady.run()
-    restarted = digits_federation(config(strategy, cohort=2, rounds=6), tmp_path / "restarted")
+    restarted = digits_federation(config(strategy, cohort=2, rounds=3), tmp_path / "restarted")
     again, _ = restarted.run(restart)
     assert_same(steady.state(), restarted.state())
     assert history.rounds[-1].evaluation == again.rounds[-1].evaluation
@@ -115,8 +125,9 @@ def test_fedavg_as_a_special_case_to_the_bit(
     strategy: str, options: dict[str, Any], spent: int, tmp_path: Path
 ) -> None:
     local = LOCAL.model_copy(update={"steps": LOCAL.steps * spent})
-    federation, history = run(strategy, tmp_path / "one", options=options, local=local)
-    plain, expected = run("fedavg", tmp_path / "other")
+    rounds = {"rounds": 2, "eval_every": 2}
+    federation, history = run(strategy, tmp_path / "one", options=options, local=local, **rounds)
+    plain, expected = run("fedavg", tmp_path / "other", **rounds)
     assert_same(federation.state(), plain.state())
     assert [each.results.keys() for each in history.rounds] == [each.results.keys() for each in expected.rounds]
     if strategy != "fedavg-ft":
@@ -125,17 +136,14 @@ def test_fedavg_as_a_special_case_to_the_bit(
 
 @pytest.mark.parametrize("strategy", ["fedprox", "per-fedavg", "pfedme", "fedrep"])
 def test_the_method_makes_a_difference(strategy: str, tmp_path: Path) -> None:
-    federation, _ = run(strategy, tmp_path / "one")
-    plain, _ = run({"fedrep": "fedper"}.get(strategy, "fedavg"), tmp_path / "other")
+    rounds = {"rounds": 2, "eval_every": 2}
+    federation, _ = run(strategy, tmp_path / "one", **rounds)
+    plain, _ = run({"fedrep": "fedper"}.get(strategy, "fedavg"), tmp_path / "other", **rounds)
     assert not torch.allclose(federation.state()["fc1.weight"], plain.state()["fc1.weight"], atol=1e-4)
 
 
-def test_fedprox_averages_with_flowers_class() -> None:
-    strategy: Any = make_strategy(config("fedprox", options={"mu": 0.25}), RUN_ID, Roster(0))
-    flower = strategy.flower()
-    assert isinstance(flower, FlowerFedProx)
-    assert flower.proximal_mu == 0.25
-    assert strategy.method().mu == 0.25
+def test_fedproxs_term_is_the_clients_affair() -> None:
+    assert make_algorithm(config("fedprox", options={"mu": 0.25})).recipe(1).method == methods.FedProx(mu=0.25)
 
 
 # ---------------------------------------------------------------------- evaluation after adaptation
@@ -179,8 +187,8 @@ def test_clients_adapt_the_global_model_before_an_evaluation(
     losses = adapted_losses(federation, tmp_path, *expected)
     plain = adapted_losses(federation, tmp_path, 0, 1.0, 1)
     for name, score in evaluation.scores.items():
-        assert score.test_loss == pytest.approx(losses[name], rel=1e-4)
-        assert score.test_loss != pytest.approx(plain[name], rel=1e-2)
+        assert score.test.loss == pytest.approx(losses[name], rel=1e-4)
+        assert score.test.loss != pytest.approx(plain[name], rel=1e-2)
 
 
 def test_a_batch_larger_than_memory_holds_is_one_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -191,7 +199,7 @@ def test_a_batch_larger_than_memory_holds_is_one_step(monkeypatch: pytest.Monkey
         assert (one.evaluation is None) == (other.evaluation is None)
         if one.evaluation and other.evaluation:
             for name, score in one.evaluation.scores.items():
-                assert other.evaluation.scores[name].test_loss == pytest.approx(score.test_loss, rel=1e-5)
+                assert other.evaluation.scores[name].test.loss == pytest.approx(score.test.loss, rel=1e-5)
 
 
 # ---------------------------------------------------------------------- pfedme
@@ -211,13 +219,13 @@ def test_pfedme_evaluates_the_personal_model_of_who_has_one(tmp_path: Path) -> N
             values = stored["values"]
         torch.nn.utils.vector_to_parameters(values, net.parameters())
         loss = F.cross_entropy(net(data.test.inputs), data.test.labels).item()
-        assert evaluation.scores[name].test_loss == pytest.approx(loss, rel=1e-5)
+        assert evaluation.scores[name].test.loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_who_never_trained_evaluates_each_new_global_model(tmp_path: Path) -> None:
     federation, history = run("pfedme", tmp_path, cohort=1, clients=6, rounds=2, eval_every=1)
     (absent, *_) = {f"client-{i}" for i in range(6)} - {name for cohort in history.cohorts for name in cohort}
-    losses = [each.evaluation.scores[absent].test_loss for each in history.rounds if each.evaluation]
+    losses = [each.evaluation.scores[absent].test.loss for each in history.rounds if each.evaluation]
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
     net = plain_net(0)
     torch.nn.utils.vector_to_parameters(torch.cat([t.flatten() for t in federation.state().values()]), net.parameters())
@@ -257,12 +265,11 @@ def test_beta_goes_a_part_of_the_way_to_the_average(tmp_path: Path) -> None:
         ({"strategy": "pfedme", "options": {"lamda": 20.0}}, "options.inner_rate: expected less than 2 / lamda = 0.1"),
         ({"strategy": "fedprox", "options": {"mu": -1.0}}, "mu: expected greater than or equal to 0, found -1"),
         ({"strategy": "fedavg-ft", "options": {"epochs": 101}}, "epochs: expected less than or equal to 100"),
-        ({"strategy": "fedper", "models": ("mlp",)}, "models: fedper sends the same model to all clients"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_strategy(config(**changes), RUN_ID, Roster(0))
+        make_algorithm(config(**changes))
 
 
 @pytest.mark.parametrize("name", AVERAGED)
@@ -276,8 +283,9 @@ def test_every_option_is_explained_and_every_docstring_names_its_source(name: st
     assert "`local.steps`" in text
 
 
-def test_the_order_carries_the_options(tmp_path: Path) -> None:
-    federation, _ = run("per-fedavg", tmp_path, options={"alpha": 0.2, "variant": "hessian-free", "delta": 0.01})
-    orders = [fields for fields in federation.grid.fields("train") if "run_id" in fields]
-    wanted = PerFedAvg(alpha=0.2, variant="hessian-free", delta=0.01)
-    assert [Method.from_json(fields["method"]) for fields in orders] == [wanted] * 8
+def test_the_order_carries_the_options() -> None:
+    options = {"alpha": 0.2, "variant": "hessian-free", "delta": 0.01}
+    made = joined(config("per-fedavg", options=options), introduction("a"))
+    wanted = made.training(turn(made), list(made.clients.values()))
+    (order,) = wanted.orders(wanted.clients)
+    assert order.method == PerFedAvg(alpha=0.2, variant="hessian-free", delta=0.01)
