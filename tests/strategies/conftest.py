@@ -30,7 +30,7 @@ from hyperbloom.common.wire import (
     TrainResult,
 )
 from hyperbloom.common.wire.pack import unpack, unpack_answer
-from hyperbloom.server.inline import InlineGrid
+from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.exchange import Outcome
