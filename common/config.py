@@ -146,7 +146,7 @@ class RunConfig(Section):
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
     round_timeout_s: Rate = Field(
-        300.0, description="seconds after which a round (or a leg of it) goes on without the missing replies"
+        300.0, description="seconds after which a round (or an exchange of it) goes on without the missing replies"
     )
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
