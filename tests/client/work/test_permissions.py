@@ -167,6 +167,8 @@ def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> No
         four, dealt = begun(worker)
         results.append(training.train(worker, masked_order(four, dealt)).loss)
     assert results[0] == results[1] > 0
+    noisy = make(tmp_path / "noisy", None)
+    assert training.train(noisy, masked_order(*begun(noisy), noise=Noise(1.0, 2.0))).loss is None, "masks are no noise"
 
 
 @pytest.mark.parametrize("least", [0, 2, -1])

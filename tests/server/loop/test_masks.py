@@ -202,6 +202,20 @@ def test_changes_without_the_weights_are_summed_as_well() -> None:
         torch.testing.assert_close(crew.sent + update.returned, crew.expected(crew.names), rtol=0, atol=1e-7)
 
 
+def test_nobody_counts_for_more_than_the_cap() -> None:
+    crew = Crew(4, examples_cap=1.0)
+    crew.run()
+    capped = [10, 20, 25, 25]  # the median of 10, 20, 30 and 45 is 25
+    assert crew.sent is not None and [update.examples for update in crew.updates] == capped
+    change = np.average(torch.stack([crew.change(name) for name in crew.names]).numpy(), axis=0, weights=capped)
+    torch.testing.assert_close(
+        crew.algorithm.global_weights.double(),
+        crew.sent.double() + torch.from_numpy(change).double(),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_a_round_with_too_few_learns_nothing_and_says_why(kind: type[Order]) -> None:
     crew = Crew(4)

@@ -1,0 +1,17 @@
+"""Hostile clients harm the honest ones, whose scores alone are reported."""
+
+import pytest
+
+from figures import robust
+from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
+
+pytestmark = pytest.mark.usefixtures("clean_process")
+
+
+def test_hostile_clients_harm_the_honest_ones() -> None:
+    data, local = DataConfig(split="shares", max_train=20), LocalConfig(steps=15)
+    config = RunConfig(clients=10, cohort=10, rounds=4, eval_every=4, checkpoint_every=0, data=data, local=local)
+    scores = {attack: robust.accuracy(attack, "none", config) for attack in robust.ATTACKS}
+    assert scores.keys() == {"none", "sign", "labels"}
+    assert max(scores["sign"], scores["labels"]) < scores["none"] < 100
+    assert robust.accuracy("sign", "clip", config) != scores["sign"]

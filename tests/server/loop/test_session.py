@@ -1,0 +1,173 @@
+"""A run from the first client to the last word: phases, what listeners hear, what clients are told of the run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from hyperbloom import __version__
+from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.common.errors import CohortError, ConfigError
+from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, TrainOrder
+from hyperbloom.common.wire.pack import unpack
+from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.grids.inline import InlineGrid
+from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport
+from hyperbloom.server.loop.session import Session, baseline_config, check_run, greeting_of
+from hyperbloom.strategies import make_algorithm
+
+
+class Heard(Listener):
+    """What a listener hears, in order; `rounds` have the strategy's name before their number."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.checkpoints: list[Checkpoint] = []
+        self._name = ""
+
+    def phase(self, algorithm: Any, name: str) -> None:
+        self._name = name
+        self.said.append(f"{name} begins")
+
+    def round_done(self, report: RoundReport) -> None:
+        self.said.append(f"{self._name} {report.number}")
+
+    def phase_done(self, algorithm: Any) -> None:
+        self.said.append(f"{self._name} is over")
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.said.append(f"checkpoint {checkpoint.phase}/{checkpoint.progress.round}")
+        self.checkpoints.append(checkpoint)
+
+
+class WatchedGrid(InlineGrid):
+    """Keeps every order that passes."""
+
+    def __init__(self, grid: InlineGrid) -> None:
+        self.__dict__ = grid.__dict__
+        self.orders: list[Any] = []
+
+    def push_messages(self, messages: Any) -> Any:
+        outgoing: list[Message] = list(messages)
+        kinds = {kind.message_type: kind for kind in (Greeting, Notice, TrainOrder, EvaluateOrder)}
+        self.orders += [unpack(kinds[m.metadata.message_type], m.content) for m in outgoing]
+        return super().push_messages(outgoing)
+
+    def of(self, kind: type) -> list[Any]:
+        """Return the orders of a kind."""
+        return [order for order in self.orders if type(order) is kind]
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    """Return a short run of two clients with a baseline."""
+    local = LocalConfig(steps=1, batch_size=4)
+    counts = {"clients": 2, "cohort": 2, "rounds": 2, "eval_every": 2, "checkpoint_every": 1}
+    return RunConfig(strategy="fedavg", baselines=("local",), sizes=("S",), local=local, **counts)
+
+
+@pytest.fixture
+def watched(config: RunConfig, tmp_path: Path) -> WatchedGrid:
+    """Return its clients."""
+    return WatchedGrid(inline_grid(config, tmp_path))
+
+
+def test_strategies_follow_each_other_with_the_same_clients(config: RunConfig, watched: WatchedGrid) -> None:
+    heard = Heard()
+    results = Session(config, watched, "run", [heard]).run()
+    assert list(results) == ["fedavg", "local"]
+    assert [s for s in heard.said if not s.startswith("checkpoint")] == [
+        *("fedavg begins", "fedavg 1", "fedavg 2", "fedavg is over"),
+        *("local begins", "local 1", "local 2", "local is over"),
+    ]
+    assert watched.of(Greeting) == 2 * [Greeting(__version__)]
+    assert [order.scope.run_id for order in watched.of(TrainOrder)] == ["run-fedavg"] * 4 + ["run-local"] * 4
+    assert watched.of(Notice) == 2 * [Notice("finished", "the run is over", "run")]
+
+
+def test_orders_say_to_which_rounds_the_run_may_go_back(config: RunConfig, watched: WatchedGrid) -> None:
+    heard = Heard()
+    Session(config, watched, "run", [heard]).run()
+    assert [s for s in heard.said if s.startswith("checkpoint")] == [
+        *("checkpoint 0/-1", "checkpoint 0/1", "checkpoint 1/-1", "checkpoint 1/1", "checkpoint 2/-1"),
+    ]
+    told = [(order.scope.round, order.scope.resume_points) for order in watched.of(TrainOrder)[::2]]
+    assert told == [(1, (0,)), (2, (0, 1)), (1, (0,)), (2, (0, 1))]
+    assert heard.checkpoints[-1].tensors == {} and list(heard.checkpoints[-1].results) == ["fedavg", "local"]
+
+
+def test_a_run_that_goes_on_says_how_far_it_has_gone_back(
+    config: RunConfig, watched: WatchedGrid, tmp_path: Path
+) -> None:
+    heard = Heard()
+    Session(config, watched, "run", [heard]).run()
+    again = WatchedGrid(inline_grid(config, tmp_path))
+    resume = Resume(heard.checkpoints[1], [(0, 0), (0, 1)], [(0, 1)])
+    results = Session(config, again, "run", [], resume=resume).run()
+    assert list(results) == ["fedavg", "local"]
+    scopes = [(order.scope.run_id, order.scope.round) for order in again.of(TrainOrder)[::2]]
+    assert scopes == [("run-fedavg", 2), ("run-local", 1), ("run-local", 2)]
+    assert {order.scope.rewound for order in again.of(TrainOrder)[:2]} == {(1,)}
+    assert {order.scope.rewound for order in again.of(TrainOrder)[2:]} == {(0,)}
+
+
+def test_clients_hear_of_the_end_of_a_run_that_fails_and_keep_what_they_have(
+    config: RunConfig, watched: WatchedGrid
+) -> None:
+    with pytest.raises(CohortError):
+        Session(config.model_copy(update={"clients": 3, "join_timeout_s": 0.2}), watched, "run", []).run()
+    assert watched.of(Notice) == 2 * [Notice("finished", "the run is over")]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asks"), [("fedavg", None), ("local", "own"), ("ghn", "types"), ("ghn-server", "graph")]
+)
+def test_newcomers_are_asked_what_the_algorithm_wants_to_know(strategy: str, asks: str | None) -> None:
+    greeting = greeting_of(make_algorithm(RunConfig(strategy=strategy)))
+    assert (greeting.version, greeting.asks, greeting.reference) == (__version__, asks, None)
+    assert (greeting.norms is not None) == strategy.startswith("ghn")
+
+
+def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: RunConfig) -> None:
+    mine = config.model_copy(
+        update={"strategy": "pfedhn", "asynchronous": True, "options": {"hidden_dim": 8}, "models": ("mlp",)}
+    )
+    for name, asynchronous in (("fedavg", False), ("local", True)):
+        other = baseline_config(mine, name)
+        assert (other.strategy, other.options, other.models) == (name, {}, ())
+        assert other.asynchronous is asynchronous
+        assert other.local == mine.local and other.rounds == mine.rounds
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baselines": ("fedavg",)}, r"^baselines: expected names other than fedavg, each once, found \('fedavg',\)$"),
+        ({"baselines": ("local", "local")}, r"^baselines: expected names other than fedavg, each once"),
+        (
+            {"strategy": "local", "baselines": ("ghn",)},
+            "^baselines: ghn asks clients for more than local; make it the strategy$",
+        ),
+        ({"model": "no"}, "^model: expected auto or one of .*, found 'no'$"),
+        ({"data.split": "no"}, "^data.split: expected one of .*, found 'no'$"),
+        ({"strategy": "no"}, "^strategy: expected one of .*; found 'no'$"),
+        ({"init_from": "nowhere"}, "^init_from: expected a run folder with .*, found nowhere"),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused_before_anything_starts(
+    config: RunConfig, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    split = changes.pop("data.split", None)
+    data = config.data.model_copy(update={"split": split}) if split else config.data
+    with pytest.raises(ConfigError, match=message):
+        check_run(config.model_copy(update={"data": data, **changes}), uses_data_section=False)
+
+
+def test_waiting_that_has_become_pointless_ends_the_run(config: RunConfig, watched: WatchedGrid) -> None:
+    def watch() -> None:
+        raise CohortError("client-1 ended with code 2")
+
+    with pytest.raises(CohortError, match=r"^client-1 ended with code 2$"):
+        Session(config.model_copy(update={"clients": 3}), watched, "run", [], watch).run()
