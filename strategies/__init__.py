@@ -1,4 +1,4 @@
-"""Strategies by name: how a federation learns. One paper per file; see `personalised` for what they share."""
+"""Strategies by name: how a federation learns. One paper per file; see `algorithm` for what they share."""
 
 import inspect
 

@@ -196,5 +196,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "site/reference.html").read_text()
-    assert 'id="hyperbloom.strategies.personalised.PersonalisedStrategy.weights_for"' in reference
+    assert 'id="hyperbloom.strategies.algorithm.Algorithm.weights"' in reference
     assert 'class="highlight"' in (tmp_path / "site/tutorial.html").read_text()
