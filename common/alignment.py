@@ -1,12 +1,12 @@
-"""What FedHeNN's server and clients share: the reference set, this round's rows of it, and factors of kernel matrices.
+"""Computations that FedHeNN's server and clients share: reference sets, their rows in a round, and kernel factors.
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757. The reference set is its RAD (representation alignment data): inputs without labels
-that everybody may see. It is known by a hash of its content, so that it travels once.
+https://arxiv.org/abs/2202.07757. The reference set is its RAD (representation alignment data): public inputs without
+labels. Server and clients identify it by a hash of its content, so that it travels once.
 
-An `n x n` kernel matrix `K` travels as a factor `F` `(n, r)` with `F F^T = K`: a client's as its features, where they
-are not too wide, the weighted mean of all as their features side by side. More than `FACTOR_BYTES` are cut to the
-leading directions; up to 1,000 rows `r = n` fits, and nothing is lost.
+An `n x n` kernel matrix `K` travels as a factor `F` `(n, r)` with `F F^T = K`. A client's factor is its features; the
+factor of the weighted mean is all clients' features side by side. A factor of more than `FACTOR_BYTES` is cut to its
+leading directions. Up to 1,000 rows, `r = n` fits and the factor is exact.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
 __all__ = [
     "FACTOR_BYTES",
     "LARGEST_REFERENCE",
-    "MISSING",
     "check_factor",
     "digest_of",
     "distance",
@@ -36,28 +35,25 @@ __all__ = [
 ]
 
 FACTOR_BYTES = 4 * 2**20
-"""Of a factor on the wire, either way."""
+"""Largest size of a factor on the wire, in both directions."""
 
 LARGEST_REFERENCE = 5000
-"""Inputs of a reference set, as in the paper."""
-
-MISSING = "expected the reference set"
-"""By this in its reason the server knows a client that has to be sent it again."""
+"""Most inputs of a reference set, as in the paper."""
 
 EXACT = 1200
-"""Rows or columns up to which a factor is cut by its exact eigenvectors, in a second at most."""
+"""Largest matrix that is cut with exact eigenvectors, which then takes at most a second."""
 
 SPARE = 16
-"""Directions beyond those wanted that the randomised method looks at."""
+"""Extra directions (oversampling) of the randomised SVD."""
 
 
 def widest(rows: int) -> int:
-    """Return how many columns a factor with so many rows may have; as many as rows are always enough."""
+    """Return the largest number of columns for a factor with `rows` rows; it needs at most `rows`."""
     return min(rows, max(1, FACTOR_BYTES // (4 * rows)))
 
 
 def draw_rows(total: int, rows: int, draw: int) -> Tensor:
-    """Return which `min(rows, total)` of the reference set's inputs are in a round; `draw` is the round's seed."""
+    """Draw the `min(rows, total)` indices of the reference inputs of a round; `draw` is the round's seed."""
     return torch.randperm(total, generator=torch.Generator().manual_seed(draw))[:rows]
 
 
@@ -65,16 +61,16 @@ def draw_rows(total: int, rows: int, draw: int) -> Tensor:
 
 
 def reference_weights(inputs: Tensor) -> Weights:
-    """Return inputs `(n, *shape)` as they travel: in half precision, unless that would change whole numbers."""
+    """Return inputs `(n, *shape)` for the wire: in half precision, unless that changes whole numbers or overflows."""
     half = inputs.half()
-    whole = bool((inputs == inputs.round()).all())  # numbers of tokens, above all
+    whole = bool((inputs == inputs.round()).all())  # such as token numbers
     changes = not torch.equal(half.float(), inputs) if whole else not bool(half.isfinite().all())
     values = inputs.float() if changes else half
     return Weights(Layout((("inputs", tuple(values.shape)),)), values.reshape(-1))
 
 
 def digest_of(reference: Weights) -> str:
-    """Return the hash by which server and clients know a reference set: of its shape, its type and its values."""
+    """Return the hash that identifies a reference set, made from its shape, its dtype and its values."""
     values = reference.values.contiguous()
     about = f"{reference.layout.shapes}{values.dtype}".encode()
     return hashlib.sha256(about + values.numpy().tobytes()).hexdigest()
@@ -86,7 +82,7 @@ def digest_of(reference: Weights) -> str:
 def factor_of(features: Tensor, columns: int) -> Tensor:
     """Return a factor `(n, <= columns)` of the centred linear kernel of features `(n, d)`.
 
-    Exact if `columns` are at least `min(n, d)`, else of the leading directions.
+    The factor is exact if `columns` is at least `min(n, d)`. Otherwise it has the leading directions.
     """
     return _narrowed(centred(features), columns)
 
@@ -97,12 +93,12 @@ def mean_factor(
     """Return a factor `(n, <= columns)` of the weighted mean of kernel matrices, centred and of norm 1.
 
     Args:
-        factors: each client's, `(n, r_j)`, of its features.
-        weights: of each client, at least 0.
-        kernel: of the features.
-        bandwidth: of the rbf kernel.
-        normalise: scale each matrix to a norm of 1 before, so that no client counts more for its larger features.
-        columns: most that there may be.
+        factors: the clients' feature factors, `(n, r_j)` each.
+        weights: one weight of at least 0 for each client.
+        kernel: kernel of the features.
+        bandwidth: bandwidth of the rbf kernel.
+        normalise: scale each kernel matrix to norm 1 first, so that larger features do not weigh more.
+        columns: largest number of columns.
     """
     pairs = [(w, f) for w, f in zip(weights, factors, strict=True) if w > 0]
     if kernel == "linear":
@@ -117,11 +113,11 @@ def distance(kernel: Kernel, bandwidth: float, features: Tensor, target: Tensor,
     """Return `1 - CKA` of features `(n, d)` and a target, as a scalar.
 
     Args:
-        kernel: of the features.
-        bandwidth: of the rbf kernel.
-        features: the client's, which gradients flow to.
+        kernel: kernel of the features.
+        bandwidth: bandwidth of the rbf kernel.
+        features: the client's features, which receive gradients.
         target: `(n, r)`: a factor of a kernel matrix, or another network's features.
-        target_is_gram_factor: which of the two; the same for linear kernels.
+        target_is_gram_factor: whether `target` is a factor. For linear kernels both are the same.
     """
     if kernel == "linear":
         return 1 - linear_cka(features, target)
@@ -130,15 +126,15 @@ def distance(kernel: Kernel, bandwidth: float, features: Tensor, target: Tensor,
 
 
 def factor_weights(factor: Tensor) -> Weights:
-    """Return a factor as it travels."""
+    """Return a factor `(n, r)` as `Weights` for the wire."""
     return Weights(Layout((("factor", tuple(factor.shape)),)), factor.float().reshape(-1))
 
 
 def check_factor(weights: Weights | None, rows: int) -> Tensor:
-    """Return the factor `(rows, r)` that has arrived.
+    """Check a factor from the wire and return it as `(rows, r)`.
 
     Raises:
-        WireError: it has another shape, too many columns, values that are not finite, or an unlikely norm.
+        WireError: it is missing, or its shape, its values or its norm are out of bounds.
     """
     if weights is None:
         raise WireError("factor: expected one, found none")
@@ -154,21 +150,21 @@ def check_factor(weights: Weights | None, rows: int) -> Tensor:
 
 
 def _narrowed(factor: Tensor, columns: int) -> Tensor:
-    """Return a factor `(n, <= columns)` of `F F^T`, exact where that is possible."""
+    """Return a factor `(n, <= columns)` of `F F^T`: `F` itself if it is narrow enough."""
     rows, width = factor.shape
     if width <= columns:
         return factor
     if rows <= EXACT:
         return _root(factor @ factor.T, columns)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # both sides, and every run, cut the same way
+        torch.manual_seed(0)  # the same cut on both sides and in every run
         left, values, _ = torch.svd_lowrank(factor, min(columns + SPARE, rows, width))
     made: Tensor = (left * values)[:, :columns]
     return made
 
 
 def _root(k: Tensor, columns: int) -> Tensor:
-    """Return a factor `(n, <= columns)` of a positive semi-definite matrix, the leading directions first."""
+    """Return a factor `(n, <= columns)` of a positive semi-definite matrix `(n, n)`, leading directions first."""
     if len(k) <= EXACT:
         values, vectors = torch.linalg.eigh(k.double())
         exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(k.dtype)

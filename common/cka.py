@@ -1,4 +1,4 @@
-"""Centred kernel alignment (CKA): how alike two networks' representations of the same inputs are.
+"""Centred kernel alignment (CKA): similarity of two networks' representations of the same inputs.
 
 Kornblith, Norouzi, Lee, Hinton: Similarity of Neural Network Representations Revisited, ICML 2019,
 https://arxiv.org/abs/1905.00414. With `n x n` kernel matrices `K` and `L` and `H = I - 11^T / n`
@@ -6,15 +6,15 @@ https://arxiv.org/abs/1905.00414. With `n x n` kernel matrices `K` and `L` and `
     HSIC(K, L) = tr(K H L H) / (n - 1)^2
     CKA(K, L)  = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))            between 0 and 1
 
-linear: `K = A A^T` of features `A` `(n, d)`. With centred columns `tr(K H L H) = ||A^T B||_F^2`, so that no `n x n`
-matrix is needed. Adding kernels is joining features: `sum_j w_j A_j A_j^T` is that of `[sqrt(w_1) A_1, ...]`.
+linear: `K = A A^T` of features `A` `(n, d)`. With centred columns `tr(K H L H) = ||A^T B||_F^2`, which needs no `n x n`
+matrix. The sum of kernels `sum_j w_j A_j A_j^T` is the kernel of the joined features `[sqrt(w_1) A_1, ...]`.
 
 rbf: `K_pq = exp(-|a_p - a_q|^2 / (2 s^2 m))`, with `s` the bandwidth and `m` the median of the squared distances
-between different rows, as in the paper: it makes the kernel invariant to isotropic scaling too. Gradients pass
+between different rows, as in the paper. The median makes the kernel invariant to isotropic scaling. Gradients pass
 through `m`.
 
-Either is invariant to orthogonal maps and isotropic scaling of the features, and not to invertible maps in general.
-Representations that do not vary, all zeros among them, are like nothing: CKA is 0 there, and its gradient too.
+Both are invariant to orthogonal maps and isotropic scaling of the features, but not to invertible maps in general.
+For constant representations, such as zeros, CKA and its gradient are 0.
 """
 
 from typing import Literal
@@ -27,24 +27,24 @@ __all__ = ["Kernel", "centred", "centred_gram", "cka", "gram", "linear_cka", "li
 Kernel = Literal["linear", "rbf"]
 
 ROUNDING = 8.0
-"""Rounding errors of a mean, in units of the last place, below which what varies does not."""
+"""Variation, in units in the last place of the largest value, that counts as a rounding error of the mean."""
 
 
 def centred(features: Tensor) -> Tensor:
-    """Return features `(n, d)` with columns of mean zero; exact zeros if they vary by rounding errors only."""
+    """Return features `(n, d)` with columns of mean zero; exact zeros if only rounding errors vary."""
     made = features - features.mean(0, keepdim=True)
     return _unless_rounding(made, features)
 
 
 def _unless_rounding(made: Tensor, of: Tensor) -> Tensor:
-    """Return what was made by taking means from `of`, or zeros where nothing but rounding errors is left."""
+    """Return `made`, which is `of` minus means, or zeros if it holds rounding errors only."""
     floor = ROUNDING * torch.finfo(of.dtype).eps * of.detach().abs().amax()
     return torch.where(made.detach().abs().amax() <= floor, torch.zeros_like(made), made)
 
 
 def unit(values: Tensor) -> Tensor:
     """Return a matrix scaled to a Frobenius norm of 1; zeros stay zeros, with a gradient of zero."""
-    # The largest first: squares of numbers as small as 1e-30 would vanish.
+    # Divide by the largest value first, because the squares of numbers as small as 1e-30 underflow.
     largest = values.detach().abs().amax()
     none = largest == 0
     scaled = values / torch.where(none, 1.0, largest)
@@ -57,20 +57,20 @@ def linear_cka(a: Tensor, b: Tensor) -> Tensor:
 
     Takes `O(n d e)`, or `O(n^2 d)` where representations are wider than they are long.
     """
-    # Of norm 1, so that the products below are between 1 / d and 1.
+    # Scale to norm 1 so that the products below are between 1 / d and 1.
     a, b = unit(centred(a)), unit(centred(b))
     return _ratio(_overlap(a, b), _overlap(a, a), _overlap(b, b))
 
 
 def linear_factor(features: Tensor) -> Tensor:
-    """Return features `(n, d)` centred and scaled such that their kernel matrix has a Frobenius norm of 1, or 0."""
+    """Return centred features `(n, d)`, scaled so that their kernel matrix has Frobenius norm 1; zeros stay zeros."""
     made = unit(centred(features))
     size = _overlap(made, made)
     return made * torch.where(size > 0, size, 1.0) ** -0.25
 
 
 def _overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Return `tr(A A^T B B^T)` by way of the smaller matrices."""
+    """Return `tr(A A^T B B^T)`, computed from the smaller matrices."""
     if a.shape[1] * b.shape[1] <= len(a) ** 2:
         return (a.T @ b).square().sum()
     return ((a @ a.T) * (b @ b.T)).sum()
@@ -91,7 +91,7 @@ def cka(k: Tensor, other: Tensor) -> Tensor:
 
 
 def centred_gram(k: Tensor) -> Tensor:
-    """Return `H K H`; exact zeros if that is rounding errors only."""
+    """Return `H K H` `(n, n)`; exact zeros if it holds rounding errors only."""
     made = k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
     return _unless_rounding(made, k)
 
@@ -102,9 +102,9 @@ def rbf_gram(features: Tensor, bandwidth: float = 1.0) -> Tensor:
     squares = made.square().sum(1)
     distances = (squares[:, None] + squares - 2 * made @ made.T).clamp_min(0)
     n = len(made)
-    # Each pair once; the diagonal, which is zero but for rounding, is no distance.
+    # Count each pair once, and leave out the diagonal, which is zero up to rounding.
     median = distances[*torch.triu_indices(n, n, 1, device=made.device)].median()
-    # Where most rows are equal the median is no measure of how far the others are.
+    # If most rows are equal, the median is 0, and the mean measures the distance of the others.
     spread = torch.where(median > 0, median, distances.mean())
     none = spread == 0
     exponent = distances / (-2 * bandwidth**2 * torch.where(none, 1.0, spread))

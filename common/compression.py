@@ -1,19 +1,19 @@
-"""Smaller replies: codecs between a flat vector of changes and bytes, by name, for a layout that both sides know.
+"""Compression of replies: codecs, by name, between a flat vector of changes and bytes. Both sides know the layout.
 
     fp16, bf16        every value in two bytes
     int8              every value in one byte, times one scale per tensor: max|x| / 127
-    top-k:SHARE       only the SHARE of the entries with the largest magnitude, and where they are
+    top-k:SHARE       the SHARE of the entries with the largest magnitude, and their indices
     top-k:SHARE+int8  those entries in one byte each (or +fp16, +bf16)
 
-What a codec loses the client adds to its next change: error feedback (`client/keep/feedback.py`), without which top-k
-stalls (Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599).
+The client adds the error of a codec to its next change: error feedback (`client/keep/feedback.py`). Top-k stalls
+without it (Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599).
 
-The largest entries are chosen over the whole vector, not per tensor: of all vectors with k entries this one is nearest
-(section 2 there), and what a small tensor does not get into this reply grows in the memory until it does.
+Top-k selects over the whole vector, not per tensor: this gives the nearest of all vectors with k entries (section 2
+there). Entries that are left out accumulate in the error memory until they are large enough to be sent.
 
-Which entries these are is said by a bit for each of the P, or by their indices in ascending order if that is shorter:
-two bytes each for up to 65,536 values, four beyond. As with the values, the length of a reply is known before it comes,
-and nothing in it says how large it is to become.
+The selected entries are marked by one bit for each of the P entries, or by their ascending indices if these are
+shorter: two bytes each for up to 65,536 values, four beyond. The layout alone determines the length of a reply, so the
+receiver never allocates memory by a length that the reply states.
 """
 
 import re
@@ -35,12 +35,12 @@ _NAME = re.compile(r"(?P<all>fp16|bf16|int8)|top-k:(?P<share>[0-9.e-]+)(?:\+(?P<
 
 @dataclass(frozen=True)
 class Codec:
-    """Turns a `(P,)` vector of float32 into bytes whose number depends on the layout alone, and back.
+    """Converts a `(P,)` vector of float32 to bytes, as many as the layout determines, and back.
 
     Attributes:
-        name: as it is written in the configuration.
-        values: how a value is stored: fp32, fp16, bf16 or int8.
-        share: share of the entries that are kept, or None for all.
+        name: the name in the configuration.
+        values: storage type of a value: fp32, fp16, bf16 or int8.
+        share: share of the entries that are sent, or None for all.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Codec:
 
     @classmethod
     def parse(cls, name: str) -> "Codec | None":
-        """Return the codec of this name; None for 'none'.
+        """Return the codec with this name; None for 'none'.
 
         Raises:
             ConfigError: there is no such codec.
@@ -68,17 +68,17 @@ class Codec:
         return cls(name, found["kept"] or "fp32", share)
 
     def kept(self, numel: int) -> int:
-        """Return how many of `numel` entries are sent."""
+        """Return the number of entries that are sent out of `numel`."""
         return numel if self.share is None else min(numel, max(1, round(self.share * numel)))
 
     def size(self, layout: Layout) -> int:
-        """Return the number of bytes that a vector of this layout becomes."""
+        """Return the encoded size in bytes of a vector with this layout."""
         kept = self.kept(layout.numel)
         scales = 4 * len(layout.shapes) if self.values == "int8" else 0
         return self._index_bytes(layout) + scales + kept * _DTYPES[self.values].itemsize
 
     def encode(self, flat: Tensor, layout: Layout) -> bytes:
-        """Return a `(P,)` vector of finite float32 on the CPU as `size(layout)` bytes."""
+        """Encode a `(P,)` vector of finite float32 on the CPU as `size(layout)` bytes."""
         if self.share is None:
             return _pack_values(flat, layout.sizes, self.values)
         indices = flat.abs().topk(self.kept(layout.numel), sorted=False).indices.sort().values  # (k,)
@@ -86,12 +86,12 @@ class Codec:
         return self._pack_indices(indices.numpy(), layout.numel) + values
 
     def decode(self, encoded: bytes, layout: Layout) -> Tensor:
-        """Return the `(P,)` vector of float32 that was encoded, as exactly as the codec keeps it.
+        """Decode a `(P,)` vector of float32.
 
-        Values may not be finite: `Weights.check` names their tensor.
+        Values that are not finite pass: `Weights.check` finds them and names their tensor.
 
         Raises:
-            WireError: the bytes are not of this codec and layout.
+            WireError: the bytes do not fit this codec and layout.
         """
         if len(encoded) != self.size(layout):
             raise WireError(
@@ -112,11 +112,11 @@ class Codec:
         return min(-(-layout.numel // 8), self.kept(layout.numel) * _index_dtype(layout.numel).itemsize)
 
     def _has_bits(self, numel: int) -> bool:
-        """Tell whether a bit for each entry is shorter than indices."""
+        """Return whether one bit for each entry takes fewer bytes than indices."""
         return -(-numel // 8) < self.kept(numel) * _index_dtype(numel).itemsize
 
     def _unpack_values(self, raw: bytes, groups: tuple[int, ...], layout: Layout) -> Tensor:
-        """Return `(k,)` values, of which `groups[i]` belong to the layout's tensor i."""
+        """Return `(k,)` values; `groups[i]` of them belong to tensor i of the layout."""
         if self.values != "int8":
             return _tensor(raw, _DTYPES[self.values]).float()
         scales, levels = _tensor(raw[: 4 * len(groups)], torch.float32), _tensor(raw[4 * len(groups) :], torch.int8)
@@ -135,7 +135,7 @@ class Codec:
         return np.packbits(chosen).tobytes()
 
     def _unpack_indices(self, raw: bytes, numel: int) -> Tensor:
-        """Return `(k,)` indices in ascending order, each once and within `numel`."""
+        """Return `(k,)` distinct indices below `numel` in ascending order."""
         if self._has_bits(numel):
             indices = np.flatnonzero(np.unpackbits(np.frombuffer(raw, dtype=np.uint8), count=numel))
             if len(indices) != self.kept(numel):
@@ -156,23 +156,23 @@ def _share(text: str) -> float | None:
 
 
 def _per_tensor(indices: Tensor, layout: Layout) -> tuple[int, ...]:
-    """Return how many of the ascending `indices` fall into each tensor."""
+    """Return the number of ascending `indices` in each tensor."""
     ends = torch.tensor(layout.sizes, dtype=torch.int64).cumsum(0)
     before = torch.searchsorted(indices, ends)
     return tuple(before.diff(prepend=before.new_zeros(1)).tolist())
 
 
 def _pack_values(values: Tensor, groups: tuple[int, ...], kind: str) -> bytes:
-    """Return `(k,)` values as bytes; `groups` of them share a scale."""
+    """Return `(k,)` values as bytes; the values of each group, whose sizes are `groups`, share a scale."""
     dtype = _DTYPES[kind]
     if kind != "int8":
-        # What is too large for 16 bits is cut off rather than made infinite; feedback keeps the rest.
+        # Clamp values that overflow 16 bits, which would become infinite. Error feedback keeps the difference.
         largest = torch.finfo(dtype).max
         return _bytes(values.clamp(-largest, largest).to(dtype))
     parts = values.split(groups) if groups else ()
     scales = torch.tensor([float(part.abs().max()) / 127 if len(part) else 0.0 for part in parts])
     each = torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
-    # A tensor of zeros has the scale 0, and 0 / 0 is no number.
+    # A tensor of zeros has the scale 0, and 0 / 0 is NaN.
     levels = (values / each).nan_to_num(nan=0.0).round().clamp(-127, 127)
     return _bytes(scales) + _bytes(levels.to(dtype))
 

@@ -37,15 +37,15 @@ __all__ = [
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# What PyYAML raises for text that it cannot make a value of; its own error class does not cover them all.
+# Errors that PyYAML raises for text that it cannot parse. Its own error class does not cover all of them.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 SectionT = TypeVar("SectionT", bound="Section")
 
 FEWEST_CLIENTS = 3
-"""Clients that a secure sum is of at least: of two, each knows the other's part."""
+"""Smallest number of clients in a secure sum. In a sum of two, each client can compute the other's part."""
 
 MOST_CLIENTS = 512
-"""Cohort beyond which the steps of the fixed-point numbers become coarse, and masks for every pair costly."""
+"""Largest cohort of a secure sum. Beyond it fixed-point steps are coarse, and a mask for every pair is costly."""
 
 
 class Section(BaseModel):
@@ -55,7 +55,7 @@ class Section(BaseModel):
 
 
 MOST_STEPS = 100_000
-"""Local steps of one order: their batches are drawn before the first of them."""
+"""Most local steps in one order. The client draws all their batches before the first step."""
 
 
 class LocalConfig(Section):
@@ -168,7 +168,7 @@ class RunConfig(Section):
     )
 
     def part(self, index: int) -> tuple[int, int]:
-        """Return which part of the data set client `index` of those started here has, and of how many."""
+        """Return the part of the data set for local client `index`, and the number of parts."""
         return self.data.first + index, self.data.parts or self.clients
 
 
@@ -177,8 +177,8 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
 
     Args:
         path: YAML file, or None for the defaults.
-        overrides: values that win over the file, by dotted key (`local.steps`); a bare key that is no key of the
-            run is taken for an option of the strategy.
+        overrides: values that replace those of the file, by dotted key (`local.steps`). A key that the run does not
+            have is an option of the strategy.
 
     Raises:
         ConfigError: the file cannot be read, or a key is unknown, of the wrong type, out of range or impossible.
@@ -187,7 +187,12 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
 
 
 def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
-    """Return the run that a file's values describe; `where` names the file in errors, the rest as `load_run_config`.
+    """Return the run that a file's values describe.
+
+    Args:
+        values: the keys and values of the file.
+        overrides: as in `load_run_config`.
+        where: name of the file in errors.
 
     Raises:
         ConfigError: a key is unknown, of the wrong type, out of range or impossible.
@@ -202,7 +207,7 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
                 raise ConfigError(f"{parent}: expected a section with keys of its own, found {target!r}")
         target[name] = value
     config = check(RunConfig, result, where)
-    if "eval_every" not in config.model_fields_set:  # a short run needs no second number
+    if "eval_every" not in config.model_fields_set:  # the default must fit a short run
         config = config.model_copy(update={"eval_every": min(config.eval_every, config.rounds)})
     _check_combinations(config)
     return config
@@ -214,10 +219,10 @@ def dump_run_config(config: RunConfig) -> str:
 
 
 def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> SectionT:
-    """Return `values` as a `section`, or say in one line what is wrong with the first wrong key.
+    """Validate `values` as a `section` and return it; `where` names their source in errors.
 
     Raises:
-        ConfigError: names the key, what was expected and what was found.
+        ConfigError: a key is wrong. The message names the first such key, what was expected and what was found.
     """
     try:
         return section.model_validate(_tuples(values))
@@ -252,7 +257,7 @@ def _full_key(key: str) -> str:
 
 
 def _tuples(value: Any) -> Any:
-    """Turn lists into tuples: strict validation takes only the type it names."""
+    """Turn lists into tuples, because strict validation accepts no lists for tuples."""
     if isinstance(value, Mapping):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
@@ -304,10 +309,10 @@ def _check_secure_aggregation(config: RunConfig) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's keys and values; of a key that stands twice nothing is lost silently.
+    """Return a YAML file's keys and values.
 
     Raises:
-        ConfigError: the file cannot be read, or is no mapping.
+        ConfigError: the file cannot be read, is no mapping, or repeats a key.
     """
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
@@ -321,12 +326,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema (1e-3 is a number, 010 is ten, dates are words), and no silent loss of a repeated key."""
+    """Reads YAML 1.2's core schema (1e-3 is a number, 010 is ten, dates are words) and refuses repeated keys."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own way, which types it as an instance's
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands twice in one mapping."""
+        """Construct a mapping; refuse a key that it repeats."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
@@ -334,14 +339,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
-        """Read decimal, 0o17 and 0x1F."""
+        """Read decimal numbers, octal ones (0o17) and hexadecimal ones (0x1F)."""
         text = str(node.value).lower()
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
         return int(text, base)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every word that the loader would take for something else."""
+    """Quotes every string that the loader would read as another type."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 

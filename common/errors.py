@@ -8,7 +8,7 @@
     |-- RefusedError       the server does not admit this client              (exit code 3)
     |-- CohortError        not enough clients came, or all of them failed     (exit code 4)
     |-- ConnectionFailed   the other side cannot be reached or started        (exit code 5)
-    |-- DiskError          the disk is full, or does not take what is written (exit code 6)
+    |-- DiskError          the disk is full, or a write to it fails        (exit code 6)
 
 A message says what was expected, what was found, and what to do. Asserts are for our own mistakes only.
 """
@@ -31,18 +31,18 @@ __all__ = [
 
 
 class HyperbloomError(Exception):
-    """Base of all errors that are told to the user in one line.
+    """Base of all errors that a program reports to the user in one line.
 
     Attributes:
-        exit_code: what the process ends with.
-        reason: what a client's error is to the server, whose order it could not carry out.
+        exit_code: exit code of the process.
+        reason: reason that a client reports to the server if this error stops it from carrying out an order.
     """
 
     exit_code: ClassVar[int] = 1
     reason: Reason = Reason.FAILED
 
     def __init__(self, *args: object, reason: Reason | None = None) -> None:
-        """Take the message, and the reason if it is not the usual one of the class."""
+        """Take the message, and a reason that replaces the default of the class."""
         super().__init__(*args)
         if reason is not None:
             self.reason = reason
@@ -80,7 +80,7 @@ class RefusedError(HyperbloomError):
 
 
 class CohortError(HyperbloomError):
-    """Fewer clients than the run needs came, or answered."""
+    """Fewer clients joined or answered than the run needs."""
 
     exit_code = 4
 
@@ -92,6 +92,6 @@ class ConnectionFailed(HyperbloomError):
 
 
 class DiskError(HyperbloomError):
-    """The disk does not take what a run has to write; what was there before is whole."""
+    """The disk does not take what a run has to write. Earlier files are intact."""
 
     exit_code = 6

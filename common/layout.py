@@ -1,7 +1,7 @@
-"""How the parameters of a target network lie in one flat vector.
+"""The layout of a target network's parameters in one flat vector.
 
-A model travels, is generated and is trained as one contiguous vector: a hypernetwork's output row is the message's
-payload without a copy, and the optimiser sees one tensor. A `Layout` says which slice is which parameter.
+A model is sent, generated and trained as one contiguous vector. A hypernetwork's output row therefore becomes the
+payload of a message without a copy, and the optimiser sees one tensor. A `Layout` maps slices to parameters.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of parameters in the order in which they lie in a flat vector of `numel` elements."""
+    """Names and shapes of parameters, in their order in a flat vector of `numel` elements."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, module: nn.Module, without: str | None = None) -> "Layout":
-        """Return the layout of a module's parameters, leaving out those whose name starts with `without`."""
+        """Return the layout of a module's parameters, except those whose name starts with `without`."""
         named = module.named_parameters()
         return cls(tuple((n, tuple(p.shape)) for n, p in named if without is None or not n.startswith(without)))
 
@@ -40,11 +40,11 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """Short hash of names and shapes: equal on both sides of the wire or the message is refused."""
+        """Short hash of names and shapes. A message is refused unless sender and receiver have the same one."""
         return hashlib.sha256(repr(self.shapes).encode()).hexdigest()[:16]
 
     def slices(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
-        """Yield name, place in the flat vector, and shape of each parameter."""
+        """Yield the name of each parameter, its slice of the flat vector, and its shape."""
         start = 0
         for (name, shape), size in zip(self.shapes, self.sizes, strict=True):
             yield name, slice(start, start + size), shape
@@ -52,7 +52,7 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters as views of a `(numel,)` vector."""
-        # One split: its derivative is one concatenation, that of slices a vector of zeros for each.
+        # The gradient of one split is one concatenation. Each slice would add a full-length vector of zeros.
         return {n: piece.view(shape) for (n, shape), piece in zip(self.shapes, flat.split(self.sizes), strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Local methods: what a client minimises in place of the loss alone, as a training order describes it.
+"""Local methods: objectives and schedules of local training other than plain SGD on the loss.
 
-One class for each, with its hyperparameters and a `kind` by which `client/work/methods.py` finds its function.
-An order holds one (`TrainOrder.method`), which travels as JSON; none at all stands for plain SGD.
+Each class holds the hyperparameters of one method. `client/work/methods.py` finds its function by `kind`. A training
+order carries at most one method as JSON (`TrainOrder.method`). None means plain SGD.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -19,23 +19,23 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Method(Section):
-    """Base of all local methods; `kind` is the name on the wire.
+    """Base of all local methods.
 
-    A class of its own for each method, listed in `METHODS`, gives `kind` as a field with one possible value.
+    Each subclass is listed in `METHODS`. Its field `kind` has one possible value: the method's name on the wire.
     """
 
     private: ClassVar[tuple[str, ...]] = ("none",)
-    """What may be private in an order with this method, of `PRIVATE` of the wire."""
+    """Values of `Target.private` that an order with this method may have."""
 
     kind: str
 
     @property
     def fewest_steps(self) -> int:
-        """Local steps below which it cannot do its work."""
+        """Smallest number of local steps that the method needs."""
         return 1
 
     def to_json(self) -> str:
-        """Return what `from_json` reads."""
+        """Return the method as JSON for `from_json`."""
         return self.model_dump_json()
 
     @staticmethod
@@ -43,7 +43,7 @@ class Method(Section):
         """Read a method from the wire.
 
         Raises:
-            WireError: it is no JSON, of no known kind, or has wrong hyperparameters.
+            WireError: the text is no JSON, its kind is unknown, or its hyperparameters are wrong.
         """
         try:
             kind = _Kind.model_validate_json(text).kind
@@ -70,7 +70,7 @@ class FedProx(Method):
 
 
 class FedRep(Method):
-    """`head_share` of the steps for the personal head with a frozen body, then the others for the body."""
+    """SGD on the head with a frozen body for `head_share` of the steps, then on the body for the other steps."""
 
     private: ClassVar[tuple[str, ...]] = ("head",)
     kind: Literal["fedrep"] = "fedrep"
@@ -78,7 +78,7 @@ class FedRep(Method):
 
     @property
     def fewest_steps(self) -> int:
-        """One for the head, one for the body."""
+        """Two: one for the head and one for the body."""
         return 2
 
 
@@ -92,12 +92,12 @@ class PerFedAvg(Method):
 
     @property
     def fewest_steps(self) -> int:
-        """Gradients of one update."""
+        """Number of gradients in one update."""
         return 4 if self.variant == "hessian-free" else 2
 
 
 class PFedMe(Method):
-    """SGD on the loss's Moreau envelope of parameter `lamda`; the minimiser is the client's personal model."""
+    """SGD on the Moreau envelope of the loss with parameter `lamda`. Its minimiser is the personal model."""
 
     private: ClassVar[tuple[str, ...]] = ("copy",)
     kind: Literal["pfedme"] = "pfedme"
@@ -107,23 +107,26 @@ class PFedMe(Method):
 
 
 class Frozen(Method):
-    """SGD on all parameters but those named."""
+    """SGD on all parameters except those in `names`."""
 
     kind: Literal["frozen"] = "frozen"
     names: tuple[str, ...]
 
 
 class Aligned(Method):
-    """SGD on the loss plus `eta (1 - CKA)` of representations with a target, or with those of the weights sent."""
+    """SGD on the loss plus `eta (1 - CKA)`.
+
+    CKA compares the representations with a target, or with those of the weights that were sent.
+    """
 
     private: ClassVar[tuple[str, ...]] = ("none", "copy", "all")
     kind: Literal["aligned"] = "aligned"
     eta: Share
     kernel: Kernel
     bandwidth: Rate
-    reference: str  # digest of the set of inputs
-    rows: Positive  # how many of them are in this round
-    draw: int  # seed that says which
+    reference: str  # digest of the reference set
+    rows: Positive  # number of its inputs in this round
+    draw: int  # seed that selects them
 
 
 _ALL: tuple[type[Method], ...] = (FedProx, FedRep, PerFedAvg, PFedMe, Frozen, Aligned)

@@ -1,4 +1,4 @@
-"""Why a client brought nothing to a round: one value each, from which people's texts and counters are made."""
+"""Why a client contributed nothing to a round. Texts for people and counters are made from these values."""
 
 from enum import StrEnum
 
@@ -6,39 +6,39 @@ __all__ = ["Reason"]
 
 
 class Reason(StrEnum):
-    """The kinds of reasons; a text that says more travels beside them."""
+    """The kinds of reasons. A text with details travels beside each."""
 
-    # The server found out.
+    # Found by the server.
     NO_REPLY = "timeout"
-    """Its reply did not come in time, or its node is gone."""
+    """The reply did not arrive in time, or the node is gone."""
     UNREACHABLE = "unreachable"
-    """Its order could not be delivered."""
+    """The server could not deliver the order."""
     LEFT = "left"
-    """It left before it was asked."""
+    """The client left before the server sent the order."""
     BUSY = "busy"
-    """It still works on an earlier round."""
+    """The client still works on an earlier round."""
     DROPPED = "dropped"
-    """The round as a whole could not learn from anybody."""
+    """The round was dropped as a whole."""
     STALE = "stale"
-    """Its reply answers an order that is too old."""
+    """The reply answers an order that is too old."""
     CONTENT = "content"
-    """Its reply cannot be what it was asked for. Only this reason is held against a client."""
+    """The reply cannot be a correct answer to the order. Only this reason counts against a client."""
 
-    # The client said so.
+    # Reported by the client.
     FAILED = "failed"
-    """It could not do the work; the text says why."""
+    """The client could not do the work. The text says why."""
     DIVERGED = "diverged"
-    """Its training diverged."""
+    """The training diverged."""
     MEMORY = "memory"
-    """Its memory was not enough."""
+    """The client ran out of memory."""
     FORBIDDEN = "forbidden"
-    """Its user does not allow what the order asks for."""
+    """The client's user does not allow what the order asks for."""
     UNFIT = "unfit"
     """The order does not fit this client."""
     LACKS_REFERENCE = "lacks-reference"
-    """It does not have the reference set of the order."""
+    """The client does not have the reference set of the order."""
 
     @property
     def is_lie(self) -> bool:
-        """Return whether it is held against the client: it counts towards quarantine."""
+        """Return whether the reason counts towards the client's quarantine."""
         return self is Reason.CONTENT

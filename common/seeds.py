@@ -1,4 +1,4 @@
-"""Seeds for the many independent draws of a run, all from its one seed."""
+"""Seeds for the independent random draws of a run, all derived from the run's seed."""
 
 import hashlib
 
@@ -6,6 +6,9 @@ __all__ = ["derive"]
 
 
 def derive(seed: int, *labels: str | int) -> int:
-    """Return a 63-bit seed for the draw that `labels` name: the same on every machine, unrelated between labels."""
+    """Return a 63-bit seed for the draw that `labels` name.
+
+    It is the same on every machine, and independent between labels.
+    """
     text = "\x1f".join([str(seed), *(str(label) for label in labels)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""Strategies by name: how a federation learns. One paper per file; see `algorithm` and `exchange` for what they share."""
+"""The strategies by name, one paper per file. `algorithm` has what they share."""
 
 import inspect
 
@@ -57,17 +57,17 @@ _WHAT = "a subclass of hyperbloom.strategies.algorithm.Algorithm"
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Return the names of all strategies, those of plug-ins last."""
+    """Return the names of all strategies: the built-in ones, then those of plug-ins."""
     return tuple(dict.fromkeys([*STRATEGIES, *plugins("strategies")]))
 
 
 def find_strategy(name: str, where: str = "strategy") -> type[Algorithm]:
-    """Return the strategy of a name, which may be a plug-in's or `package.module:Class`; `where` names the setting.
+    """Return the strategy class for a name, a plug-in's name or `package.module:Class`.
 
-    The current directory is importable meanwhile.
+    The current directory can be imported from while the class is loaded. `where` names the setting in messages.
 
     Raises:
-        ConfigError: there is no such strategy, or it cannot be imported, or is none.
+        ConfigError: there is no such strategy, it cannot be imported, or it is not a complete `Algorithm`.
     """
     plugin = find_plugin("strategies", name, STRATEGIES, ConfigError)
     if name in STRATEGIES:
@@ -89,6 +89,6 @@ def make_algorithm(config: RunConfig) -> Algorithm:
     """Return the algorithm that `config` names.
 
     Raises:
-        ConfigError: there is none of this name, or its options are wrong.
+        ConfigError: no strategy has this name, or its options are wrong.
     """
     return find_strategy(config.strategy)(config)

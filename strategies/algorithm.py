@@ -1,8 +1,8 @@
-"""What the author of a strategy writes: an algorithm over clients and flat vectors of weights.
+"""The interface for authors of strategies: an algorithm over clients and flat vectors of weights.
 
-Two methods are the algorithm: `weights` says what each client is sent, `learn` makes something of what came back. All
-else has a default. Messages, admission, deadlines, compression, noise, masks, resume points and scores are the affair
-of whoever runs the rounds.
+An algorithm has two abstract methods: `weights` returns what each client is sent, and `learn` learns from what came
+back. All others have defaults. The round loop handles messages, admission, deadlines, compression, noise, masks, resume
+points and scores.
 
     serves -> build -> join (each client) -> round, round, evaluate, round, ... -> checkpoint
 """
@@ -36,11 +36,11 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 __all__ = ["LARGEST_NETWORK", "Algorithm", "Evaluation", "NoOptions", "Recipe", "Setting", "Turn", "is_novel"]
 
 LARGEST_NETWORK = 50_000_000
-"""Parameters beyond which the first client's word is not enough to build a target network."""
+"""Most parameters of a target network that the first client's word alone may cause the server to build."""
 
 
 class NoOptions(Section):
-    """Options of a strategy that has none."""
+    """Options of a strategy without options."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setting:
 
     Attributes:
         spec: the target network of the first size.
-        layouts: by size, how what travels lies in a flat vector.
+        layouts: by size, the layout of the flat vector that travels.
     """
 
     spec: ModelSpec
@@ -61,12 +61,12 @@ class Recipe:
     """How clients work with what they are sent.
 
     Attributes:
-        private: what of the target network stays on the client, one of `PRIVATE`.
-        method: how they train; None: by plain SGD.
-        refinement: what they do before they score weights; None: nothing.
-        resemble: what their representations are to resemble.
+        private: the part of the target network that stays on the client, one of `PRIVATE`.
+        method: the method of local training; None: plain SGD.
+        refinement: local work before weights are scored; None: none.
+        resemble: the target for the clients' representations.
         norms: how the graph of an own model treats norms.
-        hypernetwork: settings of the graph hypernetwork whose parameters travel, as JSON.
+        hypernetwork: settings of the travelling graph hypernetwork, as JSON.
     """
 
     private: str
@@ -79,12 +79,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Turn:
-    """A round, as an algorithm sees it.
+    """A round from the algorithm's side.
 
     Attributes:
-        scope: what its orders say of run and round.
-        cohort: the clients that were drawn for it.
-        candidates: those from whom they were drawn.
+        scope: what the orders say of run and round.
+        cohort: the clients drawn for this round.
+        candidates: the clients from whom the cohort was drawn.
     """
 
     scope: Scope
@@ -102,7 +102,7 @@ class Evaluation:
     """Scores of clients by name.
 
     Attributes:
-        rank: by which rounds are selected; None: the mean validation accuracy.
+        rank: selects the best round; None: the mean validation accuracy does.
     """
 
     scores: Mapping[str, EvaluateResult] = field(default_factory=dict)
@@ -110,59 +110,59 @@ class Evaluation:
 
 
 def is_novel(client: Client, config: RunConfig) -> bool:
-    """Return whether a client is one of the last `novel` percent by name, which never train."""
+    """Return whether a client is one of the last `novel` percent by row. These never train."""
     return bool(config.novel) and client.row >= config.clients - math.ceil(config.clients * config.novel / 100)
 
 
 class Algorithm(ABC):
-    """Base of all algorithms.
+    """Base class of all algorithms.
 
     Args:
         config: the run.
 
     Attributes:
-        options: the strategy's own, checked.
-        setting: what the first client's data decided; there once `build` was called.
-        clients: all that have joined, by row.
+        options: the strategy's own options, validated.
+        setting: what the first client's data decided; exists after `build`.
+        clients: all clients that have joined, by row.
 
     Raises:
-        ConfigError: the options are wrong, or do not go with the rest of the run.
+        ConfigError: the options are wrong, or contradict the rest of the run.
     """
 
     options_type: ClassVar[type[Section]] = NoOptions
     private: ClassVar[str] = "none"
-    """What of the target network stays on the client."""
+    """The part of the target network that stays on the client."""
     reply: ClassVar[str] = "delta"
     """What clients send back from training, one of `REPLIES`."""
     asynchronous: ClassVar[bool] = False
-    """Whether `learn` can take single replies, at any time."""
+    """Whether `learn` accepts single replies at any time."""
     sums: ClassVar[bool] = False
-    """Whether `learn` makes nothing of updates but their mean, weighted by `examples`."""
+    """Whether `learn` uses only the mean of the updates, weighted by `examples`."""
     noise_at: ClassVar[tuple[str, ...]] = ()
-    """Where noise can hide all that training sends, of `PrivacyConfig.where`."""
+    """The places of `PrivacyConfig.where` at which noise covers all that training sends."""
     keeps_sent: bool = True
-    """Whether `learn` wants the weights that were sent."""
+    """Whether `learn` needs the weights that were sent."""
     own_models: ClassVar[Literal["no", "may", "must"]] = "no"
     """Whether clients bring models of their own."""
     asks: ClassVar[str] = "own"
-    """What must be known of these, one of `ASKS`."""
+    """What clients must disclose of their own models, one of `ASKS`."""
     norms: str | None = None
     """How the graph of an own model treats norms."""
     reference: str | None = None
-    """Digest of the reference set that clients will need."""
+    """Digest of the reference set that clients need."""
 
     options: Section
     setting: Setting
 
     def __init__(self, config: RunConfig) -> None:
-        """Check the options; nothing is built before the first client says what its data look like."""
+        """Validate the options. Networks are built later, when the first client describes its data."""
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
         self.check()
 
     def check(self) -> None:
-        """Raise a ConfigError for combinations that cannot work; called before anything starts."""
+        """Raise a ConfigError for settings that cannot work together; called before anything starts."""
 
     # ------------------------------------------------------------------ who takes part
 
@@ -170,7 +170,7 @@ class Algorithm(ABC):
         """Return what the data of the first client decide.
 
         Raises:
-            ModelError: no target network fits them.
+            ModelError: no target network fits them, or it exceeds `LARGEST_NETWORK` while `input_shape` is not set.
         """
         of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
@@ -184,14 +184,14 @@ class Algorithm(ABC):
         return Setting(specs[0], layouts)
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Raise a RefusedError if a client cannot take part; `others` have been admitted before."""
+        """Raise a RefusedError if a client cannot take part; `others` are the clients admitted before."""
 
     def build(self, setting: Setting) -> None:
         """Make the server's networks."""
         self.setting = setting
 
     def join(self, client: Client, first: bool) -> None:
-        """Make room for a client, in order of rows; or, not for the first time, look again at what it has become."""
+        """Add a client; called in order of rows. If `first` is False, the client has come back and may have changed."""
         self.clients[client.row] = client
 
     def trains(self, client: Client) -> bool:
@@ -205,7 +205,7 @@ class Algorithm(ABC):
         return Recipe(self.private)
 
     def layout(self, client: Client) -> Layout:
-        """Return how what a client sends back lies in a flat vector."""
+        """Return the layout `(P,)` of what a client sends back."""
         return self.setting.layouts[client.about.size]
 
     @abstractmethod
@@ -214,54 +214,54 @@ class Algorithm(ABC):
 
     @abstractmethod
     def learn(self, updates: Sequence[Update]) -> None:
-        """Learn from what came back: from a round, in order of rows, or from one client in asynchronous mode."""
+        """Learn from updates: all of a round by row, or a single one in asynchronous mode."""
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        """Play the exchanges of a round of training. Here one: the cohort trains."""
+        """Play the exchanges of a training round. By default one: the cohort trains."""
         self.learn((yield from train(self.training(turn, turn.cohort))))
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
-        """Play the exchanges that score some clients. Here one: each scores the weights that are its own now."""
+        """Play the exchanges that score clients. By default one: each scores its present weights."""
         return Evaluation((yield from self.score(turn, clients)))
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
-        """Return the server's learned state by name, as it is stored in the run folder."""
+        """Return the server's learned state by name, as the run folder stores it."""
         return {}
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Return, by name, all that `restore` needs to go on as if nothing had happened."""
+        """Return by name all that `restore` needs to continue exactly where this run is."""
         return self.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `checkpoint` returned. The networks are built, and all clients of then have joined."""
+        """Continue from what `checkpoint` returned. The networks are built and the clients of that time have joined."""
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Find out before anything starts whether `start_from` can take another run's state.
+        """Check before anything starts whether `start_from` accepts another run's state.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: it does not.
         """
         raise ConfigError(f"init_from: {self.config.strategy} has no way to start from another run")
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from what `state` returned in another run, whose clients have rows before those that join.
+        """Start from another run's `state`. Its clients have the first rows; those that join follow.
 
         Raises:
-            ConfigError: it does not fit this run.
+            ConfigError: the state does not fit this run.
         """
         self.check_start(tensors)
 
     # ------------------------------------------------------------------ pieces for `round` and `evaluate`
 
     def target(self, number: int) -> Target:
-        """Return what orders of round `number` say of the target network."""
+        """Return the description of the target network in orders of round `number`."""
         spec, recipe = self.setting.spec, self.recipe(number)
         return Target(spec.name, spec.num_classes, recipe.private, recipe.norms, recipe.hypernetwork)
 
     def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        """Return the exchange in which some clients train."""
+        """Return the exchange in which these clients train."""
         recipe, target = self.recipe(turn.number), self.target(turn.number)
         local = self.config.local
         rate = local.rate(turn.number, self.config.rounds)
@@ -281,7 +281,7 @@ class Algorithm(ABC):
         clients: Sequence[Client],
         weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None,
     ) -> Exchanges[dict[str, EvaluateResult]]:
-        """Let some clients score the weights that `weights` returns, by default those that are their own now.
+        """Let clients score the weights that `weights` returns, by default their present ones.
 
         Returns:
             the scores by name.
@@ -297,16 +297,16 @@ class Algorithm(ABC):
         return {client.client_id: result for client, result in (yield from ask(wanted))}
 
     def size(self, clients: Sequence[Client]) -> int:
-        """Return how many numbers the largest weights of some clients have."""
+        """Return the size of the largest weight vector among these clients."""
         return max((self.layout(client).numel for client in clients), default=0)
 
     def is_novel(self, client: Client) -> bool:
-        """Return whether a client never trains, and is scored apart."""
+        """Return whether a client never trains and is scored apart."""
         return is_novel(client, self.config)
 
 
 def check_score(client: Client, result: EvaluateResult, models: int = 1) -> None:
-    """Raise a WireError for scores that cannot be, or of more examples than a client has, for each of `models`."""
+    """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
     result.check()
     about = client.about
     if result.val.total > models * about.val_examples or result.test.total > models * about.test_examples:

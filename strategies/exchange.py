@@ -1,13 +1,13 @@
-"""What an algorithm wants to know of clients: it yields asks, and gets the sound answers back.
+"""Exchanges between an algorithm and its clients: it yields asks and receives the sound answers.
 
-A round is a generator. It yields an `Ask`; whoever runs the rounds sends the orders, checks the answers, and resumes
-the generator with those that passed. What one exchange brings for the next is a local variable:
+A round is a generator. It yields an `Ask`. The round loop sends the orders, checks the answers, and resumes the
+generator with those that passed. Local variables carry results from one exchange to the next:
 
     described = yield from ask(Ask(cohort, self._describe_orders, ...))
     updates = yield from train(self.training(turn, cohort))
     self.learn(updates)
 
-Who has not answered an exchange as it should is not among the answers, and must be left out of the later ones.
+A client without a sound answer is missing from the answers. The algorithm must leave it out of later exchanges.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -31,7 +31,7 @@ ReturnT = TypeVar("ReturnT")
 
 @dataclass(frozen=True)
 class Client:
-    """One client as algorithms know it; `row` is its place in the embedding table, for ever."""
+    """One client as algorithms know it; `row` is its permanent place in the embedding table."""
 
     client_id: str
     row: int
@@ -39,22 +39,22 @@ class Client:
 
 
 Answers = Sequence[tuple[Client, AnswerT]]
-"""Sound answers, in order of rows."""
+"""Sound answers by row."""
 
 
 @dataclass(frozen=True)
 class Ask(Generic[AnswerT]):
-    """One exchange: whom to ask what, and which answers are sound.
+    """One exchange: the clients, their orders, and the check of their answers.
 
     Attributes:
-        clients: who is asked, if it is still there when its turn comes.
-        orders: writes the orders of some of `clients`, one each, in their order. It is called with as many clients at a
-            time as memory allows.
-        check: raises a WireError for an answer that cannot be what its client was asked for.
-        size: numbers in the largest of the orders.
-        quorum: whether nobody's answer counts if fewer than `min_replies` of the cohort have answered.
-        in_turns: whether some clients are asked when others have answered, for the sake of memory.
-        failed: told of each client that could not do what it was asked for, and why.
+        clients: the clients to ask; the loop skips those that have left.
+        orders: writes one order for each of some `clients`, in their order. It is called for as many clients at a time
+            as memory allows.
+        check: raises a WireError for an answer that its client cannot honestly give.
+        size: number of values in the largest order.
+        quorum: whether all answers are dropped if fewer than `min_replies` of the cohort have answered.
+        in_turns: whether to ask the next clients only after the others have answered, to save memory.
+        failed: called for each client that could not do its order, with the reason.
     """
 
     clients: Sequence[Client]
@@ -71,12 +71,12 @@ class Update:
     """A client's accepted answer to an order to train.
 
     Attributes:
-        result: without what `returned` is made of.
-        sent: `(P,)`, if the algorithm wants it, else None.
-        returned: `(P,)`, trained or trained - sent as the order says; None where nothing travels.
-        layout: of both.
-        examples: by how many it counts in an average. Nobody can check what clients say, so it is capped.
-        staleness: asynchronous: replies that were learned from since its order was written.
+        result: the answer without its weights.
+        sent: `(P,)`, if the algorithm needs it, else None.
+        returned: `(P,)`, trained or trained - sent, as the order asks; None if nothing travels.
+        layout: of both vectors.
+        examples: weight of the client in an average. Clients may lie about their examples, so this is capped.
+        staleness: in asynchronous mode, the number of replies applied since the order was written.
     """
 
     client: Client
@@ -90,12 +90,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Train(Ask[TrainResult]):
-    """An exchange in which clients train; `train` returns what came back as `Update`s.
+    """An exchange in which clients train. `train` returns the answers as `Update`s.
 
     Attributes:
-        layout: returns how what a client sends back lies in a flat vector.
-        keep_sent: whether updates have `sent`; a large cohort's weights fill the memory.
-        codec: of what clients send back; None: it travels as it is.
+        layout: returns the layout of what a client sends back.
+        keep_sent: whether updates have `sent`. The weights of a large cohort fill the memory.
+        codec: compresses what clients send back; None: no compression.
     """
 
     orders: Callable[[Sequence[Client]], Sequence[TrainOrder]]
@@ -109,12 +109,12 @@ Exchanges = Generator[Ask[Any], Any, ReturnT]
 
 
 def draw(seed: int, number: int, size: int, among: Iterable[Client]) -> list[Client]:
-    """Draw clients uniformly without replacement, in order of rows.
+    """Draw clients uniformly without replacement; return them in order of rows.
 
     Args:
         seed: of the run.
-        number: of the draw; decides it together with the seed.
-        size: clients to draw; fewer if fewer are there.
+        number: of the draw; seed and number decide the draw.
+        size: clients to draw; fewer if there are fewer candidates.
         among: the candidates, in order of rows.
     """
     candidates = list(among)
@@ -130,7 +130,7 @@ def ask(wanted: Ask[AnswerT]) -> Exchanges[Answers[AnswerT]]:
 
 
 def train(wanted: Train) -> Exchanges[Sequence[Update]]:
-    """Yield an exchange in which clients train, and return what they made of it, in order of rows."""
+    """Yield a training exchange and return the updates by row."""
     updates: Sequence[Update] = yield wanted
     return updates
 
@@ -138,7 +138,7 @@ def train(wanted: Train) -> Exchanges[Sequence[Update]]:
 def through(
     exchanges: Exchanges[ReturnT], training: Callable[[Train], Exchanges[Sequence[Update]]]
 ) -> Exchanges[ReturnT]:
-    """Play exchanges, with those of `training` in place of each one that trains; return what they return."""
+    """Play exchanges, but replace each training exchange by those of `training`; return their return value."""
     answers: Any = None
     while True:
         try:

@@ -35,7 +35,7 @@ class FedAvg(Algorithm):
     global_weights: Tensor
 
     def check(self) -> None:
-        """There is one architecture to average."""
+        """Refuse more than one size: only equal architectures can be averaged."""
         name, sizes = self.config.strategy, self.config.sizes
         if len(sizes) != 1:
             raise ConfigError(f"sizes: {name} averages one architecture, found {', '.join(sizes)}")
@@ -60,25 +60,25 @@ class FedAvg(Algorithm):
         return self.setting.layouts[self.config.sizes[0]]
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """One model for all."""
+        """Return the global model for every client."""
         return [Weights(self.whole, self.global_weights)] * len(clients)
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Average by number of training examples."""
+        """Average the returned weights by number of training examples."""
         if updates:
             self.global_weights = average(updates)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the global model, by parameter."""
+        """Return the global model by parameter."""
         return self.whole.views(self.global_weights)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the global model over."""
+        """Restore the global model."""
         self.global_weights = self.whole.flatten(tensors)
 
 
 def average(updates: Sequence[Update]) -> Tensor:
-    """Return the mean of what came back, `(P,)`, weighted by number of training examples."""
+    """Return the mean `(P,)` of the returned vectors, weighted by number of training examples."""
     total = sum(update.examples for update in updates)
     mean: Tensor | None = None
     for update in updates:

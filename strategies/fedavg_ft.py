@@ -1,4 +1,4 @@
-"""FedAvg with fine-tuning: the global model, trained on for a while by each client before it is used there.
+"""FedAvg with fine-tuning: each client trains the global model a little further before it is used there.
 
 Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage: Federated Evaluation of On-device Personalization, 2019,
 https://arxiv.org/abs/1910.10252.
@@ -6,9 +6,9 @@ https://arxiv.org/abs/1910.10252.
     rounds:      as FedAvg
     evaluation:  a client takes `epochs` passes of plain SGD over its own examples, and forgets them afterwards
 
-`local.steps` are all spent in the rounds as in FedAvg; fine-tuning comes on top of them, on clients that no cohort took
-too. It has neither momentum nor weight decay nor clipping, hence the default of its rate. A fine-tuned model whose loss
-on the client's training examples is worse than the global model's is not used.
+The rounds spend all `local.steps`, as in FedAvg. Fine-tuning comes on top, also on clients outside every cohort. It
+uses no momentum, weight decay or clipping; the default of its rate makes up for the missing momentum. A client does not
+use a fine-tuned model whose loss on its training examples is worse than the global model's.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ class FedAvgFT(FedAvg):
     options: FedAvgFTOptions
 
     def recipe(self, number: int) -> Recipe:
-        """Fine-tune all weights before the evaluation."""
+        """Fine-tune all weights before an evaluation."""
         local = self.config.local
         rate = self.options.rate or local.learning_rate / (1 - local.momentum)
         tuning = Refinement(self.options.epochs, rate, local.batch_size, "all")

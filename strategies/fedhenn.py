@@ -1,9 +1,9 @@
-"""FedHeNN: clients with networks of their own that learn to see the same inputs as alike or unlike.
+"""FedHeNN: clients with different networks learn similar representations of the same inputs.
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757, algorithms 1 and 2. With `A_i` `(n, d_i)` what enters the last layer of client i's
-network for `n` inputs X that everybody may see (the RAD), `K_i = k(A_i, A_i)` and `d = 1 - CKA` (common/cka.py), round
-t is:
+https://arxiv.org/abs/2202.07757, algorithms 1 and 2. X are `n` inputs that all clients may see (the RAD). `A_i`
+`(n, d_i)` is the input of the last layer of client i's network for X. With `K_i = k(A_i, A_i)` and `d = 1 - CKA`
+(common/cka.py), round t is:
 
     fedhenn               server:  draw X;  Kbar = sum_j w_j K_j                       over all clients
                           client:  K steps of SGD on  task loss + eta(t) d(K_i, Kbar)  from where it stopped
@@ -11,14 +11,14 @@ t is:
                                                                                        have the kernel matrix K_g
                           server:  weights averaged as in FedAvg
 
-With eta = 0 the one is Local and the other FedAvg. eta(t) = eta t: early representations are noise.
+With eta = 0, the first is Local and the second FedAvg. eta(t) = eta t, because early representations are noise.
 
-What leaves a client: a factor of `K_i`, its centred features if these are narrow, of inputs that are not its own. The
-architecture stays there. The server names X; it is sent once and known by its hash, a round draws some rows of it.
+A client sends a factor of `K_i`, or its centred features if these are narrower, on inputs that are not its own. Its
+architecture stays private. The server sends X once; clients know it by its hash. Each round draws some of its rows.
 
-Departures: in the paper the server has all clients' weights and computes what they make of X. And each `K_j` is scaled
-to a norm of 1 before it is added (`normalise: false` for the paper's sum): a client with large activations would drown
-the others, by design or by malice. As CKA is a cosine, `d` then pulls towards the weighted mean of the CKA with each.
+Departures: in the paper, the server has the weights of all clients and computes their representations itself. Here,
+each `K_j` is scaled to norm 1 before the sum, because a client with large activations could otherwise dominate it
+(`normalise: false` for the paper's sum). As CKA is a cosine, `d` then pulls towards the weighted mean of all CKAs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ __all__ = ["FedHeNN", "FedHeNNHomogeneous", "FedHeNNHomogeneousOptions", "FedHeN
 
 
 class _AlignmentOptions(Section):
-    """Options of both strategies."""
+    """Options that both strategies share."""
 
     rad: str | None = Field(
         None,
@@ -84,7 +84,7 @@ class _AlignmentOptions(Section):
 
 
 class FedHeNNOptions(_AlignmentOptions):
-    """Options of FedHeNN for networks that differ."""
+    """Options of FedHeNN for different networks."""
 
     normalise: bool = Field(True, description="kernels of one size before they are added")
     weights: dict[str, Share] = Field(
@@ -96,7 +96,7 @@ class FedHeNNOptions(_AlignmentOptions):
 
 
 class FedHeNNHomogeneousOptions(_AlignmentOptions):
-    """Options of FedHeNN for one network, which is averaged."""
+    """Options of FedHeNN for one shared architecture, which is averaged."""
 
     score: Literal["personal", "global"] = Field(
         "personal", description="score the weights as each client last trained them, or the average"
@@ -104,18 +104,18 @@ class FedHeNNHomogeneousOptions(_AlignmentOptions):
 
 
 class _Reference:
-    """The inputs on which networks are compared, and who has them.
+    """The reference set of inputs on which networks are compared, and the clients that have it.
 
     Args:
         config: the run.
         options: of either strategy.
 
     Raises:
-        ConfigError: they are not named, or are the clients' own.
+        ConfigError: no set is named, or it is the clients' own data set.
     """
 
     def __init__(self, config: RunConfig, options: _AlignmentOptions) -> None:
-        """Check what is named; it is read when it is first needed."""
+        """Check the name of the set. It is read at its first use."""
         if options.rad is None:
             raise ConfigError(
                 "options.rad: expected a public or synthetic set of inputs on which networks are compared, found none; "
@@ -129,22 +129,22 @@ class _Reference:
         self.seed, self.options = config.seed, options
         root = Path(config.data.root) if config.data.root else None
         self._spec = DataSpec(options.rad, root, seed=config.seed)
-        self._holding: set[int] = set()  # rows of the clients that have taken the set
-        self._doubted: set[int] = set()  # of those that have lost it since they said that they have it
+        self._holding: set[int] = set()  # rows of the clients that have received the set
+        self._doubted: set[int] = set()  # rows of clients that lost the set after they said that they have it
 
     @property
     def inputs(self) -> Weights:
-        """Return the inputs `(n, *shape)`, as they travel; DataError or ConfigError if they cannot be read."""
+        """Return the inputs `(n, *shape)` as they travel. Raise a DataError or ConfigError if they cannot be read."""
         return _read(self._spec, self.options.rad_size)[0]
 
     @property
     def digest(self) -> str:
-        """Return what the set is known by."""
+        """Return the digest by which clients know the set."""
         return _read(self._spec, self.options.rad_size)[1]
 
     @property
     def rows(self) -> int:
-        """Return how many inputs a round draws."""
+        """Return how many inputs a round uses."""
         return min(self.options.rows, self.inputs.layout.shapes[0][1][0])
 
     def check(self, about: Introduction) -> None:
@@ -162,11 +162,11 @@ class _Reference:
         return self.options.eta * float(number**growth)
 
     def draw(self, number: int) -> int:
-        """Return the seed that says which inputs round `number` draws."""
+        """Return the seed that decides the inputs of round `number`."""
         return derive(self.seed, "reference", number)
 
     def method(self, number: int) -> Aligned:
-        """Return how a client aligns with others in round `number`."""
+        """Return the alignment method of round `number`."""
         return Aligned(
             eta=self.eta(number),
             kernel=self.options.kernel,
@@ -177,7 +177,7 @@ class _Reference:
         )
 
     def send(self, clients: Sequence[Client]) -> Exchanges[list[Client]]:
-        """Bring the set to those of `clients` who lack it; return those who have it then."""
+        """Send the set to those of `clients` that lack it; return all of them that have it afterwards."""
         lacking = [client for client in clients if not self._has(client)]
         if lacking:
             order = ReferenceOrder(self.digest, self.inputs)
@@ -194,7 +194,7 @@ class _Reference:
         return told or client.row in self._holding
 
     def failed(self, client: Client, reason: Reason) -> None:
-        """Note who has lost the set: it is sent again."""
+        """Remember that a client has lost the set, so that it is sent again."""
         if reason is Reason.LACKS_REFERENCE:
             self._holding.discard(client.row)
             self._doubted.add(client.row)
@@ -202,7 +202,7 @@ class _Reference:
 
 @lru_cache(maxsize=2)
 def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
-    """Return a reference set and its digest; checks and runs of one process read it once."""
+    """Return a reference set and its digest; cached, as checks and runs in one process both need it."""
     inputs = read_reference(spec, most)
     if len(inputs) < 2:
         raise ConfigError(f"options.rad: expected at least 2 inputs in {spec.data}, found {len(inputs)}")
@@ -211,7 +211,7 @@ def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
 
 
 class FedHeNN(Algorithm):
-    """FedHeNN: networks of any architecture, aligned in what they make of inputs that everybody may see."""
+    """FedHeNN: networks of any architecture, aligned in their representations of common inputs."""
 
     options_type: ClassVar[type[Section]] = FedHeNNOptions
     options: FedHeNNOptions
@@ -220,7 +220,7 @@ class FedHeNN(Algorithm):
     own_models: ClassVar[Literal["no", "may", "must"]] = "may"
 
     def check(self) -> None:
-        """There is a reference set, which is nobody's."""
+        """Prepare the reference set; a ConfigError if there is none or it is the clients' data."""
         self._set = _Reference(self.config, self.options)
         self._target: Tensor | None = None  # factor of this round's mean kernel matrix
 
@@ -234,19 +234,19 @@ class FedHeNN(Algorithm):
         self._set.check(about)
 
     def weights(self, clients: Sequence[Client]) -> None:
-        """Networks stay where they are."""
+        """Send no weights: networks stay on the clients."""
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Nothing is learned on the server."""
+        """Ignore updates: the server has no model."""
 
     def recipe(self, number: int) -> Recipe:
-        """Align with the mean of the representations; train as in Local where there is none."""
+        """Align with the mean kernel; without one, train as in Local."""
         if self._target is None:
             return super().recipe(number)
         return replace(super().recipe(number), method=self._set.method(number), resemble=factor_weights(self._target))
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        """Bring the reference set, collect kernels, train."""
+        """Send the reference set, collect kernels, train."""
         self._target, there = None, list(turn.cohort)
         if self._set.eta(turn.number) > 0:
             peers = turn.candidates if self.options.peers == "all" else there
@@ -258,13 +258,13 @@ class FedHeNN(Algorithm):
         self.learn((yield from train(replace(wanted, failed=self._set.failed))))
 
     def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        """Its orders are as large as what is to be resembled."""
+        """Return the training exchange, sized for orders that carry the mean kernel's factor."""
         wanted = super().training(turn, clients)
         rows = self._set.rows
         return wanted if self._target is None else replace(wanted, size=rows * widest(rows))
 
     def _represent(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Mapping[int, Tensor]]:
-        """Ask some clients what their networks make of this round's inputs; return factors of kernels by row."""
+        """Ask clients for the kernels of this round's inputs; return factors `(rows, width)` by row."""
         rows, factors = self._set.rows, {}
         order = RepresentOrder(
             turn.scope, self.target(turn.number), self._set.digest, rows, self._set.draw(turn.number)
@@ -290,7 +290,7 @@ class FedHeNN(Algorithm):
 
 
 class FedHeNNHomogeneous(FedAvg):
-    """FedAvg whose clients stay aligned with the global model that they start from."""
+    """FedAvg whose clients stay aligned with the global model from which they start."""
 
     options_type: ClassVar[type[Section]] = FedHeNNHomogeneousOptions
     options: FedHeNNHomogeneousOptions
@@ -299,7 +299,7 @@ class FedHeNNHomogeneous(FedAvg):
     sums: ClassVar[bool] = False
 
     def check(self) -> None:
-        """There is a reference set, which is nobody's."""
+        """Prepare the reference set, and check as FedAvg."""
         self._set = _Reference(self.config, self.options)
         super().check()
 
@@ -313,12 +313,12 @@ class FedHeNNHomogeneous(FedAvg):
         self._set.check(about)
 
     def recipe(self, number: int) -> Recipe:
-        """Align; what is scored decides whether clients keep what they trained."""
+        """Align; clients keep what they trained if it is to be scored."""
         private = "copy" if self.options.score == "personal" else "none"
         return replace(super().recipe(number), private=private, method=self._set.method(number))
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        """Bring the reference set, train."""
+        """Send the reference set, then train."""
         there = turn.cohort
         if self._set.eta(turn.number) > 0:
             there = yield from self._set.send(there)

@@ -1,11 +1,10 @@
-"""FedMA: neurons are matched before they are averaged, layer by layer.
+"""FedMA: match the neurons of clients' networks layer by layer, then average them.
 
 Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni: Federated Learning with Matched Averaging, ICLR 2020,
 https://arxiv.org/abs/2002.06440, algorithm 1, with communication as in its section 3.
 
-Hidden neurons, or channels, of two networks may stand in different orders. A permutation of one layer's outputs with
-the same of the next one's inputs leaves a network's function as it is; an average should be of neurons that do the
-same.
+Two networks may have the same hidden neurons (or channels) in different orders. Permuting a layer's outputs and the
+next layer's inputs alike does not change a network's function. So equal neurons are matched before the average.
 
     for each hidden layer l:   Pi_i = argmin over permutations of |Pi W_i,l - W_l|^2    (Hungarian algorithm)
                                W_i,l <- Pi_i W_i,l,   W_i,l+1 <- W_i,l+1 Pi_i^T
@@ -13,14 +12,14 @@ same.
     round l of a cycle:        layers before l are frozen; each client trains the others of its own network, as matched
     end of a cycle:            the next one starts from the average for everyone
 
-where a neuron's signature, a row of W_l, are its incoming weights and bias, and W_l is the average of those matched so
-far, beginning with the client that has most examples. Between the rounds of a cycle the server keeps each client's own
-network; a client that joins in the middle starts from the average of all layers, which is also what is evaluated.
+A row of W_l is a neuron's signature: its incoming weights and its bias. W_l is the average of the networks matched so
+far, starting with the client that has most examples. Within a cycle, the server keeps each client's own network. A
+client that joins in mid-cycle starts from the average of all layers. This average is also what is evaluated.
 
-Departures: the width stays what it is, where the paper's Bayesian nonparametric matching may add neurons; and the last
-layer is averaged by number of examples, not of examples of each class, which clients do not tell.
+Departures: the width is fixed, while the paper's Bayesian nonparametric matching may add neurons. The last layer is
+averaged by number of examples, not by examples of each class, which clients do not disclose.
 
-`local.steps` are all spent on the layers that are not frozen; a cycle takes as many rounds as there are layers.
+`local.steps` are all spent on the layers that are not frozen. A cycle takes as many rounds as there are layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ from hyperbloom.strategies.fedavg import FedAvg, average
 __all__ = ["MATCHABLE", "FedMA", "layers_of", "match"]
 
 MATCHABLE = ("mlp", "lenet", "omniglot")
-"""Networks that are a chain of convolutions and linear layers; in others a permutation has more to take along."""
+"""Networks that are a chain of convolutions and linear layers; skips or norms would tie several layers together."""
 
 
 def layers_of(layout: Layout) -> list[str]:
@@ -51,13 +50,13 @@ def layers_of(layout: Layout) -> list[str]:
 
 
 def match(networks: Sequence[Tensor], examples: Sequence[int], layout: Layout, first: int = 0) -> list[Tensor]:
-    """Return the networks with their hidden neurons in an order common to all; each computes what it did.
+    """Return the networks with their hidden neurons in one common order. Each network's function stays the same.
 
     Args:
         networks: `(P,)` each.
-        examples: of each client, the weights of the average.
+        examples: number of each client's examples, its weight in the average.
         layout: of a chain of layers.
-        first: the first layer to match; those before stay as they are.
+        first: index of the first layer to match; earlier layers stay as they are.
     """
     matched = [network.clone() for network in networks]
     views = [layout.views(network) for network in matched]
@@ -73,38 +72,38 @@ def match(networks: Sequence[Tensor], examples: Sequence[int], layout: Layout, f
 
 
 def _signatures(network: dict[str, Tensor], layer: str) -> Tensor:
-    """Return what describes each neuron of a layer, `(neurons, inputs + 1)`."""
+    """Return the signatures of a layer's neurons, `(neurons, inputs + 1)`."""
     return torch.cat([network[f"{layer}.weight"].flatten(1), network[f"{layer}.bias"][:, None]], dim=1).double()
 
 
 def _assign(average: Tensor, found: Tensor) -> Tensor:
-    """Return for each neuron of `average` which of those found stands for it, at the least sum of squared distances."""
+    """Return for each neuron of `average` the index of its match in `found`, at the least sum of squared distances."""
     from scipy.optimize import linear_sum_assignment
 
-    # Without the squares of either, which add the same to every assignment.
+    # Maximise the inner products: the squares of both sides add the same to every assignment.
     _, order = linear_sum_assignment((average @ found.T).numpy(), maximize=True)
     return torch.from_numpy(order)
 
 
 def _permute(network: dict[str, Tensor], layer: str, following: str, order: Tensor) -> None:
-    """Put the neurons of a layer in this order, and the inputs of the one that follows."""
+    """Put the neurons of a layer, and the inputs of the following layer, in this order."""
     for name in (f"{layer}.weight", f"{layer}.bias"):
         network[name].copy_(network[name][order])
     weight = network[f"{following}.weight"]
-    # After flattening, a channel is as many inputs in a row as it has pixels.
+    # After flattening, a channel is a run of inputs, one per pixel.
     inputs = weight.reshape(len(weight), len(order), -1)
     weight.copy_(inputs[:, order].reshape(weight.shape))
 
 
 class FedMA(FedAvg):
-    """Neurons are matched before they are averaged, layers frozen in turn."""
+    """FedAvg of matched neurons, with layers frozen in turn."""
 
-    noise_at: ClassVar[tuple[str, ...]] = ()  # matching is no sum of changes
+    noise_at: ClassVar[tuple[str, ...]] = ()  # matching is not a sum of changes
     sums: ClassVar[bool] = False
-    _frozen = 0  # layers
+    _frozen = 0  # number of layers
 
     def check(self) -> None:
-        """What is to be matched must be a chain."""
+        """Refuse networks that are not a chain of layers."""
         super().check()
         if self.config.model not in ("auto", *MATCHABLE):
             raise ConfigError(
@@ -113,25 +112,25 @@ class FedMA(FedAvg):
             )
 
     def build(self, setting: Setting) -> None:
-        """Initialise as FedAvg; no layer is frozen."""
+        """Initialise as FedAvg, with no layer frozen."""
         super().build(setting)
         self._layers = layers_of(self.whole)
-        self._own: dict[int, Tensor] = {}  # each client's own network in this cycle, by row
+        self._own: dict[int, Tensor] = {}  # by row, each client's own network in this cycle
         self._frozen = 0
 
     def recipe(self, number: int) -> Recipe:
-        """SGD on the layers that are not frozen."""
+        """Train by SGD on the layers that are not frozen."""
         method = methods.Frozen(names=self._names()) if self._frozen else None
         return replace(super().recipe(number), method=method)
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """Frozen layers of the average, and a client's own others."""
+        """Return the frozen layers of the average with each client's own other layers."""
         done, mean = self._length(), self.global_weights
         own = [self._own.get(client.row, mean) for client in clients]
         return [Weights(self.whole, torch.cat([mean[:done], weights[done:]])) for weights in own]
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Match and average; the first layer that was not frozen will be."""
+        """Match and average, then freeze one more layer. The last layer ends the cycle."""
         if not updates:
             return
         networks = [update.returned for update in updates if update.returned is not None]
@@ -149,21 +148,21 @@ class FedMA(FedAvg):
         return Evaluation((yield from self.score(turn, clients, super().weights)))
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Return the average, and how far the cycle is: the frozen layers, and each client's own network."""
+        """Return the average, the number of frozen layers, and each client's own network."""
         frozen = {"frozen": torch.tensor(self._frozen)}
         return self.state() | frozen | {f"own.{row}": network for row, network in self._own.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on in the middle of a cycle, or from the average alone."""
+        """Restore the average and, if they are stored, frozen layers and own networks."""
         super().restore(tensors)
         self._frozen = int(tensors["frozen"]) if "frozen" in tensors else 0
         self._own = {int(name[4:]): network for name, network in tensors.items() if name.startswith("own.")}
 
     def _names(self) -> tuple[str, ...]:
-        """Names of the frozen parameters, which come first."""
+        """Return the names of the frozen parameters, which come first in the layout."""
         frozen = self._layers[: self._frozen]
         return tuple(name for name, _ in self.whole.shapes if name.rpartition(".")[0] in frozen)
 
     def _length(self) -> int:
-        """Number of frozen values."""
+        """Return the number of frozen values."""
         return sum(self.whole.sizes[: len(self._names())])

@@ -1,13 +1,13 @@
-"""FedProx: FedAvg whose clients are held near what they were sent.
+"""FedProx: FedAvg with a proximal term that keeps clients near the weights they were sent.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020,
-https://arxiv.org/abs/1812.06127. The term is the clients' affair; the averaging is FedAvg's.
+https://arxiv.org/abs/1812.06127. The clients compute the term; the server averages as FedAvg.
 
     client:  K steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
     server:  w <- sum_i n_i w_i / sum_i n_i
 
-`local.steps` are all spent as in FedAvg: on a gradient of the loss, to which the term's is added before clipping.
-Without the term, `mu: 0`, it is FedAvg to the bit. The paper's variable amounts of local work are not part of it.
+`local.steps` are all spent as in FedAvg. The gradient of the term is added to that of the loss before clipping. With
+`mu: 0` it equals FedAvg to the bit. The paper's variable amounts of local work are not implemented.
 """
 
 from dataclasses import replace
@@ -36,5 +36,5 @@ class FedProx(FedAvg):
     options: FedProxOptions
 
     def recipe(self, number: int) -> Recipe:
-        """SGD with the term."""
+        """Train by SGD with the proximal term."""
         return replace(super().recipe(number), method=methods.FedProx(mu=self.options.mu))

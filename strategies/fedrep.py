@@ -6,9 +6,9 @@ ICML 2021, https://arxiv.org/abs/2102.07078, algorithm 1.
     client:  tau K steps of SGD on f_i(body, head_i) over head_i, then (1 - tau) K over body; the head stays
     server:  body <- sum_i n_i body_i / sum_i n_i
 
-`local.steps` are divided between the two by `head_share`, each has at least one. The paper trains the head for ten
-epochs and the body for one or five. The head keeps its momentum on the client and is not clipped; the body starts
-afresh and is. The paper averages bodies evenly, over clients with equally many examples.
+`head_share` divides `local.steps` between the two; each gets at least one. The paper trains the head for ten epochs and
+the body for one or five. The head keeps its momentum on the client and is not clipped. The body starts afresh and is
+clipped. The paper averages bodies evenly, over clients with equally many examples.
 """
 
 from dataclasses import replace
@@ -39,11 +39,11 @@ class FedRep(FedAvg):
     private: ClassVar[str] = "head"
 
     def check(self) -> None:
-        """Head and body have a step each."""
+        """Refuse fewer steps than one for the head and one for the body."""
         super().check()
         self._method = methods.FedRep(head_share=self.options.head_share)
         self.check_steps(self._method)
 
     def recipe(self, number: int) -> Recipe:
-        """Head first, then body."""
+        """Train the head first, then the body."""
         return replace(super().recipe(number), method=self._method)

@@ -10,19 +10,19 @@ HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, algorithm 1.
                  server:  phi <- phi + eta x, x from `fit_steps` of conjugate gradients on
                           sum_a N_a |J_a x - mean_(i in a) delta_i|^2,  J_a = d GHN(graph_a; phi) / d phi
 
-where n_i are a client's examples, their sum N_a over the clients of an architecture, the means weighted by them. Both
-are FedAvg on the weights where all clients share an architecture, message passing is the identity, the MLPs are linear
-(`mode: linear`), and eta = 1.
+n_i are a client's examples and N_a their sum over the clients of an architecture; the means are weighted by n_i. Both
+placements equal FedAvg on the weights if all clients share an architecture, message passing is the identity, the MLPs
+are linear (`mode: linear`), and eta = 1.
 
-What the server learns of an architecture: in `ghn` the set of its layer types and nothing of how often they occur or
-how they are connected; it can be told to send all parts instead, which others must have made known, but then sees from
-what comes back unchanged which of them a client did not use. In mode `linear` it can also tell how often a type occurs:
-of the type's columns one for each layer is trained, and the others decay at most, or stay as they were. In `ghn-server`
-the graph, once, from clients that agree to disclose it.
+What the server learns of an architecture: in `ghn`, the set of its layer types, but not how often they occur or how
+they are connected. A client can ask for all parts instead; other clients must then have disclosed their types. The
+server still sees which parts come back unchanged, so which ones the client did not use. In mode `linear` it can also
+tell how often a type occurs: the client trains one column for each layer of the type, and the other columns at most
+decay. In `ghn-server`, a client that agrees discloses its whole graph once.
 
-Departures: the paper averages all clients' copies of all parts, which holds a part back by those who never use it. And
-`ghn-server` is ours. One gradient step of pFedHN's kind hardly learns there: layers of one type share constants and
-have similar latents, which makes generation ill-conditioned: what is written then points elsewhere than the deltas.
+Departures: the paper averages all clients' copies of all parts, which holds a part back by the copies of clients that
+never use it. `ghn-server` is ours. A single gradient step as in pFedHN hardly learns there: layers of one type share
+constants and have similar latents, so generation is ill-conditioned and the weights move elsewhere than the deltas.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -46,12 +46,12 @@ from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, fol
 
 __all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions", "disclosed_graph"]
 
-_ALL = ("all",)  # what clients say that want all parts, instead of their layer types
+_ALL = ("all",)  # the answer of clients that ask for all parts instead of naming their layer types
 MOST_TYPES = 512
-"""Layer types of one client; ResNet-152 has some 40."""
+"""Most layer types of one client; ResNet-152 has about 40."""
 
 KEPT_GRAPHS = 256
-"""Graphs that stay parsed; others are read again."""
+"""Number of parsed graphs in the cache; others are parsed again."""
 
 
 class GHNOptions(Section):
@@ -74,7 +74,7 @@ class GHNOptions(Section):
 
 
 class _GraphStrategy(Algorithm):
-    """What both placements share: the hypernetwork, and who may make it grow."""
+    """The part that both placements share: the hypernetwork, and its growth with the clients."""
 
     options_type: ClassVar[type[Section]] = GHNOptions
     options: GHNOptions
@@ -82,7 +82,7 @@ class _GraphStrategy(Algorithm):
     hypernetwork: GraphHypernetwork
 
     def check(self) -> None:
-        """The hypernetwork's sizes must make sense."""
+        """Refuse impossible sizes of the hypernetwork."""
         self.norms = self.options.norms
         try:
             self.settings = Settings(**{name: getattr(self.options, name) for name in Settings.__dataclass_fields__})
@@ -92,11 +92,11 @@ class _GraphStrategy(Algorithm):
     # ------------------------------------------------------------------ who takes part
 
     def settle(self, about: Introduction) -> Setting:
-        """Every client has a network of its own."""
+        """Return a setting without layouts, as every client has a network of its own."""
         return Setting(ModelSpec(OWN, about.size, about.input_shape, about.num_classes), {})
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse layer types that would make the hypernetwork too large, before any memory is taken for them."""
+        """Refuse layer types that would make the hypernetwork too large, before it takes memory for them."""
         types = self.types_of(about)
         for told in {other.types or other.graph: other for other in others}.values():
             types |= self.types_of(told)
@@ -107,10 +107,10 @@ class _GraphStrategy(Algorithm):
                 f"with its layer types: {error}; raise options.max_parameters if they are meant"
             ) from None
 
-    _initial: Set[LayerType] = frozenset()  # layer types of the run from which this one starts
+    _initial: Set[LayerType] = frozenset()  # layer types of the run that this one starts from
 
     def types_of(self, about: Introduction) -> set[LayerType]:
-        """Return the layer types that a client discloses; RefusedError if it does not say, or none that exist."""
+        """Return the layer types that a client discloses; a RefusedError if it discloses none or they do not exist."""
         if about.graph is not None:
             return set(disclosed_graph(about).types)
         if about.types is None:
@@ -125,23 +125,23 @@ class _GraphStrategy(Algorithm):
             raise RefusedError(str(error)) from None
 
     def build(self, setting: Setting) -> None:
-        """Make the hypernetwork from the run's seed; layer types follow with the clients."""
+        """Make the hypernetwork from the run's seed; layer types come with the clients."""
         super().build(setting)
         self.hypernetwork = GraphHypernetwork((), self.settings, self.config.seed)
 
     def join(self, client: Client, first: bool) -> None:
-        """Add the parts that the client, as it is now, is the first to need."""
+        """Add the parts that this client is the first to need."""
         super().join(client, first)
         self.hypernetwork.grow(self.types_of(client.about))
 
     def known_types(self) -> set[LayerType]:
-        """Return the layer types that any client has told."""
+        """Return the layer types that any client has disclosed."""
         return {LayerType.parse(part) for part in self.hypernetwork.parts() if part != SHARED}
 
     # ------------------------------------------------------------------ a round
 
     def recipe(self, number: int) -> Recipe:
-        """The head is refined before an evaluation, as at the paper's inference, with the rate of local training."""
+        """Refine the head before an evaluation, as the paper does at inference, with the rate of local training."""
         epochs, local = self.options.refine_epochs, self.config.local
         refinement = Refinement(epochs, local.learning_rate, local.batch_size) if epochs else None
         return replace(super().recipe(number), refinement=refinement, norms=self.options.norms)
@@ -149,16 +149,16 @@ class _GraphStrategy(Algorithm):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
-        """Return each part of the hypernetwork as one vector, by the text of its layer type."""
+        """Return each part of the hypernetwork as one vector, by the name of its layer type."""
         return {part: self.hypernetwork.read_part(part) for part in self.hypernetwork.parts()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take all parts over."""
+        """Restore all parts."""
         if tensors:
             self.start_from(tensors)
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Demand the parts of a graph hypernetwork."""
+        """Refuse tensors that are not the parts of a graph hypernetwork."""
         self._types_in(tensors)
 
     def _types_in(self, tensors: Mapping[str, Tensor]) -> set[LayerType]:
@@ -171,7 +171,7 @@ class _GraphStrategy(Algorithm):
         return types
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from another run's hypernetwork; layer types that it did not know start afresh."""
+        """Start from another run's hypernetwork; new layer types start afresh."""
         self._initial = self._types_in(tensors)
         self.hypernetwork.grow(self._initial)
         try:
@@ -182,7 +182,7 @@ class _GraphStrategy(Algorithm):
 
 
 def disclosed_graph(about: Introduction) -> Graph:
-    """Return the graph that a client discloses; RefusedError if it does not, or if it is none."""
+    """Return the graph that a client discloses; a RefusedError if there is none or it is invalid."""
     if about.graph is None:
         raise RefusedError(
             "this run reads the graph of every client's own model; join with --model and --disclose graph"
@@ -195,7 +195,7 @@ def disclosed_graph(about: Introduction) -> Graph:
 
 @lru_cache(KEPT_GRAPHS)
 def _parsed(text: str) -> Graph:
-    """Return the graph of a client's text; clients of one architecture share it."""
+    """Return the parsed graph; clients of one architecture share the object."""
     return Graph.from_json(text, LARGEST_NETWORK)
 
 
@@ -208,7 +208,7 @@ class GHN(_GraphStrategy):
     sums: ClassVar[bool] = True
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """What is summed must be known to be several clients', so each says which parts it trains."""
+        """Refuse, with secure aggregation, a client that does not name its parts: a sum must have several owners."""
         if self.config.secure_aggregation and about.types == _ALL and about.graph is None:
             raise RefusedError(
                 "with secure aggregation parts are summed that several clients have; join with --disclose types"
@@ -216,11 +216,11 @@ class GHN(_GraphStrategy):
         super().serves(about, others)
 
     def recipe(self, number: int) -> Recipe:
-        """The hypernetwork writes weights on the client."""
+        """Let the client's hypernetwork write its weights."""
         return replace(super().recipe(number), hypernetwork=self.settings.to_json())
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        """The cohort trains the parts; CohortError if nobody has told a layer type."""
+        """Let the cohort train the parts. Raise a CohortError if no layer type is known."""
         if not self.known_types():
             raise CohortError(
                 "every client joined with --disclose all-types, and no layer type is known; let one that has the same "
@@ -229,7 +229,7 @@ class GHN(_GraphStrategy):
         yield from super().round(turn)
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """For each client the parts that it needs; clients of equal needs share a vector."""
+        """Return for each client the parts that it needs; clients with equal needs share a vector."""
         made: dict[Layout, Weights] = {}
         rows = []
         for client in clients:
@@ -241,19 +241,19 @@ class GHN(_GraphStrategy):
         return rows
 
     def layout(self, client: Client) -> Layout:
-        """The shared part, and those of the client's layer types or, if it wants them, all."""
+        """Return the layout of the shared part and of the client's layer types, or of all parts if it asks for them."""
         wants_all = client.about.types == _ALL and client.about.graph is None
         return self.hypernetwork.layout(self.known_types() if wants_all else self.types_of(client.about))
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Average each part over those who trained it, by number of training examples."""
+        """Average each part over the clients that trained it, by number of training examples."""
         replies = [(float(update.examples), _trained(update)) for update in updates]
         for part, values in average_parts(replies).items():
             self.hypernetwork.load_part(part, values)
 
 
 def _trained(update: Update) -> dict[str, Tensor]:
-    """Return the parts that a client trained: all that it asked for, or, of all there are, those that changed."""
+    """Return the parts that a client trained: all that it asked for or, if it asked for all, those that changed."""
     assert update.layout is not None and update.returned is not None and update.sent is not None
     parts = split_parts(update.layout, update.returned)
     if update.client.about.types != _ALL:
@@ -284,18 +284,18 @@ class GHNServer(_GraphStrategy):
 
     @torch.no_grad()
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """Generate once for each architecture."""
+        """Generate the weights once for each architecture."""
         graphs = [disclosed_graph(client.about) for client in clients]
         made = {graph.digest: graph for graph in graphs}
         weights = {digest: Weights(graph.layout, self.hypernetwork(graph)) for digest, graph in made.items()}
         return [weights[graph.digest] for graph in graphs]
 
     def layout(self, client: Client) -> Layout:
-        """All parameters of the client's model that are generated."""
+        """Return the layout of the generated parameters of the client's model."""
         return disclosed_graph(client.about).layout
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Move the hypernetwork such that it writes, for each architecture, the mean of what its clients made of it."""
+        """Move the hypernetwork so that, for each architecture, it writes the mean of its clients' weights."""
         sums: dict[str, Tensor] = {}
         graphs: dict[str, Graph] = {}
         examples: dict[str, float] = {}

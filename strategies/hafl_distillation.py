@@ -1,7 +1,7 @@
 """HAFL-distillation: FedAvg on one shared architecture, which every client distils into its own on its own data.
 
 The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
-Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5. The authors' temperature is lost.
+Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5. The authors' temperature is not known.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class HAFLDistillationOptions(Section):
 class HAFLDistillation(FedAvg):
     """FedAvg trains `model`; before an evaluation each client distils it into its own architecture (--model).
 
-    A client pays for both: it trains the shared network in each round, and its own one anew at each evaluation.
+    A client works for both: it trains the shared network in each round, and its own one anew at each evaluation.
     """
 
     options_type: ClassVar[type[Section]] = HAFLDistillationOptions
@@ -39,12 +39,12 @@ class HAFLDistillation(FedAvg):
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse a client without a model of its own."""
+        """Refuse a client without its own model."""
         if about.types is None and about.graph is None:
             raise RefusedError("this run teaches every client's own model; join with --model")
 
     def recipe(self, number: int) -> Recipe:
-        """Distil before the evaluation."""
+        """Distil the shared network before an evaluation."""
         local, options = self.config.local, self.options
         distillation = Refinement(
             options.epochs, local.learning_rate, local.batch_size, distil_temperature=options.temperature

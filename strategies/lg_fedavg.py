@@ -1,4 +1,4 @@
-"""LG-FedAvg: a personal body under a shared head, both from a FedAvg model.
+"""LG-FedAvg: a personal body under a shared head. Both start from a FedAvg model.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning with
 Local and Global Representations, 2020, https://arxiv.org/abs/2001.01523.
@@ -7,12 +7,12 @@ Local and Global Representations, 2020, https://arxiv.org/abs/2001.01523.
     after them, client:     K steps of SGD on f_i(body_i, head), both at once; the body stays
     server:                 head <- sum_i n_i head_i / sum_i n_i
 
-The paper trains FedAvg to its end and adds a thousand rounds; here both are among the run's rounds, so that all
-strategies have equally many. On the wire: all weights in the first rounds, the head alone after them, but for the first
-order to each client, and to one that has come back, which brings the body to start from. Replies hold the head alone.
+The paper trains FedAvg to its end and adds a thousand rounds. Here, both count among the run's rounds, so that all
+strategies have equally many. The first rounds send all weights. After them, only the head travels, except that the
+first order to a client, or to one that has come back, also carries the body to start from. Replies hold only the head.
 
-`local.steps` are all spent on both parts. The head starts each round with a fresh optimiser and is clipped; the body
-keeps its momentum on the client and is not, as everything personal here.
+`local.steps` are all spent on both parts. The head starts each round with a fresh optimiser and clipped gradients. The
+body keeps its momentum on the client and is not clipped, like all personal parts here.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class LGFedAvg(FedAvg):
     options: LGFedAvgOptions
 
     def check(self) -> None:
-        """Some rounds must be left after those of FedAvg."""
+        """Refuse options that leave no round after those of FedAvg."""
         super().check()
         given, rounds = self.options.fedavg_rounds, self.config.rounds
         if given is not None and given >= rounds:
@@ -56,36 +56,36 @@ class LGFedAvg(FedAvg):
         self._fedavg_rounds = rounds // 2 if given is None else given
 
     def build(self, setting: Setting) -> None:
-        """Initialise as FedAvg; nobody has a body yet."""
+        """Initialise as FedAvg; no client has a body of its own yet."""
         super().build(setting)
         self._head = head_layout(setting.spec)
-        self._apart = False  # whether bodies have become personal
-        self._have_body: set[int] = set()  # rows of clients that trained with one of their own
-        self._back: set[int] = set()  # rows of those that have come back since the round began
+        self._apart = False  # whether bodies are personal now
+        self._have_body: set[int] = set()  # rows of clients that have trained a body of their own
+        self._back: set[int] = set()  # rows of clients that have come back since the round began
 
     def join(self, client: Client, first: bool) -> None:
-        """Send a client that comes back a body again: its disk may be lost, and one that is there is not replaced."""
+        """Send a returning client the body again in case it lost its own; a client that has one keeps it."""
         super().join(client, first)
         if not first:
             self._have_body.discard(client.row)
             self._back.add(client.row)
 
     def recipe(self, number: int) -> Recipe:
-        """Bodies are personal after the rounds of FedAvg."""
+        """Make bodies personal after the rounds of FedAvg."""
         return replace(super().recipe(number), private="body" if number > self._fedavg_rounds else "none")
 
     def layout(self, client: Client) -> Layout:
-        """The head, once bodies are personal."""
+        """Return the head's layout once bodies are personal."""
         return self._head if self._apart else self.whole
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """The head, or all weights for who has no body yet."""
+        """Return the head, or all weights for a client without a body."""
         whole = Weights(self.whole, self.global_weights)
         head = Weights(self._head, whole.part(self._head))
         return [head if self._apart and client.row in self._have_body else whole for client in clients]
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        """As FedAvg; after its rounds bodies are personal."""
+        """Play a round as FedAvg does; after its rounds, bodies are personal."""
         self._apart = turn.number > self._fedavg_rounds
         self._back.clear()
         yield from super().round(turn)

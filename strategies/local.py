@@ -1,4 +1,4 @@
-"""Local: every client trains alone. The baseline that a federation has to beat to be worth its while."""
+"""Local: every client trains alone. A federation should beat this baseline."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -10,7 +10,7 @@ __all__ = ["Local"]
 
 
 class Local(Algorithm):
-    """No weights travel; clients go on from where they stopped, for as many steps as in the other strategies."""
+    """No weights travel. Each client continues its own model, for as many steps as in the other strategies."""
 
     private: ClassVar[str] = "all"
     reply: ClassVar[str] = "nothing"
@@ -20,7 +20,7 @@ class Local(Algorithm):
     sums: ClassVar[bool] = True
 
     def weights(self, clients: Sequence[Client]) -> None:
-        """Nothing is sent."""
+        """Send nothing."""
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Nothing is learned."""
+        """Learn nothing."""

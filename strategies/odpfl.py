@@ -1,4 +1,4 @@
-"""ODPFL-HN: a personal model on demand, for clients with no label at all.
+"""ODPFL-HN: a personal model on demand, also for clients without labels.
 
 Ohad Amosy, Gal Eyal, Gal Chechik: On-Demand Unlabeled Personalized Federated Learning, 2021,
 https://arxiv.org/abs/2111.08356.
@@ -9,31 +9,27 @@ https://arxiv.org/abs/2111.08356.
     server: (d w_i / d[theta, e_i])^T (-delta_i)    gradients for theta and for e_i, f as it was when it wrote w_i
     client: (d e_i / d gamma)^T (gradient for e_i)  gradient for gamma
 
-Who never trained sends a descriptor and gets weights: two trips, no label and no gradient. Such clients are the last
-`novel` percent; their scores stand apart.
+A novel client sends a descriptor and receives weights: two trips, without labels or gradients. Novel clients are the
+last `novel` percent. They never train, and their scores stand apart.
 
 Trips (an order and its reply) in a round of training:
 
-* `end-to-end`: three. Encoder down, descriptor up; weights down, change up; gradient for e down, for gamma up. Not
-  fewer: each order needs the reply before it, and the last one cannot wait for the next round, whose cohort is another
-  and whose encoder should be better. All three speak of one gamma: they carry its hash, and a reply with another is
-  refused.
-* `two-phase` (appendix B.2), phase 1: one. e_i is a learned embedding as in pFedHN, and the server knows it beforehand;
-  weights, encoder and e_i go down together, the change of the weights and that of the encoder, which the client fits to
-  e_i, come up together.
-* `two-phase`, phase 2: one. The encoder is frozen, so a client's descriptor is asked for once (a trip of its own, when
-  the client is first drawn or scored). f learns on; the f of before, with its embeddings, goes on serving those who
-  trained.
+* `end-to-end`: three. Encoder down, descriptor up; weights down, change up; gradient for e down, for gamma up. Each
+  order needs the reply before it. The last trip cannot wait for the next round, which has another cohort and a better
+  encoder. All three refer to one gamma: they carry its hash, and the server refuses a reply with another hash.
+* `two-phase` (appendix B.2), phase 1: one. e_i is a learned embedding as in pFedHN, so the server knows it. Weights,
+  encoder and e_i go down together. The client fits the encoder to e_i, and both changes come up together.
+* `two-phase`, phase 2: one. The encoder is frozen, so a client describes itself only once, in an extra trip when it is
+  first drawn or scored. f continues to learn. The earlier f and its embeddings still serve the clients that trained.
 
-An evaluation has one trip for those whom embeddings serve, and two for the others.
+An evaluation takes one trip for clients with embeddings, and two for the others.
 
-Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and the gradient for a descriptor is the
-one that an embedding would get. Before the first round the encoder's last layer is scaled and shifted such that the
-descriptors of some clients have mean 0 and deviation 1, as embeddings have: of a fresh encoder they differ by a
-hundredth of that, which no hypernetwork can tell apart. One exchange, once in a run; two for `encoder: private`, whose
-features are centred first. That layer then multiplies
-gradients as well, by a factor that data and architecture decide, and what is left to learn makes them a hundred times
-smaller in the end. So the encoder is trained by Adam, whose steps depend on neither.
+Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and a descriptor gets the gradient that
+an embedding would get. Before the first round, the encoder's last layer is scaled and shifted so that the descriptors
+of some clients have mean 0 and deviation 1, like embeddings. A fresh encoder's descriptors differ by a hundredth of
+that, too little for a hypernetwork. This takes one exchange per run, or two for `encoder: private`, whose features are
+centred first. The scaled layer also scales gradients, by a factor that depends on data and architecture, and towards
+the end of training gradients are a hundred times smaller. So Adam trains the encoder, as its steps depend on neither.
 """
 
 import copy
@@ -78,22 +74,22 @@ from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 __all__ = ["ODPFL", "ODPFLOptions"]
 
 CALIBRATION = 64
-"""Clients by whose descriptors a fresh encoder is scaled, at most."""
+"""Most clients whose descriptors calibrate a fresh encoder."""
 
 FARTHEST = 100.0
-"""Root mean square of a descriptor beyond which it is refused: sound ones have deviation 1, fresh ones less."""
+"""Largest root mean square of an accepted descriptor. Sound ones have deviation 1, fresh ones less."""
 
 OUTLIER = 7.5
-"""Distance from the median, in medians of such distances, that counts in calibration: 5 deviations of a Gaussian."""
+"""Largest distance from the median, in median distances, in calibration: 5 deviations of a Gaussian."""
 
 FEWEST = 8
 
 ADAM = "adam.encoder."
-"""Prefix of the names under which the state of the encoder's optimiser is kept."""
+"""Prefix for the state of the encoder's optimiser."""
 
 
 class ODPFLOptions(PFedHNOptions):
-    """Options of ODPFL-HN beside those of its hypernetwork."""
+    """Options of ODPFL-HN in addition to those of its hypernetwork."""
 
     mode: Literal["end-to-end", "two-phase"] = Field(
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
@@ -108,18 +104,18 @@ class ODPFLOptions(PFedHNOptions):
 
 
 class ODPFL(PFedHN):
-    """Weights on demand: from an encoder on the client by way of a hypernetwork on the server (algorithm 1)."""
+    """Weights on demand, from an encoder on the client and a hypernetwork on the server (algorithm 1)."""
 
     options_type: ClassVar[type[Section]] = ODPFLOptions
     options: ODPFLOptions
     asynchronous: ClassVar[bool] = False
     noise_at: ClassVar[tuple[str, ...]] = ()
     spec_of_encoder: EncoderSpec
-    gamma: nn.Parameter  # all of the encoder's parameters; the server never runs it
+    gamma: nn.Parameter  # all parameters of the encoder; the server never runs it
     version: str
 
     def check(self) -> None:
-        """Refuse what makes no sense where descriptors come from an encoder."""
+        """Refuse options that do not work with descriptors from an encoder."""
         super().check()
         options = self.options
         if options.encoder not in ENCODERS:
@@ -136,7 +132,7 @@ class ODPFL(PFedHN):
             raise ConfigError("rounds: expected at least 2 for mode: two-phase, found 1")
 
     def make(self, dim: int) -> None:
-        """Make the encoder beside the hypernetwork, from the run's seed."""
+        """Make hypernetwork and encoder from the run's seed."""
         super().make(dim)
         self.spec_of_encoder = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
         with torch.random.fork_rng(devices=[]):
@@ -145,27 +141,27 @@ class ODPFL(PFedHN):
         self._layout = encoder_layout(self.spec_of_encoder)
         self.gamma = nn.Parameter(self._layout.flatten(dict(module.named_parameters())))
         self._optimizer = torch.optim.Adam([self.gamma], lr=self.options.encoder_learning_rate)
-        self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings of before phase 2
-        self._original_scores: dict[int, EvaluateResult] = {}  # nothing in them changes any more
-        self._descriptors: dict[int, Tensor] = {}  # by row, as the present encoder gives them
+        self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
+        self._original_scores: dict[int, EvaluateResult] = {}  # cached, as these models no longer change
+        self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
         self._calibrated = False
         self.learner.given = self.options.mode == "end-to-end"
         self.version = version_of(self.gamma)
 
     @property
     def encoder_weights(self) -> Weights:
-        """The encoder's parameters, as they travel."""
+        """Return the encoder's parameters as they travel."""
         return Weights(self._layout, self.gamma.detach())
 
     def join(self, client: Client, first: bool) -> None:
-        """Describe a client that comes back again: it may have other examples."""
+        """Discard the descriptor of a client that comes back: it may have other examples."""
         super().join(client, first)
         self._descriptors.pop(client.row, None)
 
     # ------------------------------------------------------------------ training
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        """Three exchanges end to end, one in phase 1; in phase 2 one, after that which describes newcomers."""
+        """Play three exchanges end to end, one in phase 1, and in phase 2 one after describing new clients."""
         yield from self._calibrate(turn)
         if self.options.mode == "end-to-end":
             yield from self._round_end_to_end(turn)
@@ -181,8 +177,8 @@ class ODPFL(PFedHN):
         return max(1, rounds - max(1, round(self.options.tune * rounds)))
 
     def _round_end_to_end(self, turn: Turn) -> Exchanges[None]:
-        """Describe, train, take the loss's gradient back through the encoder; one step for both networks."""
-        for client in turn.cohort:  # who does not answer now must not pass for described
+        """Describe, train, and backpropagate through the encoder; take one step for each network."""
+        for client in turn.cohort:  # a client that does not answer now must not count as described
             self._descriptors.pop(client.row, None)
         yield from self._describe(turn, turn.cohort, keep=True)
         described = [client for client in turn.cohort if client.row in self._descriptors]
@@ -200,7 +196,7 @@ class ODPFL(PFedHN):
             self._renew()
 
     def _round_of_phase_1(self, turn: Turn) -> Exchanges[None]:
-        """Train with learned embeddings, and let each client fit the encoder to its own; average the encoders."""
+        """Train with learned embeddings while each client fits the encoder to its own; average the encoders."""
         updates = yield from train(self._fitting(turn, turn.cohort))
         self.learn(updates)
         if updates:
@@ -210,10 +206,10 @@ class ODPFL(PFedHN):
             self._renew()
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:
-        """Once, give the descriptors of a fresh encoder mean 0 and deviation 1 over some clients.
+        """Once per run, give a fresh encoder's descriptors mean 0 and deviation 1 over some clients.
 
-        In each dimension; where a bound on the tail matters, by one factor for all: a dimension in which clients hardly
-        differ would decide how much noise all of them get.
+        Each dimension is scaled on its own. For `encoder: private`, one factor scales all: its norm is bounded,
+        and a dimension in which clients hardly differ would decide how much noise all dimensions get.
         """
         if self._calibrated:
             return
@@ -223,17 +219,17 @@ class ODPFL(PFedHN):
         if bounded:
             yield from self._describe(turn, clients, keep=False)
             if self._descriptors:
-                views["centre"].copy_(self._some_descriptors().mean(0))  # of features, as the tail is fresh
+                views["centre"].copy_(self._some_descriptors().mean(0))  # features, as the tail is fresh
                 self._renew()
         yield from self._describe(turn, clients, keep=False)
         self._calibrated = True
-        if len(self._descriptors) < 2:  # nothing to tell apart
+        if len(self._descriptors) < 2:  # nothing to compare
             return
         descriptors = self._some_descriptors()
         deviation = descriptors.std(0)
         if bounded:
             deviation = deviation.square().mean().sqrt().expand_as(deviation)
-        # A dimension in which they hardly differ shall not become one of rounding errors.
+        # A dimension in which clients hardly differ must not be blown up to rounding errors.
         deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
         views["tail.weight"].div_(deviation[:, None])
         views["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
@@ -243,12 +239,12 @@ class ODPFL(PFedHN):
         return without_outliers(torch.stack(list(self._descriptors.values())))
 
     def _renew(self) -> None:
-        """Give the changed encoder its name; descriptors of the one before are of no use."""
+        """Update the version of the changed encoder, and discard the descriptors of the old one."""
         self.version = version_of(self.gamma)
         self._descriptors = {}
 
     def _freeze(self) -> None:
-        """Begin phase 2: keep what serves those who trained, and take descriptors from the encoder from now on."""
+        """Begin phase 2: keep the models of the clients that trained, and take new descriptors from the encoder."""
         if self._original is None:
             self._original = copy.deepcopy(self.learner.hypernetwork), self.learner.table.weight.detach().clone()
             self.learner.given = True
@@ -256,10 +252,9 @@ class ODPFL(PFedHN):
     # ------------------------------------------------------------------ evaluation
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
-        """Describe those whom no embedding serves, then score; in phase 2 score both models of those who trained.
+        """Describe clients without an embedding, then score; in phase 2, score both models of clients that trained.
 
-        In phase 2 those who trained keep what served them before, and rounds are selected by what the encoder gives
-        them on validation examples.
+        In phase 2, these clients keep their earlier models. Their validation accuracy with the encoder selects rounds.
         """
         served = yield from self._described(turn, clients)
         scores = yield from self.score(turn, served, self._served)
@@ -277,7 +272,7 @@ class ODPFL(PFedHN):
         return Evaluation(kept | others, rank=(1, sum(tuned) / len(tuned)) if tuned else None)
 
     def _served(self, clients: Sequence[Client]) -> list[Weights]:
-        """Return clients' weights, from embeddings where these are learned, else from descriptors."""
+        """Return weights from embeddings in phase 1, otherwise from descriptors."""
         table = self.learner.table.weight.detach()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
         return self.by_head(
@@ -286,29 +281,29 @@ class ODPFL(PFedHN):
 
     @torch.no_grad()
     def _originals(self, clients: Sequence[Client]) -> list[Weights]:
-        """Return the weights from before phase 2."""
+        """Return the weights of the models before phase 2."""
         assert self._original is not None
         network, table = self._original
         return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size))
 
     def _embedded(self, client: Client) -> bool:
-        """Return whether it is an embedding of its own that a client's weights come from: in phase 1."""
+        """Return whether a client's weights come from its own embedding, as in phase 1."""
         return self.options.mode == "two-phase" and self._original is None and not self.is_novel(client)
 
     def _trained_before(self, client: Client) -> bool:
-        """Return whether a client was of the federation before phase 2."""
+        """Return whether a client trained before phase 2."""
         return self._original is not None and not self.is_novel(client) and client.row < len(self._original[1])
 
     # ------------------------------------------------------------------ exchanges
 
     def _described(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[list[Client]]:
-        """Describe those of `clients` who need it, and return those for whom weights can be written."""
+        """Describe those of `clients` that need it; return those for which weights can be generated."""
         unknown = [c for c in clients if not self._embedded(c) and c.row not in self._descriptors]
         yield from self._describe(turn, unknown, keep=False)
         return [client for client in clients if self._embedded(client) or client.row in self._descriptors]
 
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
-        """Ask clients what the encoder makes of their examples; with `keep` they are asked for its gradient later."""
+        """Ask clients for their descriptors. With `keep` they hold the graph, for the encoder's gradient later."""
         dim = self.spec_of_encoder.dim
         order = DescribeOrder(
             run_id=turn.scope.run_id,
@@ -328,14 +323,14 @@ class ODPFL(PFedHN):
         answers = yield from ask(Ask(clients, lambda some: [order] * len(some), check, self.gamma.numel(), quorum=keep))
         for client, result in answers:
             self._descriptors[client.row] = result.weights.values
-            if not self._embedded(client):  # novel clients too: whoever reads the state finds all of one encoder
+            if not self._embedded(client):  # novel clients too, so that the stored table comes from one encoder
                 with torch.no_grad():
                     self.learner.table.weight[client.row] = result.weights.values
 
     def _backpropagate(
         self, turn: Turn, clients: Sequence[Client], gradients: Mapping[int, Tensor]
     ) -> Exchanges[list[Tensor]]:
-        """Send each client the gradient for its descriptor; return those with respect to the encoder, `(Q,)` each."""
+        """Send each client the gradient for its descriptor; return its gradients for the encoder, `(Q,)` each."""
         layout = descriptor_layout(self.spec_of_encoder.dim)
 
         def orders(some: Sequence[Client]) -> list[BackpropOrder]:
@@ -349,7 +344,7 @@ class ODPFL(PFedHN):
         return [result.weights.values for _, result in answers]
 
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        """Return the exchange in which clients train, and fit the encoder to their embeddings."""
+        """Return the exchange in which clients train and fit the encoder to their embeddings."""
         wanted, layout = self.training(turn, clients), descriptor_layout(self.spec_of_encoder.dim)
         table, options = self.learner.table.weight.detach(), self.options
 
@@ -376,7 +371,7 @@ class ODPFL(PFedHN):
         return replace(wanted, orders=orders, check=check, size=wanted.size + self.gamma.numel())
 
     def _check_change(self, version: str, weights: Weights | None) -> None:
-        """Raise a WireError for what is no gradient or change of the encoder that was sent."""
+        """Raise a WireError for anything but a gradient or change of the current encoder."""
         self._check_version(version)
         if weights is None:
             raise WireError("expected a change of the encoder, found none")
@@ -388,7 +383,7 @@ class ODPFL(PFedHN):
             raise WireError(f"expected what the encoder {self.version} makes, found {version}; its reply is dropped")
 
     def descriptors_of_trained(self) -> Tensor:
-        """Return the descriptors `(n, k)` of the clients that train, as the state holds them after an evaluation."""
+        """Return the descriptors `(n, k)` of the training clients, as the state holds them after an evaluation."""
         table = self.learner.table.weight.detach()
         clients = (client for _, client in sorted(self.clients.items()))
         return table[[c.row for c in clients if c.row < len(table) and not self.is_novel(c)]].cpu()
@@ -396,7 +391,7 @@ class ODPFL(PFedHN):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
-        """Return hypernetwork, embeddings and encoder; in phase 2 also what serves those who trained."""
+        """Return hypernetwork, embeddings and encoder; in phase 2 also the models of the clients that trained."""
         tensors = super().state()
         tensors |= {f"encoder.{name}": value for name, value in self._layout.views(self.gamma.detach()).items()}
         tensors |= {f"{ADAM}{name}": value for name, value in self._optimizer.state.get(self.gamma, {}).items()}
@@ -407,11 +402,11 @@ class ODPFL(PFedHN):
         return tensors
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Return also whether the encoder has been scaled."""
+        """Return the state and whether the encoder is calibrated."""
         return super().checkpoint() | {"calibrated": torch.tensor(self._calibrated)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take all of it over; descriptors are asked for again."""
+        """Restore everything but the descriptors, which are requested again."""
         super().restore(tensors)
         self._load_encoder(tensors)
         self._calibrated = bool(tensors["calibrated"])
@@ -427,7 +422,7 @@ class ODPFL(PFedHN):
             self._original = self._original[0], tensors["original.embeddings"].clone()
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Demand a hypernetwork with an encoder."""
+        """Refuse a hypernetwork without an encoder."""
         if not any(name.startswith("encoder.") for name in tensors):
             raise ConfigError(f"init_from: expected a run of odpfl, found tensors {sorted(tensors)[:3]}")
         super().check_start(tensors)
@@ -454,10 +449,10 @@ def _gamma_of(update: Update) -> Weights:
 
 
 def without_outliers(descriptors: Tensor) -> Tensor:
-    """Return descriptors `(n, dim)` with what is far from the rest of a dimension brought to its edge.
+    """Return descriptors `(n, dim)` with the outliers of each dimension clamped.
 
-    Calibration is done once and stays: one client's lie must not decide by what those of all others are divided. Of
-    fewer than `FEWEST` nobody can tell what is far.
+    Calibration happens once and is permanent, so one client's lie must not decide the scale for all. Among fewer than
+    `FEWEST` descriptors, outliers cannot be told.
     """
     if len(descriptors) < FEWEST:
         return descriptors

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model from which one step of a client's own is a good one (MAML over clients).
+"""Per-FedAvg: a global model that adapts well to each client in one step (MAML over clients).
 
 Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach, NeurIPS 2020, https://arxiv.org/abs/2002.07948, algorithm 1.
@@ -10,10 +10,10 @@ Approach, NeurIPS 2020, https://arxiv.org/abs/2002.07948, algorithm 1.
     server:       w <- sum_i n_i w_i / sum_i n_i
     evaluation:   each client takes one step, w - alpha grad f_i(w), on all its training examples
 
-`local.steps` counts gradients: an update spends two of them, or four with the curvature, so there are half or a quarter
-as many updates as in FedAvg. With `alpha: 0` it is FedAvg with that many. The gradients of one update are on batches of
-their own, as in the paper. Momentum, weight decay and clipping act on the gradient of F_i. An adapted model whose loss
-on the client's training examples is worse than the global model's is not used. The paper's alpha is 0.01.
+`local.steps` counts gradients. An update takes two of them, or four with the curvature, so there are half or a quarter
+as many updates as in FedAvg. With `alpha: 0` it is FedAvg with that many updates. Each gradient of an update uses a
+batch of its own, as in the paper. Momentum, weight decay and clipping act on the gradient of F_i. A client does not use
+an adapted model whose loss on its training examples is worse than the global model's. The paper's alpha is 0.01.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ from hyperbloom.strategies.fedavg import FedAvg
 __all__ = ["PerFedAvg", "PerFedAvgOptions"]
 
 ALL_EXAMPLES = 2**31 - 1
-"""A batch that holds all that a client has."""
+"""Size of a batch that holds all examples of a client."""
 
 
 class PerFedAvgOptions(Section):
@@ -42,20 +42,20 @@ class PerFedAvgOptions(Section):
 
 
 class PerFedAvg(FedAvg):
-    """A global model made for one step of adaptation on each client (MAML)."""
+    """A global model that adapts to each client in one step (MAML)."""
 
     options_type: ClassVar[type[Section]] = PerFedAvgOptions
     options: PerFedAvgOptions
 
     def check(self) -> None:
-        """There are steps enough for an update."""
+        """Refuse fewer local steps than one update takes."""
         super().check()
         options = self.options
         self._method = methods.PerFedAvg(alpha=options.alpha, variant=options.variant, delta=options.delta)
         self.check_steps(self._method)
 
     def recipe(self, number: int) -> Recipe:
-        """SGD on the loss after the step; the step before an evaluation."""
+        """Train on the loss after the adaptation step; take that step before an evaluation."""
         alpha = self.options.alpha
         step = Refinement(1, alpha, ALL_EXAMPLES, "all") if alpha else None
         return replace(super().recipe(number), method=self._method, refinement=step)

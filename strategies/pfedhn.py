@@ -1,4 +1,4 @@
-"""pFedHN and pFedHN-PC: one hypernetwork on the server writes a model for every client.
+"""pFedHN and pFedHN-PC: one hypernetwork on the server generates a model for every client.
 
 Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021,
 https://arxiv.org/abs/2103.04628.
@@ -8,8 +8,8 @@ https://arxiv.org/abs/2103.04628.
     delta_i  = theta_i~ - theta_i                   all that the client sends back
     server:    (d theta_i / d[phi, v_i])^T (-delta_i)   is the gradient for its persistent optimiser
 
-Departures: a round may serve a cohort (`options.update` says how the replies are applied; one client a round is the
-paper's setting). Secure aggregation is impossible: the server needs each client's own delta.
+Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
+per round. Secure aggregation is impossible, because the server needs each client's own delta.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ from hyperbloom.strategies.hypernetworks.robust import harden
 __all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
 
 OVERLAP = 32
-"""Replies that asynchronous mode remembers, each of the target network's size: the latest have most in common."""
+"""Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
 
 class PFedHNOptions(Section):
@@ -88,7 +88,7 @@ class PFedHN(Algorithm):
     noise_at: ClassVar[tuple[str, ...]] = ("client",)
 
     def check(self) -> None:
-        """A hypernetwork can be frozen only if it comes from somewhere; a given descriptor has nothing to learn."""
+        """Refuse options that contradict each other, such as a frozen hypernetwork without a run to take it from."""
         options = self.options
         if options.freeze and not self.config.init_from:
             raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
@@ -101,7 +101,7 @@ class PFedHN(Algorithm):
         if options.hypernetwork != "mlp" and options.spectral_norm:
             raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
         self.keeps_sent = options.update == "target"
-        self._known_rows = 0  # rows that a frozen hypernetwork came with; they stay as they are
+        self._known_rows = 0  # number of rows that came with a frozen hypernetwork; they stay fixed
 
     def build(self, setting: Setting) -> None:
         """Make hypernetwork, embedding table and optimiser from the run's seed."""
@@ -110,7 +110,7 @@ class PFedHN(Algorithm):
         self.make(setting.spec.num_classes if fixed else self.options.embedding_dim or 1 + self.config.clients // 4)
 
     def make(self, dim: int) -> None:
-        """Make all networks for descriptors of `dim` numbers."""
+        """Make all networks for descriptors of dimension `dim`."""
         options, layouts = self.options, dict(self.setting.layouts)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "hypernetwork"))
@@ -139,29 +139,29 @@ class PFedHN(Algorithm):
         self._applied: deque[Reply] = deque(maxlen=OVERLAP)
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Demand the class shares where they are the descriptor."""
+        """Refuse a client without class shares if they are the descriptors."""
         if self.options.descriptor == "class-shares" and len(about.class_shares) != about.num_classes:
             raise RefusedError("this run describes clients by their class shares; join with --disclose-class-shares")
 
     def join(self, client: Client, first: bool) -> None:
-        """Give a client that is new its embedding row."""
+        """Add an embedding row for a new client."""
         super().join(client, first)
         if first:
             fixed = self.options.descriptor == "class-shares"
             self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 
     def trains(self, client: Client) -> bool:
-        """Train all; with a frozen hypernetwork only those whom it never saw."""
+        """Return True, but with a frozen hypernetwork only for clients that it never trained on."""
         return client.row >= self._known_rows
 
     # ------------------------------------------------------------------ a round
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """theta_i = h(v_i; phi), one forward pass for all clients of a head."""
+        """Return theta_i = h(v_i; phi), with one forward pass for all clients of a head."""
         return self.by_head(clients, self.learner.generate)
 
     def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Weights]:
-        """Return the weights of each client; `write` gives `(n, P)` and is called once for all rows of a head."""
+        """Return each client's weights; `write` is called once per head with all its rows, and returns `(n, P)`."""
         weights: dict[int, Weights] = {}
         for head, group in groupby(sorted(clients, key=self.head_of), key=self.head_of):
             some = list(group)
@@ -170,19 +170,19 @@ class PFedHN(Algorithm):
         return [weights[client.row] for client in clients]
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """One vector-Jacobian product and one step of the persistent optimiser, or one per reply."""
+        """Take the vector-Jacobian products and one step of the persistent optimiser, or a step per reply."""
         options, replies = self.options, [self._reply(update) for update in updates]
         if not self.config.asynchronous:
             self.learner.update(harden(replies, options.clip_deltas, options.trim), options.update)
             return
         for update, reply in zip(updates, harden(replies, options.clip_deltas, 0.0), strict=True):
-            # Corrected by those that were applied while its client trained.
+            # Correct for the replies that were applied while this client trained.
             overlap = min(update.staleness, len(self._applied))
             self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
             self._applied.append(reply)
 
     def head_of(self, client: Client) -> str:
-        """Return the name of the hypernetwork's head that writes a client's weights: the size of its network."""
+        """Return the name of the head that generates a client's weights: the size of its network."""
         return client.about.size
 
     def _reply(self, update: Update) -> Reply:
@@ -196,18 +196,18 @@ class PFedHN(Algorithm):
         return self.learner.state()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Return also how many clients a frozen hypernetwork came with."""
+        """Return the state and the number of rows that came with a frozen hypernetwork."""
         return self.state() | {"known_rows": torch.tensor(self._known_rows)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take all of it over, momentum included."""
+        """Restore everything, momentum included."""
         self._known_rows = int(tensors["known_rows"])
-        if tensors["embeddings"].shape[1] != self.learner.table.dim:  # that of the run from which this one started
+        if tensors["embeddings"].shape[1] != self.learner.table.dim:  # as in the run that this one started from
             self.make(tensors["embeddings"].shape[1])
         self.learner.load(tensors)
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Demand a hypernetwork with embeddings of the right dimension."""
+        """Refuse tensors without embeddings of the right dimension."""
         if "embeddings" not in tensors:
             raise ConfigError(f"init_from: expected a run of pfedhn or pfedhn-pc, found tensors {sorted(tensors)[:3]}")
         found, wanted = tensors["embeddings"].shape[1], self.options.embedding_dim
@@ -234,7 +234,7 @@ class PFedHN(Algorithm):
 
 
 class PFedHNPCOptions(PFedHNOptions):
-    """Options of pFedHN-PC; the authors' code uses a larger learning rate."""
+    """Options of pFedHN-PC. The authors' code uses a larger learning rate here."""
 
     learning_rate: Rate = Field(5e-2, description="learning rate of the hypernetwork")
 

@@ -1,9 +1,9 @@
-"""pFedHN for clients with models of their own: one trunk, and a head for every architecture.
+"""pFedHN for clients with different models: one trunk, and a head for every architecture.
 
 The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
-Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5.1: what pFedHN (Shamsian et al., ICML 2021) can
-do where networks differ. Clients of one architecture share its head; those of different ones share the trunk alone,
-which knows nothing of layers. A head has `hidden_dim + 1` times the parameters of the network that it writes.
+Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5.1. It applies pFedHN (Shamsian et al., ICML 2021)
+to different networks. Clients of one architecture share a head. Different architectures share only the trunk, which
+knows nothing of layers. A head has `hidden_dim + 1` times the parameters of the network that it generates.
 """
 
 from collections.abc import Iterable
@@ -48,13 +48,13 @@ class PFedHNHeads(PFedHN):
     asynchronous: ClassVar[bool] = False
 
     def check(self) -> None:
-        """Heads come and go with the clients; nothing is known of another run's before they do."""
+        """Refuse to start from another run: its heads are unknown before the clients join."""
         super().check()
         if self.config.init_from:
             raise ConfigError("init_from: pfedhn-heads has no way to start from another run")
 
     def settle(self, about: Introduction) -> Setting:
-        """Every client has a network of its own."""
+        """Return a setting without layouts, as every client has a network of its own."""
         return Setting(ModelSpec(OWN, about.size, about.input_shape, about.num_classes), {})
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
@@ -70,12 +70,12 @@ class PFedHNHeads(PFedHN):
             )
 
     def build(self, setting: Setting) -> None:
-        """Make the trunk; heads follow with the clients."""
+        """Make the trunk; heads come with the clients."""
         super().build(setting)
         self._heads: set[str] = set()
 
     def join(self, client: Client, first: bool) -> None:
-        """Give the client its embedding row, and its architecture a head if it is the first to bring it."""
+        """Add the client's embedding row, and a head if it is the first of its architecture."""
         super().join(client, first)
         graph = disclosed_graph(client.about)
         if graph.digest not in self._heads:
@@ -91,7 +91,7 @@ class PFedHNHeads(PFedHN):
         self.learner.optimizer.param_groups[0]["params"].extend(head.parameters())
 
     def recipe(self, number: int) -> Recipe:
-        """Norms are generated too."""
+        """Generate the affine parameters of norms too."""
         return replace(super().recipe(number), norms=self.norms)
 
     def head_of(self, client: Client) -> str:
@@ -99,5 +99,5 @@ class PFedHNHeads(PFedHN):
         return disclosed_graph(client.about).digest
 
     def layout(self, client: Client) -> Layout:
-        """All parameters of the client's own model."""
+        """Return the layout of all parameters of the client's own model."""
         return disclosed_graph(client.about).layout

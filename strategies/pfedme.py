@@ -1,4 +1,4 @@
-"""pFedMe: personal models tied to a global one by Moreau envelopes.
+"""pFedMe: personal models tied to a global model by Moreau envelopes.
 
 Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020,
 https://arxiv.org/abs/2006.08848, algorithm 1.
@@ -8,14 +8,14 @@ https://arxiv.org/abs/2006.08848, algorithm 1.
                                 w_i     <- w_i - eta lambda (w_i - theta_i)
     server:     w <- (1 - beta) w + beta sum_i n_i w_i / sum_i n_i
 
-`local.steps` counts the gradients of the inner steps: there are `local.steps / inner_steps` batches, each with one step
-of w. That step is the run's own SGD with eta = `local.learning_rate`, its momentum, weight decay and clipping (the
-paper has none of these): as lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg
-with as many steps as there are batches. Inner steps are plain, and theta starts each round from what was sent. The
-authors' values are lambda 15, eta 0.005, five inner steps of rate 0.1; with the few steps of a round here their lambda
-leaves theta too near to w.
+`local.steps` counts the gradients of inner steps: there are `local.steps / inner_steps` batches, each with one step of
+w. The step of w is the run's SGD with eta = `local.learning_rate`, momentum, weight decay and clipping; the paper has
+none of the last three. As lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg with
+one step per batch. Inner steps are plain, and theta starts each round from the sent weights. The authors' values are
+lambda 15, eta 0.005 and five inner steps of rate 0.1. With the few steps of a round here, that lambda would keep theta
+too near to w.
 
-The personal model stays on the client and is what is evaluated; who never trained evaluates the global one.
+The personal model stays on the client and is evaluated. A client that never trained evaluates the global model.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class PFedMe(FedAvg):
     private: ClassVar[str] = "copy"
 
     def check(self) -> None:
-        """Beyond 2 / lamda inner steps diverge, whatever the loss."""
+        """Refuse an inner rate of 2 / lamda or more: inner steps would diverge, whatever the loss."""
         super().check()
         options = self.options
         limit = 2 / options.lamda
@@ -61,13 +61,13 @@ class PFedMe(FedAvg):
             )
 
     def recipe(self, number: int) -> Recipe:
-        """SGD on the envelope."""
+        """Train by SGD on the envelope."""
         options = self.options
         method = methods.PFedMe(lamda=options.lamda, inner_steps=options.inner_steps, inner_rate=options.inner_rate)
         return replace(super().recipe(number), method=method)
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Average by number of training examples, and go a part `beta` of the way there."""
+        """Average by number of training examples, and move the global model by the share `beta` towards the average."""
         before = self.global_weights
         super().learn(updates)
         if updates and self.options.beta != 1:

@@ -1,20 +1,20 @@
-"""Three ways of using a trained pFedHN for a novel client without labels: the comparisons of ODPFL-HN.
+"""Three ways to use a trained pFedHN for a novel client without labels: the comparisons of ODPFL-HN.
 
-Amosy, Eyal, Chechik, https://arxiv.org/abs/2111.08356, section 6.2. Training is pFedHN's. With `init_from` a trained
-run is used as it is: nothing is learned, so that one run serves all three.
+Amosy, Eyal, Chechik, https://arxiv.org/abs/2111.08356, section 6.2. Training is pFedHN's. With `init_from`, a trained
+run is used as it is and nothing is learned, so that one run serves all three.
 
-* `pfl-sampled`: the accuracy to be expected of the model of a client drawn at random, that is the mean over all.
+* `pfl-sampled`: the expected accuracy of a randomly drawn client's model, which is the mean over all models.
 * `pfl-ensemble`: the mean of all models' logits. All models travel to each novel client, as for `pfl-sampled`.
 * `pfl-nearest`: the model of the client with the smallest A-distance, `2 (1 - 2 err)` with err the error of a
   classifier that tells the two clients' examples apart (Ben-David et al., Analysis of Representations for Domain
   Adaptation, NeurIPS 2006).
 
-No example leaves a client for that distance. All clients look at their inputs through one network, which the
-hypernetwork writes for the mean embedding. Each sends mean and covariance of what its last layer sees of the training
-inputs; from two of these the server makes the linear classifier that is best for normal distributions of like
-covariance (Fisher's discriminant); both clients say how often it is wrong on their validation inputs. Disclosed are to
-the server those moments, F + F^2 numbers for F features (84 for LeNet), which tell much of the classes that a client
-has; and to a client classifiers made of its moments and others', without their names.
+The distance needs no example of another client. All clients pass their inputs through one network, which the
+hypernetwork generates for the mean embedding. Each sends the mean and covariance of the last layer's inputs over its
+training inputs. From two of these, the server computes the best linear classifier for normal distributions of equal
+covariance (Fisher's discriminant). Both clients report its error on their validation inputs. The server thus learns
+F + F^2 numbers for F features (84 for LeNet), which reveal much about a client's classes. A client receives classifiers
+made of its own and other clients' moments, without names.
 """
 
 from abc import abstractmethod
@@ -43,34 +43,34 @@ from hyperbloom.strategies.pfedhn import PFedHN
 __all__ = ["PFLEnsemble", "PFLNearest", "PFLSampled", "a_distance", "discriminant"]
 
 RIDGE = 1e-3
-"""Share of the mean variance that is added to each feature's: a client has fewer examples than features squared."""
+"""Share of the mean variance added to each feature's variance: clients have too few examples for F^2 covariances."""
 
 
 def discriminant(one: Tensor, other: Tensor) -> Tensor:
     """Return the linear classifier `(F + 1,)` between two clients' moments `(1 + F, F)`, positive for the first."""
     (mean, other_mean), spread = (one[0], other[0]), (one[1:] + other[1:]) / 2
     ridge = RIDGE * spread.diagonal().mean().clamp_min(1e-12)
-    # What a client makes up may have no solution; it then gets classifiers of no use, and nobody else is disturbed.
+    # Invented moments may have no solution. `solve_ex` then yields useless numbers for this client only, but no error.
     weights, _ = torch.linalg.solve_ex(spread + ridge * torch.eye(len(spread)).to(spread), mean - other_mean)
     return torch.cat([weights, -(weights @ (mean + other_mean) / 2)[None]])
 
 
 def a_distance(error: float) -> float:
-    """Return `2 |1 - 2 err|`: 2 for clients that a classifier tells apart, 0 for those that it cannot.
+    """Return `2 |1 - 2 err|`: 2 if the classifier separates the clients, 0 if it cannot.
 
-    The paper has no absolute value; a classifier that is mostly wrong tells them apart too, the other way round.
+    The paper has no absolute value, but a classifier that is mostly wrong separates the clients, too.
     """
     return 2 * abs(1 - 2 * error)
 
 
 class _PFL(PFedHN):
-    """pFedHN, and what a novel client gets of it."""
+    """pFedHN with an evaluation of novel clients."""
 
     asynchronous: ClassVar[bool] = False
     noise_at: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
-        """There is something to say about novel clients only, and one network must do for all."""
+        """Refuse runs without novel clients or with several sizes."""
         super().check()
         if not self.config.novel:
             raise ConfigError(f"novel: {self.config.strategy} is about novel clients; expected a percentage, found 0")
@@ -78,11 +78,11 @@ class _PFL(PFedHN):
             raise ConfigError(f"sizes: {self.config.strategy} compares one architecture, found {self.config.sizes}")
 
     def trains(self, client: Client) -> bool:
-        """Train nobody, if a trained run is used."""
+        """Return False if a trained run is used."""
         return not self.config.init_from and super().trains(client)
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
-        """Score those who trained as in pFedHN, then the novel ones."""
+        """Score known clients as in pFedHN, then the novel ones."""
         known = [client for client in clients if not self.is_novel(client)]
         scores = yield from self.score(turn, known)
         if novel := [client for client in clients if self.is_novel(client)]:
@@ -93,14 +93,14 @@ class _PFL(PFedHN):
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
     ) -> Exchanges[dict[str, EvaluateResult]]:
-        """Play the exchanges that score novel clients, with the help of those that are known; return scores by name."""
+        """Play the exchanges that score novel clients with the help of the known ones; return scores by name."""
 
     def trained(self) -> list[Client]:
         """Return all clients that are not novel, by row."""
         return [client for _, client in sorted(self.clients.items()) if not self.is_novel(client)]
 
     def models(self) -> dict[str, Tensor]:
-        """Return the weights `(P,)` of all who trained, by name."""
+        """Return the weights `(P,)` of all training clients, by name."""
         trained = self.trained()
         return {c.client_id: weights.values for c, weights in zip(trained, self.weights(trained), strict=True)}
 
@@ -111,7 +111,7 @@ class _Many(_PFL):
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
     ) -> Exchanges[dict[str, EvaluateResult]]:
-        """Every client scores all models; one client at a time, as its order holds all."""
+        """Let every novel client score all models, a client at a time because an order holds all models."""
         rows = torch.stack(list(self.models().values()))
         weights = Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
         order = TryOrder(turn.scope, self.target(turn.number), weights, together=self.together)
@@ -123,7 +123,7 @@ class _Many(_PFL):
 
 
 class PFLSampled(_Many):
-    """PFL-sampled: the mean accuracy of all personal models; every model's answers count for themselves."""
+    """PFL-sampled: the mean accuracy of all personal models, each scored on its own."""
 
     together: ClassVar[bool] = False
 
@@ -135,14 +135,14 @@ class PFLEnsemble(_Many):
 
 
 Pair = tuple[str, str]
-"""Names of a novel client and of one that trained."""
+"""Names of a novel and of a known client."""
 
 
 class PFLNearest(_PFL):
     """PFL-nearest: the personal model of the client at the smallest A-distance.
 
     Attributes:
-        distances: of the last evaluation, by names of the novel client and of the other.
+        distances: by novel client and known client, from the last evaluation.
     """
 
     distances: Mapping[str, Mapping[str, float]] = {}
@@ -150,7 +150,7 @@ class PFLNearest(_PFL):
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
     ) -> Exchanges[dict[str, EvaluateResult]]:
-        """Three exchanges: moments of features, errors of classifiers, and the nearest client's model."""
+        """Play three exchanges: moments of features, errors of classifiers, and the nearest client's model."""
         network = self._network()
         moments = yield from self._moments(turn, [*known, *novel], network)
         ours = [client for client in novel if client.client_id in moments]
@@ -166,7 +166,7 @@ class PFLNearest(_PFL):
         of_theirs = yield from self._errors(turn, theirs, ours, -1, network, pairs)
         distances: dict[str, dict[str, float]] = {}
         for one, other in (pair for pair in pairs if pair in of_ours and pair in of_theirs):
-            # Of either side; the larger, so that nobody makes itself near by what it says.
+            # Take the larger of both sides, so that no client can make itself near by its report.
             errors = (of_ours[one, other], of_theirs[one, other])
             distances.setdefault(one, {})[other] = max(map(a_distance, errors))
         self.distances = distances
@@ -182,13 +182,13 @@ class PFLNearest(_PFL):
         )
 
     def _network(self) -> Weights:
-        """Return the network through which all look: that of the mean embedding of those who trained."""
+        """Return the network for the mean embedding, which all clients use to compute features."""
         (size,) = self.config.sizes
         mean = self.learner.table.weight.detach()[[client.row for client in self.trained()]].mean(0, keepdim=True)
         return Weights(self.setting.layouts[size], self.learner.write(mean, size)[0])
 
     def _moments(self, turn: Turn, clients: Sequence[Client], network: Weights) -> Exchanges[dict[str, Tensor]]:
-        """Ask for the moments `(1 + F, F)` of what the network's head sees; return them by name."""
+        """Ask for the moments `(1 + F, F)` of the inputs of the network's head; return them by name."""
         order = MomentsOrder(turn.scope, self.target(turn.number), network)
         features = dict(network.layout.shapes)["head.weight"][1]
 
@@ -211,7 +211,7 @@ class PFLNearest(_PFL):
         network: Weights,
         pairs: Mapping[Pair, Tensor],
     ) -> Exchanges[dict[Pair, float]]:
-        """Ask one side of each pair for the errors of its classifiers, all at once; the novel client's comes first."""
+        """Ask one side of each pair for all its classifiers' errors; pairs name the novel client first."""
 
         def of(client: Client) -> list[Pair]:
             names = [other.client_id for other in against]

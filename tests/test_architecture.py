@@ -259,7 +259,7 @@ def test_the_package_list_is_what_lies_on_the_disk() -> None:
 
 
 def test_the_papers_tables_are_also_among_the_benchmarks() -> None:
-    assert (ROOT / "benchmarks/papers").readlink() == Path("../server/papers")
+    assert (ROOT / "benchmarks/papers").readlink() == Path("../server/compare/papers")
     assert len(PAPERS) >= 15
 
 

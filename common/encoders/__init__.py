@@ -1,6 +1,6 @@
-"""Encoders: what turns a client's unlabelled examples into the descriptor from which its weights are generated.
+"""Encoders: networks that map a client's unlabelled examples to a descriptor, from which its weights are generated.
 
-Pure torch; the server initialises and improves them, clients run them. One architecture per file.
+The server initialises and trains them, and clients run them. Each file holds one architecture in pure torch.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ ENCODERS: Mapping[str, Callable[[tuple[int, ...], int], Encoder]] = {
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """What decides an encoder's architecture; `dim` is the length of a descriptor."""
+    """The parameters of an encoder's architecture; `dim` is the length of a descriptor."""
 
     name: str
     input_shape: tuple[int, ...]
@@ -53,10 +53,10 @@ class EncoderSpec:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """Build an encoder; its initial values come from torch's global generator.
+    """Build an encoder with initial values from torch's global generator.
 
     Raises:
-        ModelError: there is no encoder of this name, or nothing to encode.
+        ModelError: there is no encoder of this name, or the input shape or `dim` is not positive.
     """
     if spec.name not in ENCODERS:
         raise ModelError(f"encoder: expected one of {', '.join(ENCODERS)}, found {spec.name!r}")
@@ -66,7 +66,7 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
 
 
 def encoder_layout(spec: EncoderSpec) -> Layout:
-    """Return how an encoder's parameters lie in one vector."""
+    """Return the layout of an encoder's parameters."""
     with torch.device("meta"):
         return Layout.of(build_encoder(spec))
 
@@ -77,5 +77,5 @@ def descriptor_layout(dim: int) -> Layout:
 
 
 def version_of(values: Tensor) -> str:
-    """Return a hash of an encoder's parameters `(numel,)`: what is computed with others must not be mixed with it."""
+    """Return a hash of an encoder's parameters `(numel,)`, which keeps results of different encoders apart."""
     return hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What encoders have in common: a set of samples in, one descriptor out, in batches where the set is large."""
+"""Base of all encoders, which map a set of samples to one descriptor, and their evaluation in batches."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from hyperbloom.common.models import MLP, LeNet
 __all__ = ["BATCH", "Encoder", "encode", "encode_backward", "is_image", "per_sample"]
 
 BATCH = 1024
-"""Samples that are encoded at once; what of larger sets is averaged are the descriptors of such batches."""
+"""Samples that are encoded at once. The descriptor of a larger set is the average over such batches."""
 
 DENSE = 500
 """Width of dense layers, for feature vectors (appendix C)."""
@@ -20,15 +20,15 @@ DENSE = 500
 class Encoder(nn.Module):
     """Base of all encoders.
 
-    A subclass's `forward` maps samples `(N, *input_shape)` to a descriptor `(k,)`, whatever their order, and gives the
-    same for the same samples: no dropout, no statistics of batches. Its last layer is an `nn.Linear` called `tail`.
+    A subclass's `forward` maps samples `(N, *input_shape)` to a descriptor `(k,)`. The result must not depend on the
+    order of the samples or on earlier calls: no dropout, no batch statistics. The last layer is an `nn.Linear` `tail`.
     """
 
     def sensitivity(self, examples: int) -> float:
-        """Return how far (L2) the descriptor of `examples` samples moves at most if one of them is exchanged.
+        """Return the L2 sensitivity: how far the descriptor moves at most if one of `examples` samples is replaced.
 
         Raises:
-            ConfigError: no such bound holds for this encoder, or there are no samples.
+            ConfigError: there is no such bound for this encoder, or there are no samples.
         """
         raise ConfigError(
             f"options.encoder: expected private, whose descriptor changes little with any one example, found "
@@ -37,20 +37,20 @@ class Encoder(nn.Module):
 
 
 def is_image(input_shape: tuple[int, ...]) -> bool:
-    """Return whether convolutions are used: images of at least 16 x 16 pixels; others are taken for feature vectors."""
+    """Return whether inputs are images of at least 16 x 16 pixels. All others count as feature vectors."""
     return len(input_shape) == 3 and min(input_shape[1:]) >= 16
 
 
 def per_sample(input_shape: tuple[int, ...], width: int) -> nn.Module:
-    """Return a network from samples `(N, *input_shape)` to features `(N, width)`: LeNet, or one hidden dense layer."""
+    """Return a network from samples `(N, *input_shape)` to features `(N, width)`: a LeNet or an MLP."""
     return LeNet(input_shape, width) if is_image(input_shape) else MLP(input_shape, width, DENSE)
 
 
 def encode(encoder: nn.Module, inputs: Tensor, batch: int = BATCH) -> Tensor:
-    """Return the descriptor `(k,)` of `inputs` `(N, ...)`: the mean over batches, by their numbers of samples.
+    """Return the descriptor `(k,)` of `inputs` `(N, ...)`: the mean over batches, weighted by their sizes.
 
-    For a mean followed by a linear map it is the descriptor of the whole set; for others the paper's approximation
-    (appendix B.1).
+    It is exact for encoders that end in a mean and a linear map. For others it is the paper's approximation (appendix
+    B.1).
     """
     return torch.stack([share * encoder(part) for part, share in _batches(inputs, batch)]).sum(0)
 
@@ -58,7 +58,7 @@ def encode(encoder: nn.Module, inputs: Tensor, batch: int = BATCH) -> Tensor:
 def encode_backward(encoder: nn.Module, inputs: Tensor, gradient: Tensor, batch: int = BATCH) -> Tensor:
     """Add the vector-Jacobian product of `encode` with `gradient` `(k,)` to the parameters' `.grad`.
 
-    Batch by batch, so that one batch's graph is all that memory has to hold; returns the descriptor as `encode` does.
+    It works batch by batch to keep only one batch's graph in memory. It returns the descriptor `(k,)` like `encode`.
     """
     descriptor = torch.zeros_like(gradient)
     for part, share in _batches(inputs, batch):

@@ -1,6 +1,6 @@
-"""Deep sets: samples pass one network, are pooled, and what is pooled passes another.
+"""Deep sets: a network per sample, pooling over the samples, and a second network.
 
-Zaheer et al., Deep Sets, NeurIPS 2017, https://arxiv.org/abs/1703.06114; layers as in ODPFL-HN, section 6.3 and
+Zaheer et al., Deep Sets, NeurIPS 2017, https://arxiv.org/abs/1703.06114. The layers follow ODPFL-HN, section 6.3 and
 appendix C (https://arxiv.org/abs/2111.08356).
 """
 
@@ -13,11 +13,11 @@ from hyperbloom.common.encoders.base import DENSE, Encoder, is_image
 __all__ = ["DeepSet"]
 
 POOLED = 200
-"""Width of the dense layer behind each convolution; half of it is pooled by mean, half by maximum."""
+"""Width of the dense layer after each convolution. Half of it is pooled by mean, half by maximum."""
 
 
 class _Pool(nn.Module):
-    """A dense layer with ReLU, then the mean over the samples of its first half and the maximum of its second.
+    """A dense layer with ReLU, then pooling over the samples: the mean of its first half, the maximum of its second.
 
     Shape:
         `(N, F)` to `(width,)`.
@@ -34,11 +34,11 @@ class _Pool(nn.Module):
 
 
 class DeepSet(Encoder):
-    """The target network with pooling over the samples behind each convolution.
+    """The target network with pooling over the samples after each convolution.
 
-    The paper leaves open how a pooled layer in the middle goes on to the next convolution; here the samples' own maps
-    do, and what is pooled behind either convolution goes, side by side, into the dense layers 120, 84, k. For feature
-    vectors: three dense layers of 500, the first pooled, and k.
+    The paper leaves open how a pooled layer feeds the next convolution. Here the samples' own maps go on to the next
+    convolution, and the pooled vectors of both are concatenated and enter dense layers of 120, 84 and k units. Feature
+    vectors pass three dense layers of 500 units, the first one pooled, and a layer of k.
 
     Shape:
         samples `(N, *input_shape)` to a descriptor `(dim,)`.

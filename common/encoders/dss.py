@@ -1,4 +1,4 @@
-"""Deep sets for symmetric elements: every layer sees a sample and, beside it, the mean of all.
+"""Deep sets for symmetric elements: every layer reads a sample and the mean of all samples.
 
 Maron, Litany, Chechik, Fetaya: On Learning Sets of Symmetric Elements, ICML 2020, https://arxiv.org/abs/2002.08599.
 """
@@ -14,7 +14,7 @@ __all__ = ["DSS"]
 
 
 class _Layer(nn.Module):
-    """`L(x)_i = A x_i + B mean_j x_j`, theorem 1; the mean, not the sum, so that large sets have no larger values."""
+    """`L(x)_i = A x_i + B mean_j x_j` (theorem 1). The mean replaces the sum, so values do not grow with the set."""
 
     def __init__(self, own: nn.Module, shared: nn.Module) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def _dense(inputs: int, outputs: int) -> _Layer:
 
 
 class DSS(Encoder):
-    """The target network of such layers, the mean over the samples, and a linear layer.
+    """The target network with such layers, then the mean over the samples and a linear layer.
 
     Shape:
         samples `(N, *input_shape)` to a descriptor `(dim,)`.

@@ -1,4 +1,4 @@
-"""The encoder for differential privacy: features on the unit sphere, their mean, a linear map (ODPFL-HN, section 7)."""
+"""The encoder for differential privacy: unit-norm features, their mean, a linear map (ODPFL-HN, section 7)."""
 
 import math
 
@@ -12,18 +12,19 @@ from hyperbloom.common.errors import ConfigError
 __all__ = ["Private"]
 
 ROUNDING = 1e-5
-"""By which share float32 may exceed the bounds on the norm of features and of the tail's output."""
-LARGEST_TERMS = 1e30
+"""Relative error by which float32 may exceed the bounds on the norms of the features and of the tail's output."""
+LARGEST_TERMS = 1e30  # sums of such terms are far from overflow in float32
 
 
 class Private(Encoder):
-    """`g(D) = A mean_x phi(x) + b`: one example of many moves it a little, whatever the example.
+    """`g(D) = A mean_x phi(x) + b`: any single example among many changes the descriptor only a little.
 
-    `phi(x) = u(u(f(x)) - c)` with `u(z) = z / |z|`: without the centre `c` all of a fresh network's features point the
-    same way (their mean has norm 0.98 on CIFAR-10), clients differ by hundredths, and the tail that makes descriptors
-    of them makes as much of the noise. Seen from the centre they are all around, and the bound is the same.
+    `phi(x) = u(u(f(x)) - c)` with `u(z) = z / |z|`. Without the centre `c`, all features of a fresh network point in
+    one direction: their mean has norm 0.98 on CIFAR-10. Clients then differ by hundredths, and a tail that amplifies
+    these differences amplifies the noise as well. Relative to the centre, features point in all directions, and the
+    sensitivity is the same.
 
-    A fresh tail is the identity, as in the paper; so descriptors are then the mean of `phi`.
+    A fresh tail is the identity, as in the paper, so descriptors start as the mean of `phi`.
 
     Shape:
         samples `(N, *input_shape)` to a descriptor `(dim,)`.
@@ -40,16 +41,16 @@ class Private(Encoder):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the descriptor of a set."""
-        # The weights come from a server: what overflows must not tell by a NaN which examples there are.
+        # The server chooses the weights. A NaN from an overflow must not reveal which examples a client has.
         direction = F.normalize(torch.nan_to_num(self.features(inputs)), dim=1)
         descriptor: Tensor = self.tail(F.normalize(direction - self.centre, dim=1).mean(0))
         return descriptor
 
     def sensitivity(self, examples: int) -> float:
-        """Return `2 L B / examples` with `B = 1` and `L` the largest singular value of the tail, and room for rounding.
+        """Return `2 L B / examples` plus a bound on rounding, with `B = 1` and `L` the tail's largest singular value.
 
-        Sums are rounded in steps of the size of their terms, the bias among them, however many examples there are: a
-        server that chooses a huge bias would else read them off the steps.
+        The rounding error of a sum grows with its terms, including the bias, and does not shrink with `examples`.
+        Without this bound, a server that chooses a huge bias could read examples from the rounding steps.
 
         Raises:
             ConfigError: there is no example, or the tail's sums may overflow.
@@ -61,7 +62,7 @@ class Private(Encoder):
         terms = float((weight.abs().sum(1) + bias.abs()).norm())
         if not terms < LARGEST_TERMS:
             raise ConfigError("sensitivity: the encoder's last layer is so large that its sums may overflow")
-        # Of the tail; of a batch's mean, in pairs; of batches.
+        # Additions in the tail, in a batch's pairwise mean, and over the batches.
         additions = len(self.centre) + math.log2(BATCH) + examples / BATCH
         rounding = 2 * 2.0**-24 * additions * terms
         return 2 * largest * (1 + ROUNDING) / examples + rounding

@@ -1,7 +1,7 @@
-"""Set transformer: samples attend to each other before they are pooled, by attention as well.
+"""Set transformer: samples attend to each other, and attention pools them.
 
 Lee et al., Set Transformer, ICML 2019, https://arxiv.org/abs/1810.00825: two induced self-attention blocks (equation 9)
-and pooling by multi-head attention with one seed (equation 11), over the features of a network per sample.
+and pooling by multi-head attention with one seed (equation 11), on features from a network per sample.
 """
 
 import torch
@@ -30,7 +30,7 @@ class _MAB(nn.Module):
 
 
 class _ISAB(nn.Module):
-    """Self-attention by way of a few learned points: its cost grows with N, not with its square."""
+    """Self-attention through a few learned points. Its cost is linear in N, not quadratic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _ISAB(nn.Module):
 
 
 class SetTransformer(Encoder):
-    """Features per sample, two blocks of attention between samples, pooling by attention, a linear layer.
+    """A network per sample, two attention blocks between samples, pooling by attention, and a linear layer.
 
     Shape:
         samples `(N, *input_shape)` to a descriptor `(dim,)`.

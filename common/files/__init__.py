@@ -1,1 +1,1 @@
-"""Files that are whole or absent, their modes, and folders of exported models."""
+"""Atomic writes of files, exported model folders, and a context that leaves a network unchanged."""

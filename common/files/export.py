@@ -1,12 +1,12 @@
-"""A model that leaves the federation: a folder that a person, a phone or another program can use.
+"""Export of a model: a folder that people, phones and other programs can use.
 
-    DIR/model.json           architecture, classes, and what is done to an input before the network sees it
+    DIR/model.json           architecture, classes, and preprocessing of inputs
     DIR/model.safetensors    parameters and buffers by name
     DIR/model.pt2            the network as a program: `torch.export.load(...).module()`, any batch size
-    DIR/model.onnx           the same for ONNX runtimes; only with the extra `export`, and checked against torch
-    DIR/README.md            the model card: where it comes from, what was sent for it, accuracy, privacy
+    DIR/model.onnx           the same for ONNX runtimes, checked against torch; only with the extra `export`
+    DIR/README.md            the model card: origin, what the client sent, accuracy, privacy
 
-Logits come out, softmax is left to whoever reads them. The folder appears whole or not at all.
+The network returns logits, without softmax. The folder appears whole or not at all.
 """
 
 import copy
@@ -41,16 +41,16 @@ from hyperbloom.common.models import ModelSpec, build, model_names
 __all__ = ["OPSET", "Card", "ModelFile", "check_writable", "read_model", "write_model"]
 
 OPSET = 18
-"""ONNX operator set of the files: what torch writes without converting, and runtimes since early 2023 read."""
+"""ONNX operator set of the files. Torch writes it without conversion, and runtimes since early 2023 read it."""
 
 LARGEST_DIFFERENCE = 1e-5
-"""Between the logits of torch and ONNX runtime, beyond which no ONNX file is left, relative to the largest beyond 1."""
+"""Largest accepted difference between the logits of torch and ONNX runtime, relative to the largest logit above 1."""
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Preprocessing(Section):
-    """`(stored / divisor - mean) / std` by channel; image files are divided by 255 whatever the divisor."""
+    """`(stored / divisor - mean) / std` by channel. Image files are always divided by 255."""
 
     divisor: Rate
     mean: tuple[float, ...] = ()
@@ -58,7 +58,7 @@ class Preprocessing(Section):
 
 
 class ModelFile(Section):
-    """What `model.json` holds."""
+    """The content of `model.json`."""
 
     format: Annotated[int, Field(ge=1, le=1)] = 1
     model: str
@@ -76,21 +76,21 @@ class ModelFile(Section):
 
     @property
     def scaling(self) -> Scaling:
-        """What is done to stored numbers."""
+        """The scaling from stored numbers to inputs."""
         one = self.preprocessing
         return Scaling(one.divisor, one.mean, one.std)
 
 
 @dataclass(frozen=True)
 class Card:
-    """What the model card says beside the facts of `model.json`.
+    """The content of the model card beside the facts in `model.json`.
 
     Attributes:
-        title: of the card.
-        origin: facts on where the model comes from, by name; accuracy is one of them.
-        sent: what left the client's machine for it, a sentence each.
-        privacy: the guarantee, a sentence each; empty for none.
-        remarks: what a user must know, a sentence each.
+        title: title of the card.
+        origin: facts about the origin of the model by name, such as accuracy.
+        sent: sentences about what left the client's machine.
+        privacy: sentences about the privacy guarantee; empty if there is none.
+        remarks: sentences about what a user must know.
     """
 
     title: str
@@ -103,19 +103,19 @@ class Card:
 def write_model(
     folder: Path, module: nn.Module, spec: ModelSpec, class_names: tuple[str, ...], scaling: Scaling, card: Card
 ) -> list[str]:
-    """Write a model folder; returns the names of its files, `model.onnx` among them if the extra is installed.
+    """Write a model folder and return the names of its files; `model.onnx` needs the extra `export`.
 
     Args:
-        folder: a path with nothing there, or an empty folder.
-        module: the network with its weights, and with the running statistics of its norms if it has any.
+        folder: a new path or an empty folder.
+        module: the network with its weights and buffers.
         spec: its architecture.
-        class_names: one for each class.
-        scaling: what was done to the inputs that it was trained on.
-        card: what the README says.
+        class_names: one name for each class.
+        scaling: the scaling of inputs in training.
+        card: content of the README.
 
     Raises:
-        ConfigError: the folder holds something already, or cannot be written.
-        ModelError: torch cannot trace the network, or ONNX runtime computes something else from it.
+        ConfigError: the folder is not empty, or cannot be written.
+        ModelError: torch cannot trace the network, or ONNX runtime computes other logits.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--out: expected a new or empty folder, found files in {folder}")
@@ -147,10 +147,10 @@ def write_model(
 
 
 def check_writable(folder: Path) -> None:
-    """Find out whether `write_model` could write a folder; makes its parents.
+    """Check that `write_model` can write a folder, and make its parents.
 
     Raises:
-        ConfigError: there is something already, or no file can be written there.
+        ConfigError: the path is taken, or no file can be written there.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
@@ -163,14 +163,14 @@ def check_writable(folder: Path) -> None:
 
 
 def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
-    """Return what a model folder says of itself, and the function from inputs `(B, *input_shape)` to logits `(B, K)`.
+    """Return the description of a model folder, and a function from inputs `(B, *input_shape)` to logits `(B, K)`.
 
-    An architecture of ours is built anew and given the weights. That of a user's own may not be importable here, and
-    its program could only be read by unpickling, which could run code: it goes through ONNX runtime.
+    A registered architecture is built and loads the weights. A user's own architecture runs in ONNX runtime: its code
+    may not be importable here, and reading `model.pt2` unpickles, which can run foreign code.
 
     Raises:
-        ConfigError: it is no model folder, or damaged.
-        ModelError: the architecture is a user's own, and there is no ONNX file or no runtime.
+        ConfigError: the folder is no model folder, or is damaged.
+        ModelError: the architecture is a user's own, and the ONNX file or the runtime is missing.
     """
     path = folder / "model.json"
     try:
@@ -205,7 +205,7 @@ def _onnx_session(folder: Path, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _detached(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU whose tensors own their memory: in training they are views of one vector."""
+    """Return a copy on the CPU whose tensors own their memory, because in training they are views of one vector."""
     module = copy.deepcopy(module).cpu().eval()
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -216,7 +216,7 @@ def _detached(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a new folder on the same disk; it is removed unless it was moved away."""
+    """Yield a new folder on the same disk and remove it afterwards, unless it was renamed."""
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         mask = os.umask(0)
@@ -230,7 +230,7 @@ def _beside(folder: Path) -> Iterator[Path]:
 def _trace(module: nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     try:
-        # Two examples: with one, torch would take the batch for a constant.
+        # Two examples, because torch would treat a batch of one as a constant.
         return torch.export.export(module, (torch.zeros(2, *spec.input_shape),), dynamic_shapes=({0: batch},))
     except Exception as error:
         reason = str(error).strip().splitlines()
@@ -259,7 +259,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
 
 
 def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Return by how much logits `(B, K)` differ at most; a small one among large ones is as exact as these."""
+    """Return the largest difference of logits `(B, K)`, relative to the largest expected logit of a row above 1."""
     return float(np.max(np.abs(found - expected) / np.maximum(1.0, np.abs(expected).max(axis=1, keepdims=True))))
 
 
@@ -309,5 +309,5 @@ def _items(sentences: tuple[str, ...]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Keep names that others chose from being markup."""
+    """Escape names that others chose, so that they are no markup."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""Looking at a network without changing it."""
+"""A context in which a forward pass leaves a network unchanged."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ __all__ = ["untouched"]
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode without gradients; give modes and torch's random state back as they were.
+    """Switch to evaluation mode without gradients, then restore the modes and torch's random state.
 
-    In evaluation mode a forward pass changes no running statistics.
+    In evaluation mode a forward pass does not change running statistics.
     """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, flushed to the disk, then moved over it."""
+"""Atomic writes: a temporary file beside the target is flushed to the disk and then renamed."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ __all__ = ["keep", "locked", "write_bytes", "write_json", "write_tensors"]
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Put `content` at `path` atomically; a crash leaves the old file or the new one, never half of one."""
+    """Write `content` to `path` atomically: a crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -29,7 +29,7 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)  # or the new name may be forgotten when the power goes
+    folder = os.open(path.parent, os.O_RDONLY)  # flush the new name, too
     try:
         os.fsync(folder)
     finally:
@@ -38,7 +38,7 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock beside `path`, which is to be read and replaced; other processes wait."""
+    """Hold a lock beside `path` while the body reads and replaces it; other processes wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def keep(source: Path, target: Path) -> None:
-    """Let what `source` is now stay at `target` when `source` is replaced: a link, or a copy where there are none."""
+    """Keep the current content of `source` at `target`, as a hard link or, where links fail, a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
@@ -61,13 +61,13 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
-    """Write tensors in the safetensors format, atomically; one that has several names is written under each."""
-    import safetensors.torch  # late, because it imports torch, for which commands that write a key should not wait
+    """Write tensors in the safetensors format, atomically; a shared tensor is written under each of its names."""
+    import safetensors.torch  # late: it imports torch, which slows commands that write no tensors
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     end = 0
     for name, tensor in sorted(contiguous.items(), key=lambda item: item[1].data_ptr()):
-        if tensor.data_ptr() < end:  # safetensors refuses what lies where another lies; the others need no copy
+        if tensor.data_ptr() < end:  # safetensors refuses overlapping tensors
             contiguous[name] = tensor.clone()
         end = max(end, tensor.data_ptr() + tensor.nbytes)
     write_bytes(path, safetensors.torch.save(contiguous, dict(metadata)))

@@ -1,7 +1,7 @@
-"""Clients' keys: EC key pairs with which Flower's nodes sign their calls.
+"""Clients' keys: the EC key pairs with which Flower's nodes sign their calls.
 
-A private key is written in OpenSSH's form, which a stock `flower-supernode` asks for, and read in that or in PKCS 8. A
-public key is kept and compared as PEM, in the one form that Flower sends (SubjectPublicKeyInfo).
+Private keys are written in OpenSSH's format, which a stock `flower-supernode` expects, and read in that format or in
+PKCS 8. Public keys are stored and compared as PEM in the form that Flower sends (SubjectPublicKeyInfo).
 """
 
 import base64
@@ -38,23 +38,23 @@ _ECDSA = ec.ECDSA(hashes.SHA256())
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """Return a new private key: P-256, whose signatures cost both sides the least of the curves that Flower takes."""
+    """Return a new private key on P-256, the fastest of the curves that Flower accepts."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def write_private_key(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.OpenSSH
 ) -> None:
-    """Write a private key without a password, readable by its owner only."""
+    """Write a private key without a password; only its owner can read the file."""
     pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     write_bytes(path, pem, mode=0o600)
 
 
 def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
-    """Read a private key; `where` names in an error the flag that it came from.
+    """Read a private key; errors name the flag `where`.
 
     Raises:
-        ConfigError: there is no file, others can read it, or it holds no EC private key.
+        ConfigError: there is no file, everyone on the machine can use it, or it holds no EC private key.
     """
     check_private(path, where)
     content = path.read_bytes()
@@ -72,10 +72,10 @@ def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
 
 
 def check_private(path: Path, where: str) -> None:
-    """Refuse a private key that is not there, or that everyone on the machine can read.
+    """Check the file of a private key and its mode.
 
     Raises:
-        ConfigError: so it is.
+        ConfigError: there is no file, or everyone on the machine can use it.
     """
     if not path.is_file():
         raise ConfigError(f"{where}: expected a file, found none at {path}")
@@ -85,16 +85,16 @@ def check_private(path: Path, where: str) -> None:
 
 
 def public_pem(key: ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) -> str:
-    """Return the public half as PEM."""
+    """Return the public key as PEM."""
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def parse_public_key(content: bytes, where: str) -> str:
-    """Return a public key in the one form in which keys are compared.
+    """Read a public key in PEM or OpenSSH's format and return it as PEM, the form in which keys are compared.
 
     Raises:
-        ConfigError: it is no EC public key.
+        ConfigError: `content` is no EC public key.
     """
     if b"PRIVATE KEY" in content:
         raise ConfigError(f"{where}: expected a public key, found a private one; it should never leave its client")
@@ -109,10 +109,10 @@ def parse_public_key(content: bytes, where: str) -> str:
 
 
 def read_public_key(path: Path, where: str) -> str:
-    """Return the public key in a file.
+    """Return the public key in a file as PEM.
 
     Raises:
-        ConfigError: there is no file, or no EC public key in it.
+        ConfigError: there is no file, or it holds no EC public key.
     """
     if not path.is_file():
         raise ConfigError(f"{where}: expected a file, found none at {path}")
@@ -120,20 +120,20 @@ def read_public_key(path: Path, where: str) -> str:
 
 
 def fingerprint(public: str) -> str:
-    """Return what people compare over the telephone: the SHA-256 of a public key's DER, as OpenSSH writes it."""
+    """Return the fingerprint that people compare: SHA-256 of a public key (PEM) in DER, written as OpenSSH does."""
     return fingerprint_of_der(base64.b64decode("".join(public.strip().splitlines()[1:-1])))
 
 
 def fingerprint_of_der(der: bytes) -> str:
-    """Return the same of a public key in DER."""
+    """Return the fingerprint of a public key in DER."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(der).digest()).decode().rstrip("=")
 
 
 def read_fingerprints(path: Path, where: str) -> frozenset[str]:
-    """Return all fingerprints in a text file, whatever stands beside them; `where` names the flag in an error.
+    """Return all fingerprints in a text file and ignore other text; errors name the flag `where`.
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: the file cannot be read, or holds no fingerprint.
     """
     try:
         found = frozenset(re.findall(r"SHA256:[A-Za-z0-9+/]{43}", path.read_text(encoding="utf-8")))
@@ -145,7 +145,7 @@ def read_fingerprints(path: Path, where: str) -> frozenset[str]:
 
 
 def public_der(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return the public half as DER."""
+    """Return the public key as DER."""
     return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -155,7 +155,7 @@ def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
 
 
 def verify(public: bytes, signature: bytes, content: bytes) -> bool:
-    """Return whether `signature` is that of `content` under a public key in DER; False if the key is none of ours."""
+    """Return whether `signature` fits `content` and a public key in DER; False for an invalid key."""
     try:
         key = serialization.load_der_public_key(public)
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _NIST):

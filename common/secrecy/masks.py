@@ -1,19 +1,20 @@
-"""Secure aggregation: what server and clients compute alike, so that the server learns a sum and no summand.
+"""Secure aggregation: the cryptography by which the server learns a sum of changes and no single change.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: Practical Secure Aggregation for
-Privacy-Preserving Machine Learning, CCS 2017, https://doi.org/10.1145/3133956.3133982, figure 4, with every client a
-neighbour of every other. Bell, Bonawitz, Gascon, Lepoint, Raykova: CCS 2020, https://eprint.iacr.org/2020/704 (SecAgg+)
-replaces that by a sparse graph, which pays from hundreds of clients on.
+Privacy-Preserving Machine Learning, CCS 2017, https://doi.org/10.1145/3133956.3133982, figure 4, with a complete graph
+of clients. Bell, Bonawitz, Gascon, Lepoint, Raykova: CCS 2020, https://eprint.iacr.org/2020/704 (SecAgg+) use a sparse
+graph, which pays for hundreds of clients and more.
 
     y_i = x_i + PRG(b_i) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   mod 2^32,   s_ij from the keys of i and j
 
-Masks between two cancel in the sum of all. For those who vanish after the keys were shared their half of s_ij is put
-together from shares, for the others b_i is; never both for one client, or its y_i would be an open book.
+The masks of a pair cancel in the sum of all clients. If a client vanishes after the keys were shared, the server
+reconstructs its mask key from shares; for every other client it reconstructs b_i. Both secrets of one client together
+would reveal x_i, so clients never reveal shares of both.
 
-Flower has the same parts (`flwr.common.secure_aggregation`, 1.39), but its generator folds a seed into 32 bits of a
-Mersenne Twister, which whoever sees a vector can search; its shares of two secrets of 64 clients take 0.5 s to make
-and 36 s to put together, its P-384 keys six times as long as X25519. So these are `cryptography`'s primitives, and
-Shamir's scheme over one prime field, where the Lagrange coefficients are computed once for all secrets.
+Flower has the same parts (`flwr.common.secure_aggregation`, 1.39), with three drawbacks. Its generator reduces a seed
+to 32 bits of a Mersenne Twister, so anybody who sees a vector can search all seeds. Shares of two secrets of 64 clients
+take 0.5 s to make and 36 s to combine. Its P-384 keys take six times as long as X25519. This module uses the
+primitives of `cryptography`, and Shamir's scheme over one prime field with Lagrange coefficients shared by all secrets.
 """
 
 import hashlib
@@ -67,22 +68,22 @@ SEALED_BYTES = 2 * SHARE_BYTES + 16
 LARGEST_LOSS_SUMMED = 64.0
 
 _PRIME = 2**256 + 297
-"""The smallest prime above all secrets, which are of 32 bytes."""
+"""The smallest prime above 2^256: secrets have 32 bytes."""
 
 _REACH = 2**27
-"""What honest sums stay within, a sixteenth of what 32 bits hold: a sum with masks left in it gives itself away."""
+"""Bound of honest sums, a sixteenth of the range of 32 bits. A sum with a mask left in it almost surely exceeds it."""
 
-_AT_ONCE = 2**18  # words of a mask that are made at a time, so that they stay in the cache
+_AT_ONCE = 2**18  # words of a mask made at a time, few enough for the cache
 _ZEROS = bytes(4 * _AT_ONCE)
 
 
 def threshold_of(clients: int, share: float) -> int:
-    """Return how many of `clients` must stay to the end: two thirds, or `share` of them if that is more, and three.
+    """Return how many of `clients` must stay to the end: the larger of two thirds and `share` of them; at least three.
 
-    With t of n, two sets of t clients have 2t - n in common. As long as fewer than that lie with the server, an honest
-    one is among them, which reveals one kind of share only and signs one set only (Bonawitz et al., section 6.2).
+    Two sets of t out of n clients have at least 2t - n clients in common. If fewer clients than that collude with the
+    server, one of them is honest. It signs one set only and reveals one kind of share only (Bonawitz et al., 6.2).
     """
-    # A hair less, as 0.14 * 50 is a little more than 7.
+    # Subtract 1e-9 because 0.14 * 50 is slightly more than 7 in floating point.
     return max(FEWEST_CLIENTS, -(-2 * clients // 3), math.ceil(share * clients - 1e-9))
 
 
@@ -91,16 +92,16 @@ def threshold_of(clients: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class Scale:
-    """Changes as whole numbers: multiples of `step`, weighted by examples, whose sum cannot overflow.
+    """Fixed-point numbers for changes: multiples of `step`, weighted by examples, whose sum cannot overflow.
 
-    A client with w_i of W examples sends `round(w_i / W * change / step)`, at most `limit` in size. The mean differs
-    from that of the changes themselves by at most `step / 2 * m W / sum_i w_i` in each coordinate, for m clients, as
-    long as no change is beyond `bound`.
+    A client with weight w_i of at most W sends `round(w_i / W * change / step)`, at most `limit` in size. For m clients
+    whose changes are within `bound`, the rounding error of the mean is at most `step / 2 * m W / sum_i w_i` in each
+    coordinate.
 
     Attributes:
-        clients: that may be in the sum.
-        bound: largest change of a coordinate; beyond it, it is cut.
-        examples: of the client with the most; no client counts for more.
+        clients: most clients in the sum.
+        bound: largest change of a coordinate; larger ones are clipped.
+        examples: most examples that a client counts for.
     """
 
     clients: int
@@ -108,7 +109,7 @@ class Scale:
     examples: int
 
     def check(self) -> None:
-        """Refuse what cannot be computed with, with a WireError."""
+        """Raise a WireError if a value is out of range."""
         if not FEWEST_CLIENTS <= self.clients <= MOST_CLIENTS:
             raise WireError(f"expected {FEWEST_CLIENTS} to {MOST_CLIENTS} clients, found {self.clients}")
         if not (math.isfinite(self.bound) and self.bound > 0 and self.examples > 0):
@@ -121,30 +122,30 @@ class Scale:
 
     @property
     def step(self) -> float:
-        """What one of them stands for, times W / w_i."""
+        """Value of the number 1 for a client of the largest weight W."""
         return self.bound / self.limit
 
     @property
     def whole(self) -> int:
-        """W: the largest weight; numbers of examples themselves, unless they are millions."""
+        """W: the largest weight, which is `examples` unless that exceeds `limit`."""
         return min(self.examples, self.limit)
 
     def weight(self, examples: int) -> int:
-        """Return w_i, from 1 to W."""
+        """Return the weight w_i of a client with `examples`, from 1 to W."""
         return max(1, round(min(examples, self.examples) / self.examples * self.whole))
 
     def encode(self, values: NDArray[np.float64], weight: int, bound: float | None = None) -> Words:
-        """Return `(P,)` values as words, cut to `bound` (by default the scale's own), which `limit` stands for."""
+        """Return `(P,)` values as words, clipped to `bound` (by default the scale's own), which maps to `limit`."""
         bound = self.bound if bound is None else bound
         factor = self.limit / bound * weight / self.whole
-        # To the nearest, the same for everyone and every time: steps are so small that a bias does not matter.
+        # Deterministic rounding to the nearest number is biased, but the steps are so small that it does not matter.
         return np.rint(np.clip(values, -bound, bound) * factor).astype(np.int32).view(np.uint32)
 
     def decode(self, total: Words, weight: int, bound: float | None = None) -> NDArray[np.float64]:
-        """Return the weighted mean `(P,)` that a sum of words of clients with `weight` in all stands for.
+        """Return the weighted mean `(P,)` from the sum of the clients' words and the sum of their weights.
 
         Raises:
-            WireError: no clients can have sent numbers with this sum.
+            WireError: the sum is larger than clients can have sent.
         """
         signed = total.view(np.int32)
         if len(signed) and max(-int(signed.min()), int(signed.max())) > _REACH:
@@ -158,10 +159,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all clients must have been told alike when they deal shares; the keys for these are made with its digest.
+    """The values that the server must tell all clients alike before they deal shares.
 
-    Two clients that were told different things cannot read each other's shares. `secure_sum.told` adds to the digest
-    what they are told before they train.
+    The keys that encrypt the shares depend on its digest, so two clients with different values cannot read each other's
+    shares. `secrecy.sums.told` extends the digest by the values of the training order.
     """
 
     run_id: str
@@ -173,7 +174,7 @@ class Agreement:
     identities: tuple[bytes, ...]
 
     def check(self) -> None:
-        """Refuse with a WireError a list of keys that would not hide a client."""
+        """Raise a WireError if the lists of keys, or the threshold, would not protect every client."""
         self.scale.check()
         clients, keys = self.scale.clients, (*self.cipher_keys, *self.mask_keys)
         if len(self.cipher_keys) != clients or len(self.mask_keys) != clients:
@@ -189,30 +190,30 @@ class Agreement:
 
     @property
     def digest(self) -> bytes:
-        """Hash of all."""
+        """SHA-256 of all fields."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=bytes.hex).encode()).digest()
 
 
 def new_key() -> X25519PrivateKey:
-    """Return a private key for one round."""
+    """Return a new private key for one round."""
     return X25519PrivateKey.generate()
 
 
 def read_key(secret: bytes) -> X25519PrivateKey:
-    """Return the private key of which these 32 bytes are the secret."""
+    """Return the private key with these 32 secret bytes."""
     return X25519PrivateKey.from_private_bytes(secret)
 
 
 def public_key(private: X25519PrivateKey) -> bytes:
-    """Return what others need for `agree`."""
+    """Return the 32 bytes of the public key, which other clients pass to `agree`."""
     return private.public_key().public_bytes_raw()
 
 
 def agree(private: X25519PrivateKey, public: bytes, purpose: str, digest: bytes) -> bytes:
-    """Return the 32 bytes that two clients share for one purpose of one round.
+    """Return the 32-byte key that two clients share for one purpose in one round.
 
     Raises:
-        WireError: the public key is none.
+        WireError: the public key is invalid.
     """
     try:
         shared = private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -222,12 +223,15 @@ def agree(private: X25519PrivateKey, public: bytes, purpose: str, digest: bytes)
 
 
 def seal(key: bytes, sender: int, receiver: int, text: bytes) -> bytes:
-    """Encrypt with a pair's key of this round what one of them, by place, tells the other: one text each way."""
+    """Encrypt `text` from the client in place `sender` to `receiver` with their key of this round.
+
+    Each pair encrypts one text in each direction, so the nonces never repeat.
+    """
     return ChaCha20Poly1305(key).encrypt(_nonce(sender, receiver), text, None)
 
 
 def unseal(key: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """Return what was sealed, or None if it is not what that sender sealed for this receiver in this round."""
+    """Decrypt what `seal` returned, or return None if sender, receiver, key or content do not fit."""
     try:
         return ChaCha20Poly1305(key).decrypt(_nonce(sender, receiver), sealed, None)
     except InvalidTag:
@@ -239,12 +243,12 @@ def _nonce(sender: int, receiver: int) -> bytes:
 
 
 def commit(secret: bytes, purpose: str, digest: bytes) -> bytes:
-    """Return what tells a secret or a share of one from others, and nothing else of it."""
+    """Return a hash that commits to a secret, or to a share of one, without revealing it."""
     return hashlib.sha256(b"\x1f".join([b"hyperbloom", purpose.encode(), digest, secret])).digest()
 
 
 def add_mask(vector: Words, seed: bytes, sign: int = 1) -> None:
-    """Add the mask of a 32-byte seed to `(P,)` words in place, or take it away: AES-256 in counter mode."""
+    """Add the mask of a 32-byte seed (AES-256 in counter mode) to `(P,)` words in place; `sign` -1 subtracts it."""
     stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     for start in range(0, len(vector), _AT_ONCE):
         part = vector[start : start + _AT_ONCE]
@@ -255,7 +259,7 @@ def add_mask(vector: Words, seed: bytes, sign: int = 1) -> None:
 def pair_mask(
     vector: Words, private: X25519PrivateKey, public: bytes, place: int, other: int, digest: bytes, sign: int = 1
 ) -> None:
-    """Add to the words of the client in `place` the mask that it shares with `other`, or take it away (`sign` -1)."""
+    """Add the mask that the clients in `place` and `other` share to the words of `place`; `sign` -1 removes it."""
     seed = agree(private, public, "mask", digest)
     add_mask(vector, seed, sign if place < other else -sign)
 
@@ -264,9 +268,10 @@ def pair_mask(
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Return shares of 32 bytes, of which any `threshold` give them back and fewer tell nothing; place i has x = i + 1.
+    """Return `count` shares of a 32-byte secret; place i has x = i + 1.
 
-    Shamir: How to share a secret, Communications of the ACM 22(11), 1979.
+    Any `threshold` shares give the secret back, and fewer tell nothing about it. Shamir: How to share a secret,
+    Communications of the ACM 22(11), 1979.
     """
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]
     shares = []
@@ -279,7 +284,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """Return what shares, by place, were split from; None if they cannot be shares of 32 bytes."""
+    """Return the secret from shares by place, or None if it does not fit into 32 bytes."""
     places = tuple(sorted(shares))
     terms = zip(_lagrange(places), (int.from_bytes(shares[place], "big") for place in places), strict=True)
     value = sum(factor * share for factor, share in terms) % _PRIME
@@ -288,7 +293,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
 
 @lru_cache(64)
 def _lagrange(places: Sequence[int]) -> tuple[int, ...]:
-    """Return by what the shares of these places are multiplied: most secrets of a round have shares of the same."""
+    """Return the Lagrange coefficients of these places. They are cached because most secrets of a round share them."""
     xs = [place + 1 for place in places]
     factors = []
     for x in xs:

@@ -1,16 +1,16 @@
-"""Differential privacy of what training sends: changes clipped to a norm, and Gaussian noise added to them.
+"""Differential privacy of training: changes are clipped to a norm, and Gaussian noise is added.
 
     client   delta_i' = clip(delta_i) + N(0, (z C)^2 I)             on the client, before anything leaves it
-    server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m the cohort as configured, whoever answers
+    server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m: the configured cohort, not the number of replies
 
-with clip(x) = x min(1, C / |x|). Two changes of norm C are 2 C apart at most, so one release is a Gaussian mechanism
-whose noise is z / 2 times its sensitivity, whatever data take the place of a client's. T releases are as private as one
-of noise z / (2 sqrt(T)), exactly (Dong, Roth, Su: Gaussian Differential Privacy, 2022, corollary 3.3,
-https://arxiv.org/abs/1905.02383); epsilon and delta as in Balle, Wang, ICML 2018, theorem 8.
+with clip(x) = x min(1, C / |x|). Two clipped changes differ by at most 2 C, so one release is a Gaussian mechanism with
+noise of z / 2 times its sensitivity if all data of a client may change. T releases are exactly as private as one with
+noise z / (2 sqrt(T)) (Dong, Roth, Su: Gaussian Differential Privacy, 2022, corollary 3.3,
+https://arxiv.org/abs/1905.02383). Epsilon and delta follow Balle, Wang, ICML 2018, theorem 8.
 
-No amplification by sampling is claimed: a server knows whom it asks, and everybody else can draw the cohorts from the
-run's seed. Averaging with noise on the server is DP-FedAvg (McMahan, Ramage, Talwar, Zhang: Learning Differentially
-Private Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963) with a fixed denominator.
+We claim no amplification by sampling: the server knows the cohorts, and everybody else can draw them from the run's
+seed. Averaging with noise on the server is DP-FedAvg (McMahan, Ramage, Talwar, Zhang: Learning Differentially Private
+Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963) with a fixed denominator.
 """
 
 import math
@@ -32,25 +32,25 @@ RandomBytes = Callable[[int], bytes]
 
 _SUMMANDS = 4
 _LIMITS = "no amplification by sampling is claimed; numbers of examples and evaluations' scores carry no noise"
-_AT_ONCE = 2**18  # numbers, of which each takes 64 random bytes
+_AT_ONCE = 2**18  # numbers drawn at a time; each takes 64 random bytes
 
 
 def clip_norm(change: Tensor, norm: float) -> Tensor:
-    """Return `(P,)` as float64, scaled down to a norm of at most `norm`.
+    """Return a `(P,)` change as float64, scaled down to a norm of at most `norm`.
 
     Raises:
-        WireError: it is not finite, which no scaling would mend.
+        WireError: the change is not finite.
     """
     exact = change.detach().cpu().double()
     size = float(exact.norm())
     if not math.isfinite(size):
         raise WireError("the change is not finite, so it cannot be clipped")
-    # A hair below, as the product is rounded: the bound is a promise.
+    # Scale slightly below the bound, because rounding must not exceed it.
     return exact * (norm / size * (1 - 1e-12)) if size > norm else exact
 
 
 def release(change: Tensor, clip: float, multiplier: float, random_bytes: RandomBytes = secrets.token_bytes) -> Tensor:
-    """Return a `(P,)` change as it may leave the client, float32: clipped, and with noise of `multiplier * clip`."""
+    """Clip a `(P,)` change and add noise of `multiplier * clip`; the float32 result may leave the client."""
     return add_noise(clip_norm(change, clip), multiplier * clip, random_bytes).to(torch.float32)
 
 
@@ -61,7 +61,7 @@ def noisy_mean(
     of: int,
     random_bytes: RandomBytes = secrets.token_bytes,
 ) -> Tensor:
-    """Return the `(P,)` sum of clipped changes and of noise of `multiplier * clip`, divided by `of`, as float32."""
+    """Return the `(P,)` sum of clipped changes plus noise of `multiplier * clip`, divided by `of`, as float32."""
     total = clip_norm(changes[0], clip)
     for change in changes[1:]:
         total = total + clip_norm(change, clip)
@@ -79,8 +79,8 @@ def add_noise(values: Tensor, sigma: float, random_bytes: RandomBytes = secrets.
 def noise(count: int, random_bytes: RandomBytes = secrets.token_bytes) -> NDArray[np.float64]:
     """Return `(count,)` standard normal numbers from the operating system's cryptographic source.
 
-    Box and Muller's transform on 53 random bits; each number is half the sum of four, so that the low bits of what is
-    sent do not give the noise away (Holohan, Braghin: Secure Random Sampling in Differential Privacy, ESORICS 2021,
+    It applies Box and Muller's transform to 53 random bits. Each number is half the sum of four, so that its low bits
+    do not reveal the noise (Holohan, Braghin: Secure Random Sampling in Differential Privacy, ESORICS 2021,
     https://arxiv.org/abs/2107.10138).
     """
     raw = np.frombuffer(random_bytes(16 * count * _SUMMANDS), dtype=np.uint64).reshape(2, _SUMMANDS, count)
@@ -91,10 +91,10 @@ def noise(count: int, random_bytes: RandomBytes = secrets.token_bytes) -> NDArra
 
 
 def epsilon_of(multipliers: Sequence[float], delta: float) -> float:
-    """Return the epsilon, rounded up, that a client has spent at `delta` in releases of these noise multipliers.
+    """Return the epsilon, rounded up, of releases with these noise multipliers at `delta`.
 
     Raises:
-        ConfigError: the accountant is not installed.
+        ConfigError: the package dp-accounting is not installed.
     """
     if not multipliers:
         return 0.0
@@ -103,9 +103,9 @@ def epsilon_of(multipliers: Sequence[float], delta: float) -> float:
 
 @lru_cache(4096)
 def _epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon of a Gaussian mechanism whose sensitivity is `mu` times its noise, from above.
+    """Return an upper bound, exact to 1e-9, of epsilon for a Gaussian mechanism with sensitivity `mu` times its noise.
 
-    By the library's closed form: its accountant for any mechanism takes minutes where mu is large.
+    Bisection on the library's closed form. Its accountant for general mechanisms takes minutes for large mu.
     """
     try:
         from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
@@ -127,7 +127,7 @@ def _epsilon(mu: float, delta: float) -> float:
 
 
 def promise(privacy: PrivacyConfig, releases: int) -> tuple[str, ...]:
-    """Return in words what holds for a client that has sent `releases` changes."""
+    """Return the guarantee for a client that has sent `releases` changes, as sentences."""
     epsilon = epsilon_of([privacy.noise] * releases, privacy.delta)
     where = {
         "client": "it is added on the client, so this holds against the server, too",

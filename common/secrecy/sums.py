@@ -1,12 +1,12 @@
-"""What a secure sum is of, and how that is bound to its masks.
+"""The parts of a secure sum, and how the masks depend on them.
 
-All clients are told of the same sum: its parts, and which clients train each of them. Each client checks its own
-entries. The masks between two clients are made with `told`, a digest of everything that both were told alike. If the
-server tells two of them different things, their masks do not cancel, and nothing can be read from either.
+The server tells all clients the same parts of the sum, and which clients train each part. Each client checks its own
+entries. The masks of two clients depend on `told`, a digest of everything that both were told alike. If the server
+tells them different things, their masks do not cancel, and the server can read neither change.
 
-A part is known by a digest of its tensor's name, shape and values before the training. Clients that were sent
-different values thus have no part in common: else a server could send all but one of them weights that learn nothing
-(Pasquini, Francati, Ateniese: Eluding Secure Aggregation in Federated Learning via Model Inconsistency, CCS 2022,
+A digest of a tensor's name, shape and values before training identifies a part. Clients that received different values
+therefore share no part. Otherwise a server could send all but one client weights that learn nothing (Pasquini,
+Francati, Ateniese: Eluding Secure Aggregation in Federated Learning via Model Inconsistency, CCS 2022,
 https://arxiv.org/abs/2111.07380).
 """
 
@@ -25,11 +25,11 @@ from hyperbloom.common.wire.weights import Weights
 __all__ = ["LARGEST_SUM", "Parts", "pack_places", "part_digests", "signed_keys", "signed_set", "told"]
 
 LARGEST_SUM = 2**29
-"""Numbers in a sum, beyond which a server asks for memory rather than for a change."""
+"""Most numbers in a sum, so that a server cannot exhaust a client's memory."""
 
 
 def part_digests(weights: Weights, digest: bytes) -> dict[bytes, str]:
-    """Return the names of the tensors in `weights`, by what each is known as in the round with this digest."""
+    """Return the names of the tensors in `weights` by their part digests in the round with this `digest`."""
     layout, values = weights.layout, weights.values.detach().cpu().contiguous().numpy()
     found = {}
     for (name, place, shape), size in zip(layout.slices(), layout.sizes, strict=True):
@@ -41,7 +41,7 @@ def part_digests(weights: Weights, digest: bytes) -> dict[bytes, str]:
 
 
 def pack_places(places: Iterable[int], clients: int) -> bytes:
-    """Return places of `clients` as bits."""
+    """Return a set of places as bytes with one bit for each of `clients`."""
     return sum(1 << place for place in places).to_bytes((clients + 7) // 8, "little")
 
 
@@ -50,11 +50,11 @@ class Parts:
     """The parts of a sum, as a `MaskedOrder` lists them.
 
     Args:
-        digests: what each is known as.
-        lengths: numbers in each.
-        owners: places of the clients that train each, packed.
+        digests: digest of each part.
+        lengths: count of numbers in each part.
+        owners: packed places of the clients that train each part.
         there: places of all clients that may be in the sum.
-        threshold: how many of these are in it at least.
+        threshold: least number of these that are in the sum.
     """
 
     digests: tuple[bytes, ...]
@@ -65,12 +65,12 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """Numbers in the sum."""
+        """Count of numbers in the sum."""
         return sum(self.lengths)
 
     @property
     def slices(self) -> dict[bytes, slice]:
-        """Where each part lies."""
+        """Slice of the sum for each part."""
         found, start = {}, 0
         for digest, length in zip(self.digests, self.lengths, strict=True):
             found[digest] = slice(start, start + length)
@@ -78,7 +78,7 @@ class Parts:
         return found
 
     def check(self, clients: int) -> None:
-        """Refuse with a WireError parts that do not fit together, or in which too few of `clients` would be left."""
+        """Raise a WireError if the parts are inconsistent, or if too few of `clients` may remain in one."""
         count = len(self.digests)
         if not count == len(set(self.digests)) == len(self.lengths) == len(self.owners):
             raise WireError(f"order: expected parts, each once, with lengths and owners, found {count}")
@@ -96,7 +96,7 @@ class Parts:
                 )
 
     def owned_by(self, place: int) -> dict[bytes, int]:
-        """Return the parts that a client trains, and how many clients are in the sum of each at least."""
+        """Return the parts that the client in `place` trains, and the least number of clients in the sum of each."""
         owners = (int.from_bytes(packed, "little") for packed in self.owners)
         return {d: self._left(each) for d, each in zip(self.digests, owners, strict=True) if each >> place & 1}
 
@@ -105,18 +105,18 @@ class Parts:
 
 
 def told(agreement: bytes, order: MaskedOrder) -> bytes:
-    """Return a digest of all that clients are told alike until they have trained, of which their masks are made.
+    """Return a digest of everything that the server tells all clients alike before they train; masks depend on it.
 
-    Every field of the order is in it but those that differ between clients by their nature.
+    It covers every field of the order except those that necessarily differ between clients.
     """
     masking = replace(order.masking, sealed=(), digests=())
-    # The weights are bound by the digests of the parts.
+    # The digests of the parts cover the weights.
     alike = _plain(replace(order, weights=None, resemble=None, masking=masking))
     return hashlib.sha256(agreement + json.dumps(alike, sort_keys=True).encode()).digest()
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of the wire as JSON knows it; a whole number is the same where a fraction may stand."""
+    """Return a value of the wire as JSON. A whole float becomes an int, because the wire may turn ints into floats."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
@@ -129,10 +129,10 @@ def _plain(value: Any) -> Any:
 
 
 def signed_keys(run_id: str, number: int, cipher_key: bytes, mask_key: bytes) -> bytes:
-    """Return what a client signs when it sends its keys for a round."""
+    """Return the bytes that a client signs when it sends its keys for a round."""
     return json.dumps(["hyperbloom keys", run_id, number, cipher_key.hex(), mask_key.hex()]).encode()
 
 
 def signed_set(told_digest: bytes, alive: Sequence[int], dead: Sequence[int]) -> bytes:
-    """Return what a client signs before it reveals a share: all it was told, and whose changes are in the sum."""
+    """Return the bytes that a client signs before it reveals shares: the digest `told`, and the clients in the sum."""
     return json.dumps(["hyperbloom set", told_digest.hex(), list(alive), list(dead)]).encode()

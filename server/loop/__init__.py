@@ -1,1 +1,1 @@
-"""The round loop: who is there, what they are asked, what comes back, and what becomes of it."""
+"""The round loop: clients, orders, answers, and their outcome."""

@@ -1,4 +1,4 @@
-"""Who may join a run: what a client says of itself is checked before it touches any state."""
+"""Admission: check what a client says of itself before it touches any state."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,29 +20,29 @@ LONGEST_VERSION = 100
 
 
 class Admission:
-    """Decides who may join, and hands clients to an algorithm.
+    """Decides which clients may join, and hands them to an algorithm.
 
     Args:
         config: the run.
-        algorithm: whose clients they are; it is built for the data of the first.
-        initial: the state of another run to start from.
+        algorithm: receives the clients. The data of the first client decide for which network it is built.
+        initial: state of another run to start from, by tensor name.
 
     Attributes:
-        setting: what the first client's data have decided.
+        setting: what the data of the first client decided; None before it joins.
     """
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, initial: Mapping[str, Tensor] | None = None) -> None:
-        """Know nobody yet."""
+        """Start with no client."""
         self.config, self.algorithm = config, algorithm
         self.setting: Setting | None = None
         self._initial = initial
         self._open = False
 
     def check(self, about: Introduction, roster: Roster) -> None:
-        """Refuse a client whose data or machine do not fit; the first one decides where the run does not say.
+        """Refuse a client whose data or machine do not fit. The first one decides what the configuration leaves open.
 
         Raises:
-            RefusedError: says what was expected and what the client has.
+            RefusedError: the client does not fit; the message says what was expected and what it has.
         """
         setting = check_introduction(about, self.config, self.algorithm, self.setting)
         self.algorithm.serves(about, (other.about for other in roster if other.client_id != about.client_id))
@@ -50,7 +50,7 @@ class Admission:
             self.build(setting)
 
     def build(self, setting: Setting) -> None:
-        """Build the algorithm for the data of the first client."""
+        """Build the algorithm for the data of the first client. Raise a RefusedError if no network fits them."""
         self.setting = setting
         try:
             self.algorithm.build(setting)
@@ -61,26 +61,26 @@ class Admission:
             self.algorithm.start_from(self._initial)
 
     def join(self, client: Client, first: bool) -> None:
-        """Hand a client to the algorithm if its rows are in use already; the others follow when `begin` is called."""
+        """Hand a client to the algorithm once `begin` has run; `begin` hands over those that join earlier."""
         if self._open:
             self.algorithm.join(client, first)
 
     def restore(self, roster: Roster, tensors: Mapping[str, Tensor]) -> None:
-        """Give the algorithm back what a checkpoint holds of it, with all clients of then, in order of rows."""
+        """Restore the algorithm from a checkpoint: first hand over its clients by row, then its tensors."""
         for client in roster:
             self.check(client.about, roster)
             self.algorithm.join(client, True)
         self.algorithm.restore(tensors)
 
     def begin(self, roster: Roster, known: int) -> None:
-        """Hand all clients to the algorithm, in order of rows; later ones are handed over as they come.
+        """Hand all clients to the algorithm by row. From now on, `join` hands over each new one.
 
         Args:
             roster: all clients.
-            known: rows that the algorithm has state for already.
+            known: the algorithm already has state for the rows below this one.
 
         Raises:
-            RefusedError: a client that is here does not fit this algorithm.
+            RefusedError: a client of the roster does not fit this algorithm.
         """
         for client in roster:
             self.check(client.about, roster)
@@ -91,10 +91,10 @@ class Admission:
 def check_introduction(
     about: Introduction, config: RunConfig, algorithm: Algorithm, setting: Setting | None
 ) -> Setting:
-    """Return the setting of a run that a client fits, or that it is the first to decide.
+    """Return the run's setting, or the one that this client decides if it is the first.
 
     Raises:
-        RefusedError: it does not fit.
+        RefusedError: the client does not fit.
     """
     input_shape = setting.spec.input_shape if setting else config.input_shape
     num_classes = setting.spec.num_classes if setting else config.num_classes
@@ -105,7 +105,7 @@ def check_introduction(
     if about.size not in config.sizes:
         raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
     try:
-        check_name(about.client_id, "--client-id")  # it becomes the name of a folder
+        check_name(about.client_id, "--client-id")  # the name becomes a folder
     except ConfigError as error:
         raise RefusedError(str(error)[:300]) from None
     words = (about.version, about.graph or "", *(about.types or ()))
@@ -128,7 +128,7 @@ def check_introduction(
 
 
 def _is_scaling(about: Introduction) -> bool:
-    """Return whether what a client says of its preprocessing can be done to inputs of its shape."""
+    """Return whether the preprocessing that a client reports is valid for inputs of its shape."""
     positive = (about.divisor, *about.std)
     fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
     return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0

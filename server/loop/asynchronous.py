@@ -1,10 +1,10 @@
-"""Asynchronous mode: nobody waits for anybody. Each reply is learned from when it comes; its client's place is filled.
+"""Asynchronous mode: the server learns from each reply as it arrives, and gives the free place to another client.
 
-As in Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, https://arxiv.org/abs/1903.03934, a reply's
-staleness is the number of replies that were applied since its order was written. What an algorithm makes of it is its
-own affair; beyond `max_staleness` a reply is dropped.
+As in Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, https://arxiv.org/abs/1903.03934, the staleness of
+a reply is the number of replies that were applied since its order was written. The algorithm decides how to weigh
+it. The server drops a reply whose staleness exceeds `max_staleness`.
 
-A round is `cohort` applied replies, so that a run trains as many client steps as a synchronous one of as many rounds.
+A round is `cohort` applied replies. A run therefore trains as many client steps as a synchronous run of equal length.
 """
 
 import time
@@ -30,17 +30,17 @@ STALENESS_PER_COHORT = 20
 def run_asynchronously(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda progress: None) -> Selection:
     """Train until `rounds` times `cohort` replies are applied; return the evaluation that validation selects.
 
-    Goes on from what is `done`; orders that were on their way then are written anew.
+    A resumed run starts from `done`. It writes new orders in place of those that were still open.
 
     Raises:
-        CohortError: `FRUITLESS_ROUNDS` times `cohort` replies in a row were of no use, or nobody was left.
+        CohortError: `FRUITLESS_ROUNDS` times `cohort` replies in a row were useless, or no client was left.
     """
     return _Loop(run, done, save).run()
 
 
 @dataclass(frozen=True)
 class _Written:
-    """An order to train that is on its way, and the replies that were applied when it was written."""
+    """An open order to train; `applied` counts the replies applied when it was written."""
 
     ask: Train
     letter: Letter
@@ -49,7 +49,7 @@ class _Written:
 
 @dataclass
 class _Pending:
-    """An evaluation on its way: the server's state when it was asked for, and what has come so far."""
+    """An open evaluation: the server's state when it began, and the answers so far."""
 
     number: int
     elapsed: float
@@ -76,21 +76,21 @@ class _Loop:
         self._applied = done.applied
         self._draws = done.orders
         self._handed_out = time.perf_counter()
-        self._useless = 0  # replies in a row
-        self._failed: set[int] = set()  # rows whose last reply was of no use, since one was applied
+        self._useless = 0  # in a row
+        self._failed: set[int] = set()  # rows whose last reply was useless; cleared when a reply is applied
 
     def run(self) -> Selection:
         """Run all rounds."""
         late, first = self.federation.late, max(self.done.round, 0) + 1
         if first > 1 and (first - 1) % self.config.eval_every == 0:
-            self._ask_for_evaluation(first - 1, self.done.elapsed)  # the checkpoint was written before it was asked for
+            self._ask_for_evaluation(first - 1, self.done.elapsed)  # its checkpoint precedes this evaluation
         for number in range(first, self.config.rounds + 1):
             start, self.federation.round = time.perf_counter(), number
             while self._applied < number * self.config.cohort:
                 self._turn()
             seconds, elapsed = time.perf_counter() - start, time.perf_counter() - self.begin
             late, before = self.federation.late, late
-            # What comes while an evaluation is waited for belongs to the next round.
+            # Replies that arrive during an evaluation count for the next round.
             outcome, self.outcome = self.outcome, Outcome()
             self._report(number, outcome, seconds, elapsed, late - before, self.federation.post.take_traffic())
             if due(self.config, number):
@@ -107,8 +107,8 @@ class _Loop:
     # ------------------------------------------------------------------ training
 
     def _turn(self) -> None:
-        """Hand out work, and take in what has come."""
-        # Whoever works on an evaluation is not gone; and `gather` takes no replies in.
+        """Send new orders, and process the replies that have arrived."""
+        # A client that works on an evaluation is still here, and `gather` would not process its answer.
         if not self._written and not self._pending:
             self.federation.gather(1, self.config.join_timeout_s)
         self._hand_out()
@@ -116,12 +116,12 @@ class _Loop:
             time.sleep(FASTEST_POLL_S if self._written else SLOWEST_POLL_S)
 
     def _hand_out(self) -> None:
-        """Fill the places that are free; an order's number is unique, so that no two train on the same batches."""
+        """Give the free places to clients. Each order has its own number, so that no two train on the same batches."""
         places = self.config.cohort - len(self._written)
         if places < 1 or not self.federation.idle_count:
             return
         candidates = self.of.candidates()
-        if self._written:  # who has just failed waits for the others: their replies decide whether to go on
+        if self._written:  # a client that has just failed waits: the replies of the others decide whether to continue
             candidates = [client for client in candidates if client.row not in self._failed]
         clients = draw(self.config.seed, self._draws + 1, places, candidates)
         if not clients:
@@ -133,7 +133,7 @@ class _Loop:
             self._written[letter.id] = _Written(ask, letter, self._applied)
 
     def _wait_for_trainable(self) -> None:
-        """Raise a CohortError if all who are idle have nothing to learn, and nobody else has come for long."""
+        """Raise a CohortError if no idle client can train and no other has come within `join_timeout_s`."""
         waits = not self._written and not self._pending
         if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
             raise CohortError(
@@ -142,7 +142,7 @@ class _Loop:
             )
 
     def _take_in(self) -> bool:
-        """Return whether anything has come."""
+        """Process the replies that have arrived; return whether there were any."""
         arrivals = self.federation.poll()
         for arrival in arrivals:
             written = self._written.pop(arrival.letter.id, None)
@@ -162,7 +162,7 @@ class _Loop:
         return bool(arrivals)
 
     def _apply(self, written: _Written, arrival: Arrival) -> None:
-        """Learn from a reply, or note why not."""
+        """Learn from a reply, or record why it is not used."""
         client, staleness = arrival.letter.about.client, self._applied - written.applied
         found = list(self.director.judge(written.ask, arrival, self.outcome))
         if not found:
@@ -182,7 +182,7 @@ class _Loop:
             self._failed.clear()
 
     def _forget_lost(self) -> None:
-        """Free the places of clients that are gone or took too long."""
+        """Free the places of clients that have left or did not answer in time."""
         post, limit = self.federation.post, self.config.round_timeout_s
         post.give_up([written.letter for written in self._written.values()], limit)
         for message_id, written in list(self._written.items()):
@@ -201,14 +201,14 @@ class _Loop:
     # ------------------------------------------------------------------ evaluation
 
     def _ask_for_evaluation(self, number: int, elapsed: float) -> None:
-        """Send everyone their weights to score, behind whatever work they have; training goes on meanwhile."""
+        """Send every client its weights to score; a busy client scores them later. Training continues meanwhile."""
         state = {name: tensor.detach().clone() for name, tensor in self.of.algorithm.state().items()}
         exchanges = self.of.algorithm.evaluate(self.of.turn(number), self.federation.trusted)
         self._pending = _Pending(number, elapsed, state, time.perf_counter(), exchanges)
         self._go_on(self._pending, None)
 
     def _go_on(self, pending: _Pending, answers: Sequence[tuple[Client, object]] | None) -> None:
-        """Play the evaluation's next exchange, given the answers to the one before, or conclude it."""
+        """Start the evaluation's next exchange from the last answers, or finish the evaluation."""
         try:
             pending.ask = pending.exchanges.send(answers)
         except StopIteration as over:
@@ -220,7 +220,7 @@ class _Loop:
         pending.letters, pending.answers = {letter.id: letter for letter in letters}, []
 
     def _finish_evaluation(self) -> None:
-        """Wait until the evaluation on its way is complete; no new work is handed out."""
+        """Wait until the open evaluation is complete; send no new training orders."""
         while self._pending:
             if not self._take_in():
                 time.sleep(FASTEST_POLL_S)

@@ -1,7 +1,7 @@
-"""Clients whose replies cannot be what they were asked for: counted, and left alone for a while if they go on.
+"""Quarantine: clients whose replies are refused for their content are counted, and left out for some rounds.
 
-Only a reply's content counts: wrong names, shapes or numbers, values that are not finite, norms and sizes beyond all
-reason. Whoever is late, away, out of memory or says that its training diverged has failed, and is asked again.
+Only the content of a reply counts: wrong names, shapes or numbers, values that are not finite, excessive norms or
+sizes. A client that is late, away, out of memory or reports that its training diverged has failed; it is asked again.
 """
 
 from collections.abc import Mapping
@@ -11,32 +11,32 @@ from typing import Any
 __all__ = ["FIRST_TERM", "PATIENCE", "Conduct"]
 
 PATIENCE = 3
-"""Refused replies that lead to quarantine, the second time as the first."""
+"""Number of refused replies that lead to a quarantine."""
 
 FIRST_TERM = 10
-"""Rounds of the first quarantine; each further one is twice as long."""
+"""Rounds of the first quarantine. Each further quarantine of a client is twice as long."""
 
 
 @dataclass
 class _Record:
-    lies: int = 0  # since the last quarantine
+    lies: int = 0  # refused replies since the last quarantine
     terms: int = 0  # quarantines so far
-    until: int = 0  # last round of the last one
+    until: int = 0  # last round of the latest quarantine
 
     def holds_in(self, round_number: int) -> bool:
-        """Return whether there is a quarantine in this round, which may be number 0."""
+        """Return whether the client is in quarantine in this round. Round 0 exists."""
         return self.terms > 0 and round_number <= self.until
 
 
 class Conduct:
-    """Who has lied how often, and who is in quarantine."""
+    """Counts refused replies by client, and knows who is in quarantine."""
 
     def __init__(self) -> None:
-        """Know nothing bad of anybody."""
+        """Start with no record."""
         self._records: dict[str, _Record] = {}
 
     def lied(self, name: str, round_number: int) -> int | None:
-        """Count a refused reply; returns the last round of the quarantine that it leads to, if it does."""
+        """Count a refused reply; return the last round of the quarantine that it causes, or None."""
         record = self._records.setdefault(name, _Record())
         record.lies += 1
         if record.lies < PATIENCE:
@@ -46,16 +46,16 @@ class Conduct:
         return record.until
 
     def in_quarantine(self, name: str, round_number: int) -> bool:
-        """Return whether a client is asked nothing in this round."""
+        """Return whether a client gets no orders in this round."""
         record = self._records.get(name)
         return record is not None and record.holds_in(round_number)
 
     def count_in_quarantine(self, round_number: int) -> int:
-        """Return how many clients are asked nothing in this round."""
+        """Return how many clients get no orders in this round."""
         return sum(record.holds_in(round_number) for record in list(self._records.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known, as the roster stores it."""
+        """Return all records as the roster stores them."""
         return {name: asdict(record) for name, record in self._records.items()}
 
     @classmethod

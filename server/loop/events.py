@@ -1,4 +1,4 @@
-"""What happens to clients outside of their orders: they come, go, are refused, are waited for."""
+"""Events beside the orders: clients join, leave, are refused, are waited for."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ __all__ = ["Event", "Kind"]
 
 
 class Kind(StrEnum):
-    """What an event is about, for those who count or filter; a string that is no `Event` is none of these."""
+    """What an event is about, for code that counts or filters. A plain string has no kind."""
 
     JOINED = "joined"
     REFUSED = "refused"
@@ -14,18 +14,18 @@ class Kind(StrEnum):
 
 
 class Event(str):
-    """A line for people, with its kind beside it. It is a string, as most who hear of it only show or write it.
+    """A line for people, with its kind. It is a string because most receivers only show or write it.
 
     Attributes:
         kind: what it is about.
-        reason: the same for all clients to whom the same thing happens: no names, no times.
+        reason: the text without names and times, so that equal events of different clients can be grouped.
     """
 
     kind: Kind
     reason: str
 
     def __new__(cls, text: str, kind: Kind, reason: str = "") -> "Event":
-        """Make one."""
+        """Make an event; `reason` defaults to the text."""
         event = super().__new__(cls, text)
         event.kind, event.reason = kind, reason or text
         return event

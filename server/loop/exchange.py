@@ -1,6 +1,6 @@
-"""One exchange: orders out, answers in, each judged before it counts.
+"""One exchange: send orders, judge each answer, return the accepted ones.
 
-Here alone it is decided what becomes of an answer: it is accepted, or its client is left out of the round for a reason.
+Only this module decides whether an answer is accepted or its client is left out of the round.
 """
 
 import statistics
@@ -26,17 +26,17 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 __all__ = ["Accepted", "Director", "Evaluated", "Outcome", "Refused", "Sent", "accept", "capped_examples", "told"]
 
 BYTES_AT_ONCE = 32 * 2**20
-"""Weights that are written into messages at a time; a message holds them once or twice more until it is sent."""
+"""Bytes of weights written into messages at a time. Until it is sent, a message holds them up to two times more."""
 
 MOST_AT_ONCE = 1000
-"""Clients that are asked at a time, however small their networks: a message is some kilobytes by itself."""
+"""Clients asked at a time, even with small networks, because each message takes some kilobytes."""
 
 ReturnT = TypeVar("ReturnT")
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a client brought nothing: a reason for programs, a text for people."""
+    """Why a client contributes nothing: a reason for programs, a text for people."""
 
     reason: Reason
     text: str
@@ -48,25 +48,25 @@ class Refused:
 
 @dataclass(frozen=True)
 class Accepted:
-    """An answer that counts."""
+    """An accepted answer."""
 
     answer: Any
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scores of all clients that answered, by name in order, and which of them are novel."""
+    """The scores of all clients that answered, by name, and the names of the novel ones."""
 
     scores: Mapping[str, EvaluateResult]
     novel: frozenset[str] = frozenset()
-    rank: tuple[int, float] | None = None  # by which rounds are selected; the mean validation accuracy, if None
+    rank: tuple[int, float] | None = None  # selects the best round; None: by mean validation accuracy
 
     def metrics(self) -> dict[str, float]:
-        """Return federated accuracy (percent) on validation and test, and on the test examples of novel clients.
+        """Return the federated accuracy in percent: validation and test of known clients, test of novel clients.
 
-        `mean` is the paper's formula, the mean over clients of each client's accuracy; `pooled` is all correct
-        answers over all examples, as the authors' code reports it; `std` (population) and `worst` are over clients.
-        Novel clients are in `novel_test_...` alone: nothing is chosen by labels that they would not have.
+        `mean` is the paper's formula, the mean over clients of each client's accuracy. `pooled` is all correct answers
+        over all examples, as the authors' code reports it. `std` (population) and `worst` are over clients. Novel
+        clients count in `novel_test_...` only: in practice they have no labels, so no choice may depend on theirs.
         """
         metrics: dict[str, float] = {}
         known = [result for name, result in self.scores.items() if name not in self.novel]
@@ -87,10 +87,10 @@ class Evaluated:
 
 @dataclass
 class Outcome:
-    """What a round brought: results by client name, and why others were left out.
+    """What a round brought: results by client name, and the reasons why clients were left out.
 
-    `staleness` has, in asynchronous mode, an entry per reply: the replies applied since its order was written.
-    `quarantined` has, of those that are asked nothing from now on, the last round for which this holds.
+    In asynchronous mode, `staleness` has an entry per applied reply. `quarantined` holds, by name, the last round of
+    each quarantine that began in this round.
     """
 
     results: dict[str, TrainResult] = field(default_factory=dict)
@@ -101,24 +101,25 @@ class Outcome:
 
     @property
     def lied(self) -> list[str]:
-        """Return those whose reply's content was at fault."""
+        """Return the clients whose replies were refused for their content."""
         return [name for name, refused in self.refused.items() if refused.reason.is_lie]
 
     def leave_out(self, client: Client, reason: Reason, text: str) -> None:
-        """Note why a client brought nothing."""
+        """Record why a client contributes nothing."""
         self.refused[client.client_id] = Refused(reason, text)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What is remembered of an order.
+    """What the server remembers of an order.
 
     Attributes:
+        client: the receiver.
         kind: class of the order.
         dtype: of the weights that were sent; None if none were.
-        values: `(P,)`, those of `layout` among the weights that were sent, if they are kept.
-        layout: how what comes back lies in a flat vector.
-        reply: of an order to train.
+        values: `(P,)`, the sent weights in the order of `layout`, if they are kept.
+        layout: how the returned vector is divided into tensors.
+        reply: what an order to train asks for.
     """
 
     client: Client
@@ -130,7 +131,7 @@ class Sent:
 
 
 class Director:
-    """Plays the exchanges of algorithms with a federation.
+    """Plays the exchanges of algorithms with the clients of a federation.
 
     Args:
         federation: the clients.
@@ -138,16 +139,16 @@ class Director:
     """
 
     def __init__(self, federation: Federation, config: RunConfig) -> None:
-        """Have nothing on its way."""
+        """Start with no open order."""
         self.federation, self.config = federation, config
 
     def play(self, exchanges: Exchanges[ReturnT], outcome: Outcome, cohort: int = 0) -> ReturnT:
-        """Play all exchanges of a round, one after the other, and return what they return.
+        """Play all exchanges of a round in turn, and return the generator's return value.
 
         Args:
             exchanges: of an algorithm.
-            outcome: of the round; told who is left out, and what training brought.
-            cohort: clients of which `min_replies` must answer, where an exchange wants a quorum.
+            outcome: of the round; records training results and the clients left out.
+            cohort: size of the cohort, of which a share of `min_replies` must answer an exchange with a quorum.
         """
         answers: Any = None
         while True:
@@ -168,7 +169,7 @@ class Director:
         accepted += self._collect(ask, waiting, outcome)
         accepted.sort(key=lambda pair: pair[0].row)
         if ask.quorum and cohort and len(accepted) / cohort < self.config.min_replies:
-            # A quotient, as the setting is one: 0.14 * 50 is a little more than 7.
+            # Compare shares: 0.14 * 50 is a little more than 7 in floating point.
             for client, _ in accepted:
                 outcome.leave_out(client, Reason.DROPPED, f"dropped: only {len(accepted)} of {cohort} answered")
             accepted = []
@@ -179,7 +180,7 @@ class Director:
         return [replace(update, examples=count) for (_, update), count in zip(accepted, examples, strict=True)]
 
     def still(self, clients: Sequence[Client], now_here: Sequence[Client], outcome: Outcome) -> list[Client]:
-        """Look clients up again: while others were asked, some may have left or joined again from elsewhere."""
+        """Return the clients that are still here, as they are now; some may have left or moved meanwhile."""
         now = {client.row: client for client in now_here}
         for client in clients:
             if client.row not in now and client.client_id not in outcome.refused:
@@ -187,7 +188,7 @@ class Director:
         return [now[client.row] for client in clients if client.row in now]
 
     def send(self, ask: Ask[Any], clients: Sequence[Client], outcome: Outcome) -> list[Letter]:
-        """Write some clients their orders, and send them."""
+        """Write orders for these clients, and send them."""
         orders = [(c, order, _remember(ask, c, order)) for c, order in zip(clients, ask.orders(clients), strict=True)]
         letters = self.federation.send(orders)
         reached = {letter.about.client.row for letter in letters}
@@ -197,7 +198,7 @@ class Director:
         return letters
 
     def _collect(self, ask: Ask[Any], letters: Sequence[Letter], outcome: Outcome) -> list[tuple[Client, Any]]:
-        """Wait until all have answered, or are gone, or the round's time is over; return what is accepted."""
+        """Wait until all have answered or left, or the round times out; return the accepted answers."""
         accepted: list[tuple[Client, Any]] = []
         deadline, delay = time.monotonic() + self.config.round_timeout_s, FASTEST_POLL_S
         while self.federation.post.waits_for(letters) and time.monotonic() < deadline:
@@ -216,7 +217,7 @@ class Director:
         return accepted
 
     def judge(self, ask: Ask[Any], arrival: Arrival, outcome: Outcome) -> Iterator[Any]:
-        """Yield what an answer brings if it is accepted; else note why its client is left out."""
+        """Yield the content of an accepted answer, or record why its client is left out."""
         judged = accept(ask, arrival.letter.about, arrival.content)
         if isinstance(judged, Accepted):
             yield judged.answer
@@ -228,7 +229,7 @@ class Director:
         ask.failed(client, judged.reason)
 
     def blame(self, client: Client, text: str, outcome: Outcome) -> None:
-        """Leave a client out for what it has sent, and hold it against it."""
+        """Leave a client out for the content of its reply, and count this towards its quarantine."""
         outcome.leave_out(client, Reason.CONTENT, text)
         until = self.federation.blame(client.client_id, text)
         if until is not None:
@@ -236,28 +237,28 @@ class Director:
 
 
 def slices(clients: Sequence[Client], size: int) -> Iterator[Sequence[Client]]:
-    """Yield so many clients at a time as memory allows if each gets `size` numbers of its own."""
+    """Yield groups of clients that fit into memory if each client gets `size` numbers of its own."""
     at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * size)))
     for start in range(0, len(clients), at_once):
         yield clients[start : start + at_once]
 
 
 def told(result: TrainResult) -> TrainResult:
-    """Return what the log keeps of a result: a large cohort's weights would fill the memory."""
+    """Return the part of a result that the log keeps; the weights of a large cohort would fill the memory."""
     return TrainResult(result.seconds, loss=result.loss)
 
 
 def capped_examples(clients: Sequence[Client], cap: float) -> list[int]:
-    """Return by how many examples each of a cohort counts in an average: nobody can check what clients say.
+    """Return the number of examples with which each client counts in an average.
 
-    No more than `cap` times the median of the cohort.
+    Clients report these numbers and nobody can check them, so each is limited to `cap` times the cohort's median.
     """
     said = [client.about.train_examples for client in clients]
     most = int(cap * statistics.median(said)) if said else 0
     return [min(each, most) for each in said]
 
 
-# ---------------------------------------------------------------------- what is remembered, and what is accepted
+# ---------------------------------------------------------------------- what the server remembers and accepts
 
 
 def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
@@ -271,7 +272,7 @@ def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
 
 
 def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted | Refused:
-    """Return what an answer brings, or why it brings nothing. Pure: touches no state."""
+    """Return the content of an answer, or why it is refused. A pure function: it changes no state."""
     if isinstance(content, Failure):
         return Refused(content.reason, content.text)
     try:
@@ -287,7 +288,7 @@ def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted
 
 
 def _update(ask: Train, sent: Sent, result: TrainResult) -> Update:
-    """Return what came back from training; WireError if it cannot be what the order asked for."""
+    """Return the update in a training reply. Raise a WireError if the order did not ask for such a reply."""
     if sent.dtype is None or sent.layout is None or sent.reply == "nothing":
         return Update(sent.client, result, None, None, None, sent.client.about.train_examples)
     weights = result.weights if ask.codec is None else _decoded(ask, result, sent)
@@ -300,7 +301,7 @@ def _update(ask: Train, sent: Sent, result: TrainResult) -> Update:
 
 
 def _decoded(ask: Train, result: TrainResult, sent: Sent) -> Weights:
-    """Return what an encoded change stands for: itself, or the weights that it makes of those sent."""
+    """Return the decoded change, or the sent weights plus this change if the order asked for weights."""
     assert ask.codec is not None and sent.layout is not None
     if result.encoded is None:
         raise WireError(f"expected a change encoded as {ask.codec.name}, found none")

@@ -1,7 +1,6 @@
-"""The clients as the server sees them: greeted, admitted or refused, there or gone, busy or idle.
+"""The clients from the server's side: greeted, admitted or refused, here or away, busy or idle.
 
-Where nodes have keys, the SuperLink calls a node by the name that its key is registered for, and a client must be of
-that name.
+Where nodes have keys, the SuperLink names each node after the owner of its key. A client must use that name.
 """
 
 import time
@@ -24,24 +23,24 @@ __all__ = ["Federation"]
 
 VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
-GOODBYE_S = 30.0  # a client in the middle of its training hears the goodbye after it
+GOODBYE_S = 30.0  # a client that is training hears the goodbye afterwards
 NOTICE_TTL_S = 600.0
 
 
 class Federation:
-    """Nodes come, go and answer; the roster says which client that was.
+    """Follows nodes as they come, leave and answer, and maps them to the clients of the roster.
 
     Args:
         grid: Flower's grid.
-        roster: who is known already (empty for a fresh run).
-        on_event: told of everything that happens to a client, in one line.
+        roster: the known clients (empty for a fresh run).
+        on_event: receives one line for each event of a client.
         watch: called while waiting for clients; raises if waiting has become pointless.
 
     Attributes:
         admission: decides who may join; set before clients are gathered.
-        greeting: what new nodes are asked; set before clients are gathered.
-        round: the one that runs now, by which quarantine ends.
-        late: answers that came after their deadline; they are dropped.
+        greeting: the question to new nodes; set before clients are gathered.
+        round: the current round, which decides when a quarantine ends.
+        late: number of replies that were dropped because they came after their deadline.
     """
 
     admission: Admission
@@ -54,12 +53,12 @@ class Federation:
         on_event: Callable[[str], None],
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """Know no node yet."""
+        """Start with no known node."""
         self.grid, self.roster, self.post = grid, roster, Post(grid)
         self.round, self.late = 0, 0
         self._on_event, self._watch = on_event, watch
         self._met: set[int] = set()
-        self._owners: dict[int, str] = {}  # of the nodes that are here: whose key it is, "" where there are no keys
+        self._owners: dict[int, str] = {}  # owner of each present node's key; "" without keys
         self._visited = -VISIT_EVERY_S
 
     # ------------------------------------------------------------------ who is there
@@ -71,13 +70,13 @@ class Federation:
 
     @property
     def idle(self) -> list[Client]:
-        """Return those of the trusted clients that have no order left to answer, by row."""
+        """Return the trusted clients without an open order, by row."""
         busy = self.post.busy
         return [client for client in self.trusted if self.roster.node_of(client) not in busy]
 
     @property
     def idle_count(self) -> int:
-        """Return how many clients are here and have no order left to answer."""
+        """Return how many clients are here without an open order."""
         return self.roster.live_count - len(self._busy())
 
     def is_busy(self, client: Client) -> bool:
@@ -99,10 +98,10 @@ class Federation:
         }
 
     def gather(self, wanted: int, timeout_s: float) -> None:
-        """Wait until `wanted` clients that may join are here, with no order left to answer.
+        """Wait until `wanted` clients are here without an open order.
 
         Raises:
-            CohortError: too few came within `timeout_s` seconds.
+            CohortError: too few clients came within `timeout_s` seconds.
         """
         if self.idle_count >= wanted:
             return
@@ -112,7 +111,7 @@ class Federation:
         deadline = time.monotonic() + timeout_s
         while self.idle_count < wanted:
             self._watch()
-            for arrival in self.poll():  # no round waits for answers now, so these are late lies
+            for arrival in self.poll():  # no round waits for answers here, so these are late lies
                 if isinstance(arrival.content, Failure):
                     self.blame(arrival.letter.about.client.client_id, arrival.content.text)
             if self.idle_count < wanted and time.monotonic() > deadline:
@@ -127,22 +126,22 @@ class Federation:
     # ------------------------------------------------------------------ orders and answers
 
     def send(self, orders: Sequence[tuple[Client, Order, Any]]) -> list[Letter]:
-        """Send clients that are here an order each, with what is to be remembered; return those that were taken."""
+        """Send orders, each with its client and what to remember of it; return those that the grid accepted."""
         addressed = []
         for client, order, about in orders:
             node = self.roster.node_of(client)
             assert node is not None, "only those who are here get orders"
             addressed.append((node, order, about))
         letters = self.post.send(addressed, self.round)
-        if len(letters) < len(orders):  # a node has just gone: see which, or it is drawn again and again at once
+        if len(letters) < len(orders):  # find the node that left, or it would be drawn again at once
             self._visited = -VISIT_EVERY_S
             self._visit()
         return letters
 
     def poll(self) -> list[Arrival]:
-        """Return the answers to orders that have come in time; greet and welcome who is new, drop what is late.
+        """Return the answers that came in time. Also greet and admit new nodes, and drop late answers.
 
-        A lie is returned however late it comes: it is held against its client.
+        A lie is returned even if it is late, because it counts towards its client's quarantine.
         """
         arrived = []
         for arrival in self.post.poll():
@@ -162,7 +161,7 @@ class Federation:
             self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
 
     def blame(self, name: str, text: str) -> int | None:
-        """Hold an answer's content against a client; return the last round of the quarantine that it leads to."""
+        """Count a refused reply against a client; return the last round of the quarantine that it causes, or None."""
         until = self.roster.conduct.lied(name, self.round)
         if until is not None:
             self._on_event(
@@ -173,7 +172,7 @@ class Federation:
     # ------------------------------------------------------------------ coming and going
 
     def _visit(self) -> None:
-        """Greet nodes that are new, and note which are gone; at most every `VISIT_EVERY_S`."""
+        """Greet new nodes and record those that left, at most every `VISIT_EVERY_S` seconds."""
         now = time.monotonic()
         if now - self._visited < VISIT_EVERY_S:
             return
@@ -187,7 +186,7 @@ class Federation:
         self.post.keep(lambda letter: letter.node in self._owners and self._is_answered_by_its_client(letter))
         silent = [letter for letter in self.post.open(Greeting) if now - letter.sent > GREETING_TTL_S]
         self.post.give_up(silent)
-        self._met -= {letter.node for letter in silent}  # greeted again
+        self._met -= {letter.node for letter in silent}  # they are greeted again
         newcomers = sorted(self._owners.keys() - self._met)
         self._met = set(self._owners)
         self.post.send([(node, self.greeting, None) for node in newcomers], ttl=GREETING_TTL_S)
@@ -196,9 +195,9 @@ class Federation:
         return letter.kind in (Greeting, Notice) or self.roster.on_node(letter.node) is not None
 
     def _welcome(self, node: int, content: RecordDict | Failure) -> None:
-        """Admit or refuse who has answered a greeting."""
+        """Admit or refuse the client that has answered a greeting."""
         if isinstance(content, Failure) and content.network:
-            self._met.discard(node)  # the network's fault: greet it again if it is still there
+            self._met.discard(node)  # the network failed: greet the node again if it is still there
             return
         try:
             if isinstance(content, Failure):
@@ -230,7 +229,7 @@ class Federation:
         self._on_event(Event(f"{client.client_id} {came} ({what}); {here}", Kind.JOINED))
 
     def say_goodbye(self, reason: str, complete: str | None = None) -> None:
-        """Tell all clients that the run is over (and which is complete), and wait briefly until they have heard it."""
+        """Tell all clients that the run is over, and wait up to `GOODBYE_S` seconds until they have heard it."""
         nodes = [node for client in self.roster.live if (node := self.roster.node_of(client)) is not None]
         left = self._notify(nodes, Notice("finished", reason, complete))
         deadline = time.monotonic() + GOODBYE_S

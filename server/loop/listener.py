@@ -1,10 +1,10 @@
-"""What the round loop tells those who watch it: the run folder, the terminal, and whoever comes later."""
+"""What the round loop reports to listeners such as the run folder and the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # `flower-server watch` needs none of what these import
+if TYPE_CHECKING:  # `flower-server watch` must start without these imports
     from torch import Tensor
 
     from hyperbloom.server.loop.exchange import Outcome
@@ -17,17 +17,17 @@ __all__ = ["NOTHING_DONE", "Checkpoint", "Listener", "Progress", "Resume", "Roun
 
 @dataclass(frozen=True)
 class RoundReport:
-    """A round that is over, or in asynchronous mode an evaluation that was asked for at the end of a round.
+    """A finished round; in asynchronous mode also a finished evaluation.
 
     Attributes:
-        number: of the round, from 1; 0 is the evaluation of what a run starts from (`init_from`).
-        of: rounds in all.
-        outcome: what it brought.
-        seconds: what it took, evaluation included.
+        number: of the round, from 1; 0 is the evaluation of the initial state (`init_from`).
+        of: number of rounds of the run.
+        outcome: what the round brought.
+        seconds: duration, evaluation included.
         elapsed: seconds from the strategy's first round to the end of this round's training.
-        late: replies that came after their deadline since the last report.
-        bytes_down: sent to clients for training in this round, evaluation left out.
-        bytes_up: received from them.
+        late: replies dropped since the last report because they came after their deadline.
+        bytes_down: sent to clients for training in this round, without evaluation.
+        bytes_up: received from clients for training in this round.
     """
 
     number: int
@@ -42,15 +42,15 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class Selection:
-    """The round with the best mean validation accuracy so far; what is reported is its test accuracy (percent)."""
+    """The round with the best mean validation accuracy so far. Reports show its test accuracy (percent)."""
 
     round: int
     metrics: dict[str, float]
     test_accuracy: dict[str, float]
-    rank: tuple[int, float] = (0, 0.0)  # what it was selected by
+    rank: tuple[int, float] = (0, 0.0)  # the value by which it was selected
 
     def __post_init__(self) -> None:
-        """A checkpoint's JSON has lists, which do not compare with tuples."""
+        """Make `rank` a tuple again: JSON has only lists, which do not compare with tuples."""
         object.__setattr__(self, "rank", tuple(self.rank))
 
 
@@ -59,11 +59,11 @@ class Progress:
     """How far a strategy has come.
 
     Attributes:
-        round: the last one that is over; -1 before the first.
+        round: the last finished round; -1 before the first.
         best: what validation has selected so far.
-        fruitless: rounds in a row that brought nothing.
+        fruitless: number of rounds in a row without a usable reply.
         orders: number of the last order that was written.
-        applied: asynchronous: replies that were learned from.
+        applied: in asynchronous mode, the number of applied replies.
         elapsed: seconds of training.
     """
 
@@ -80,15 +80,15 @@ NOTHING_DONE = Progress()
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a server has to know to go on from here.
+    """All that a server needs to continue a run.
 
     Attributes:
-        run_id: by which clients keep their personal state.
-        phase: 0 for the run's strategy, then its baselines in turn; their number when the run is over.
+        run_id: clients keep their personal state under this id.
+        phase: 0 for the run's strategy, then 1, 2, ... for its baselines; one more when the run is over.
         progress: of that phase.
-        results: selections of the phases that are over, by name.
+        results: selections of the finished phases, by name.
         roster: as `Roster.to_json` returns it.
-        here: clients that were there.
+        here: number of clients that were present.
         tensors: as `Algorithm.checkpoint` returns them.
     """
 
@@ -103,12 +103,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run goes on.
+    """Where a run continues.
 
     Attributes:
-        checkpoint: from there.
-        points: phase and last order of all checkpoints that there are, in order of time.
-        rewound: phase and last order of all that the run has gone back to, this time included.
+        checkpoint: the state to continue from.
+        points: phase and last order of all existing checkpoints, oldest first.
+        rewound: phase and last order of each checkpoint to which the run has gone back, including this time.
     """
 
     checkpoint: Checkpoint
@@ -117,10 +117,10 @@ class Resume:
 
 
 class Listener:
-    """Override what you want to hear."""
+    """Base class of listeners: does nothing. Override the methods of interest."""
 
     def gathering(self, federation: "Federation") -> None:
-        """The run begins: whoever takes part is in `federation` from now on."""
+        """The run begins; `federation` knows the clients from now on."""
 
     def phase(self, algorithm: "Algorithm", name: str) -> None:
         """A strategy starts its rounds."""
@@ -129,16 +129,16 @@ class Listener:
         """Something happened to a client: joined, left, refused."""
 
     def released(self, names: Sequence[str]) -> None:
-        """Changes with noise are about to be asked of these clients: it is spent, whatever comes of it."""
+        """Noisy changes of these clients are about to be requested. Their privacy budget is spent in any case."""
 
     def round_done(self, report: RoundReport) -> None:
-        """A round is over; `report.outcome.evaluation` is set if it ended with an evaluation."""
+        """A round is over. If it ended with an evaluation, `report.outcome.evaluation` is set."""
 
     def selected(self, selection: Selection, state: "Mapping[str, Tensor]", roster: "Roster") -> None:
-        """The evaluation of this round is the best so far; `state` is the server's that was evaluated."""
+        """The evaluation of this round is the best so far; `state` is the server state that was evaluated."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """All that is known is in `checkpoint`; its tensors change in the next round."""
+        """A checkpoint is due. The next round changes its tensors in place, so store them now."""
 
     def phase_done(self, algorithm: "Algorithm") -> None:
         """A strategy has run all its rounds."""

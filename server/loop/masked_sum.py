@@ -1,4 +1,4 @@
-"""How the tensors of several clients lie in the one sum that secure aggregation reveals."""
+"""The layout of the one sum that secure aggregation reveals: where each client's tensors lie in it."""
 
 import logging
 from collections.abc import Mapping
@@ -18,25 +18,26 @@ log = logging.getLogger("hyperbloom.server")
 
 
 class MaskedSum:
-    """How the tensors of all clients lie in one sum.
+    """Lays out the tensors of all clients in one sum.
 
-    Those that too few clients have are left out: whoever vanishes, three must be left of those who have one, or its sum
-    would tell too much of each. Clients that were sent different values have no tensor in common.
+    Clients share a tensor only if they were sent the same values for it. A tensor that too few have is left out: at
+    least `FEWEST_CLIENTS` owners must remain after the worst loss of clients, or the sum would tell too much of each.
 
     Args:
-        sent: by row, the values before the training of what clients train, for those that may be in the sum.
+        sent: by row, the weights before training, for the clients that may be in the sum.
         digest: of the round.
-        threshold: how many of them are left at least.
+        threshold: the smallest number of these clients that may remain.
 
     Attributes:
         owners: by part, the rows of the clients that have it.
-        slices: by part, where it lies in the sum.
+        slices: by part, its place in the sum.
+        total: length of the sum.
     """
 
     def __init__(self, sent: Mapping[int, Weights], digest: bytes, threshold: int) -> None:
         """Lay out the sum."""
         self._layouts = {row: weights.layout for row, weights in sent.items()}
-        known: dict[tuple[Layout, int], dict[bytes, str]] = {}  # most are sent the very same vector
+        known: dict[tuple[Layout, int], dict[bytes, str]] = {}  # most clients are sent the very same vector
         self._names: dict[int, dict[bytes, str]] = {}
         self.owners: dict[bytes, list[int]] = {}
         lengths: dict[bytes, int] = {}
@@ -61,10 +62,15 @@ class MaskedSum:
             log.warning("%d weights are not summed: fewer than %d clients of the round have them", left_out, fewest)
 
     def mean(self, total: Words, scale: Scale, weights: Mapping[int, int]) -> NDArray[np.float64]:
-        """Return the mean change `(total,)` of each part over those with `weights`, by row, that have it.
+        """Return the mean change `(total,)`; each part is averaged over its owners among `weights`.
+
+        Args:
+            total: the unmasked sum `(total,)`.
+            scale: how changes are encoded as integers.
+            weights: by row, the weight of each client in the sum.
 
         Raises:
-            WireError: no clients can have sent numbers with this sum.
+            WireError: no honest clients can have sent numbers with this sum.
         """
         mean = np.empty(len(total))
         for part, place in self.slices.items():
@@ -73,7 +79,7 @@ class MaskedSum:
         return mean
 
     def gather(self, values: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-        """Return of a sum's values those of a client's vector; zeros for what is not summed."""
+        """Return the values of a sum that belong to a client's vector `(P,)`, with zeros for tensors not in the sum."""
         gathered = np.zeros(self._layouts[row].numel)
         parts = {name: part for part, name in self._names[row].items() if part in self.slices}
         for name, place, _ in self._layouts[row].slices():

@@ -1,7 +1,7 @@
-"""The server's half of secure aggregation: five exchanges, after which it knows the mean change and no single one.
+"""The server's half of secure aggregation. After five exchanges it knows the mean change, but no single change.
 
-Bonawitz et al., CCS 2017, figure 4 (`common/secrecy/masks.py` has the arithmetic, `client/work/masks.py` the other
-half):
+Bonawitz et al., CCS 2017, figure 4. The arithmetic is in `common/secrecy/masks.py`, the client's half in
+`client/work/masks.py`:
 
     keys       each client of the cohort sends two public keys, signed
     shares     each gets all keys, and deals sealed shares of its secrets; the server passes them on
@@ -9,9 +9,9 @@ half):
     confirm    each signs whose changes have come, and all that it was told
     unmask     each gets the signatures, and reveals shares that take the masks off the sum
 
-A client that stays away from one exchange is out of the later ones. With fewer than `threshold_of` the cohort left, the
-round learns nothing. The algorithm then learns as if every client had returned the mean: what one with `sums` makes of
-a weighted sum of replies is the same.
+A client that misses one exchange takes no part in the later ones. If fewer than `threshold_of` the cohort remain, the
+server learns nothing in this round. Otherwise the algorithm receives the mean as the update of every client. An
+algorithm with `sums` uses only the weighted mean of the updates, so its result is the same.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,21 +75,21 @@ Blame = Callable[[Client, str, Outcome], None]
 
 
 class Masks:
-    """Plays each exchange of a round that trains under masks.
+    """Plays the training exchanges of a round under masks.
 
     Args:
         config: the run.
         turn: the round.
-        outcome: told of what it brings.
-        blame: holds an answer against a client.
+        outcome: records results and the clients left out.
+        blame: counts a refused answer against a client.
     """
 
     def __init__(self, config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame) -> None:
-        """Have played nothing yet."""
+        """Start with no exchange played."""
         self.config, self.turn, self.outcome, self._blame = config, turn, outcome, blame
 
     def round(self, exchanges: Exchanges[None]) -> Exchanges[None]:
-        """Play a round's exchanges, with masks around those that train."""
+        """Play a round's exchanges, each training exchange under masks."""
         return through(exchanges, self._train)
 
     def _train(self, wanted: Train) -> Exchanges[Sequence[Update]]:
@@ -102,18 +102,18 @@ class Masks:
             return []
 
     def blame(self, client: Client, text: str) -> None:
-        """Hold what a client has sent against it."""
+        """Count what a client has sent against it."""
         self._blame(client, text, self.outcome)
 
 
 class _Dropped(Exception):
-    """The round cannot learn anything; says why."""
+    """The round learns nothing; the message says why."""
 
 
 class _MaskedTraining:
-    """One exchange; clients are known to each other by their places among those that have sent keys.
+    """One training exchange. Clients know each other by their places among the clients that sent keys.
 
-    All mappings are by row, unless they say that they are by place.
+    Mappings are by row unless their names or comments say that they are by place.
     """
 
     def __init__(self, masks: Masks, wanted: Train) -> None:
@@ -122,10 +122,10 @@ class _MaskedTraining:
         self.cohort = wanted.clients
         self.threshold = threshold_of(len(self.cohort), masks.config.min_replies)
         self.clients: dict[int, Client] = {client.row: client for client in self.cohort}
-        self._seen: set[bytes] = set()  # keys that have come
+        self._seen: set[bytes] = set()  # keys received so far
 
     def play(self) -> Exchanges[Sequence[Update]]:
-        """Play the exchanges; return the mean as every client's update. _Dropped as soon as too few are left."""
+        """Play all exchanges; return the mean as every client's update. Raise _Dropped if too few clients are left."""
         if not self.cohort:
             return []
         if len(self.cohort) < FEWEST_CLIENTS:
@@ -169,7 +169,7 @@ class _MaskedTraining:
         order: Callable[[Client], Order],
         check: Callable[[Client, AnswerT], None],
     ) -> Exchanges[Mapping[int, AnswerT]]:
-        """Play one exchange; return what it brought, in order of rows. _Dropped if that is too little."""
+        """Play one exchange; return the answers by row. Raise _Dropped if fewer than the threshold answered."""
 
         def orders(some: Sequence[Client]) -> list[Order]:
             return [order(self.clients[client.row]) for client in some]
@@ -182,7 +182,7 @@ class _MaskedTraining:
         return {client.row: answer for client, answer in answers}
 
     def _who(self, answers: Mapping[int, object]) -> list[Client]:
-        """Return clients as they were when the round began: in the midst of it they may say something else."""
+        """Return clients as they were at the start of the round; one that rejoins may describe itself anew."""
         return [self.clients[row] for row in answers]
 
     def _places(self, rows: Iterable[int]) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class _MaskedTraining:
         if len(keys) < 2 or any(len(key) != KEY_BYTES for key in keys) or keys & self._seen:
             raise WireError(f"expected two keys of {KEY_BYTES} bytes of its own")
         for key in keys:
-            agree(new_key(), key, "trial", b"")  # one that nobody can use would put everybody out of the round
+            agree(new_key(), key, "trial", b"")  # raises for a key that nobody can use: it would stop all other clients
         content = signed_keys(self.run_id, self.number, result.cipher_key, result.mask_key)
         if result.identity in self._seen or not verify(result.identity, result.signature, content):
             raise WireError("expected keys that it has signed with a key of its own")
@@ -245,7 +245,7 @@ class _MaskedTraining:
     # ------------------------------------------------------------------ masked changes
 
     def _plan(self) -> None:
-        """Settle what each client is sent and what is summed, before the first of them is asked to train."""
+        """Fix what each client is sent and what is summed, before any client trains."""
         members = self._who(self.dealt)
         self.orders: dict[int, TrainOrder] = {
             client.row: order for client, order in zip(members, self.wanted.orders(members), strict=True)
@@ -286,13 +286,13 @@ class _MaskedTraining:
     # ------------------------------------------------------------------ unmasking
 
     def _check_signature(self, client: Client, result: ConfirmResult) -> None:
-        """One that does not hold would keep all others from revealing anything."""
+        """Check the signature now: an invalid one would keep all other clients from revealing their shares."""
         content = signed_set(self.told, self._places(self.alive), self._places(self.dead))
         if not verify(self.keys[client.row].identity, result.signature, content):
             raise WireError("expected a signature of what it was told")
 
     def _check_revealed(self, holder: Client, result: UnmaskResult) -> None:
-        """A holder has compared what it was dealt with the digests: if they do not fit now, it is not the dealer."""
+        """Check shares against the dealer's digests. The holder did so before; a mismatch is the holder's fault."""
         if len(result.shares) != len(self.dealt):
             raise WireError(f"shares: expected {len(self.dealt)}, found {len(result.shares)}")
         place = self.place[holder.row]
@@ -306,7 +306,7 @@ class _MaskedTraining:
         return ("share of key", dealt.key_shares) if dealer in self.dead else ("share of secret", dealt.secret_shares)
 
     def _unmask(self, total: Words, revealed: Mapping[int, UnmaskResult]) -> None:
-        """Take off `total` the masks of those who live on, and those that they share with the dead."""
+        """Remove from `total` the survivors' own masks, and the pair masks that survivors share with the dead."""
         for index, dealer in enumerate(self.dealt):
             shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
             readable = {place: share for place, share in shares.items() if share}
@@ -320,20 +320,20 @@ class _MaskedTraining:
                 pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
 
     def _recover(self, dealer: int, shares: Mapping[int, bytes], asked: int) -> bytes:
-        """Return the secret of a client that lives on, or the private key of one that does not, from shares by place.
+        """Return a survivor's secret, or the private key of a client that dropped out.
 
         Args:
-            dealer: whose.
-            shares: those that their holders could read.
-            asked: how many holders answered.
+            dealer: row of the client that dealt the shares.
+            shares: by place, the shares that their holders could read.
+            asked: number of holders that answered.
 
         Raises:
-            _Dropped: that cannot be done.
+            _Dropped: the shares are too few, or do not fit together.
         """
         client = self.clients[dealer]
         name = client.client_id
         if len(shares) < self.threshold:
-            # Of fewer it may be the holders who say so. Once a round is enough.
+            # Blame the dealer only if most holders complain; a minority may lie. Once a round is enough.
             if 2 * len(shares) < asked and name not in self.masks.outcome.lied:
                 self.masks.blame(client, "most others cannot read the shares that it has dealt")
             raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
@@ -348,7 +348,7 @@ class _MaskedTraining:
         return secret
 
     def _updates(self, total: Words, masked: Mapping[int, MaskedResult]) -> list[Update]:
-        """Return the mean as every client's update."""
+        """Return the mean as every client's update. Raise _Dropped if no honest clients can have sent this sum."""
         scale = self.agreement.scale
         weights = {row: scale.weight(self.clients[row].about.train_examples) for row in masked}
         try:
@@ -359,7 +359,7 @@ class _MaskedTraining:
         except WireError as error:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         members = self._who(masked)
-        quiet = self.orders[members[0].row].noise is not None  # then clients keep their losses to themselves
+        quiet = self.orders[members[0].row].noise is not None  # with noise, clients keep their losses to themselves
         counts = capped_examples(members, self.masks.config.examples_cap)
         updates = []
         for client, examples in zip(members, counts, strict=True):

@@ -1,4 +1,4 @@
-"""The one book of messages: orders that are on their way to nodes, and what comes back.
+"""The book of messages: which orders are open, and which replies have come.
 
 Works over any Flower grid through its public methods `push_messages` and `pull_messages`.
 """
@@ -21,10 +21,10 @@ __all__ = ["FASTEST_POLL_S", "SLOWEST_POLL_S", "UNREADABLE", "Arrival", "Failure
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 
 NETWORK_ERRORS = (3, 4, 5)
-"""Flower's codes for a message, a reply or a node that is unavailable."""
+"""Flower's error codes for an unavailable message, reply or node."""
 
 UNREADABLE = 1001
-"""Error code, beside Flower's own, of a reply that is too large to be looked at, no message, or in another's name."""
+"""Our error code for a reply that is too large to read, is no message, or is in another node's name."""
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Letter:
     """An order that was sent.
 
     Attributes:
-        id: of its message.
-        node: where it went.
+        id: id of its message.
+        node: the receiver.
         kind: class of the order.
-        sent: when, by `time.monotonic`.
-        about: whatever its sender wants to know when the answer comes.
+        sent: time of sending, by `time.monotonic`.
+        about: what the sender wants to know again when the answer comes.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class Failure:
-    """What came in place of an answer; `network` tells whether the network is at fault."""
+    """A reply without content; `network` says whether the network is at fault."""
 
     reason: Reason
     text: str
@@ -65,7 +65,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What has come for an order; `late` tells that it was not waited for any more."""
+    """A reply to an order; `late` says that the server had stopped waiting for it."""
 
     letter: Letter
     content: RecordDict | Failure
@@ -73,50 +73,50 @@ class Arrival:
 
     @property
     def is_lie(self) -> bool:
-        """Return whether it is known without a look at its content that it is held against its client."""
+        """Return whether the failure itself counts against the client, without a look at any content."""
         return isinstance(self.content, Failure) and self.content.reason.is_lie
 
 
 class Post:
-    """Sends orders, and matches what comes back to them.
+    """Sends orders, and matches replies to them.
 
     Args:
         grid: Flower's grid.
     """
 
     def __init__(self, grid: Grid) -> None:
-        """Have nothing on its way."""
+        """Start with no open order."""
         self.grid = grid
         self._open: dict[str, Letter] = {}
-        self._overdue: dict[str, Letter] = {}  # not waited for any more; their clients still work on them
+        self._overdue: dict[str, Letter] = {}  # no longer waited for; their clients still work on them
         self._traffic = Traffic()
-        # Orders whose answers were announced and do not arrive; only the grid over the network knows such.
+        # Ids of orders whose announced answers do not arrive. Only the grid over the network has this method.
         self._stalled: Callable[[], Set[str]] = getattr(grid, "stalled", frozenset)
 
     def send(
         self, orders: Sequence[tuple[int, Order, Any]], round_number: int = 0, ttl: float | None = None
     ) -> list[Letter]:
-        """Send orders, each with its node and what the sender wants to remember; return those that were taken."""
+        """Send each order to its node; return those that the grid accepted. `ttl` is in seconds."""
         messages = [
             Message(pack(order), node, order.message_type, ttl=ttl, group_id=str(round_number))
             for node, order, _ in orders
         ]
         if not messages:
             return []
-        # A client that is told of a message waits for the rest of it, and for nothing else: not for the goodbye.
+        # A client that is told of a message waits for all of it. If a signal cut it, the client would miss the goodbye.
         with uninterrupted():
             ids, now = list(self.grid.push_messages(messages)), time.monotonic()
         self._traffic.down += sum(weigh(m.content) for m in messages if _is_of_training(m))
         letters = [
             Letter(message_id, node, type(order), now, about)
             for message_id, (node, order, about) in zip(ids, orders, strict=True)
-            if message_id  # a node that has just gone gets none
+            if message_id  # the grid gives no id for a node that has just left
         ]
         self._open |= {letter.id: letter for letter in letters}
         return letters
 
     def poll(self) -> list[Arrival]:
-        """Return what has come of the answers to orders, those that are not waited for any more included."""
+        """Return the replies that have come, including late ones."""
         wanted = {*self._open, *self._overdue}
         replies = list(self.grid.pull_messages(wanted)) if wanted else []
         self._traffic.up += sum(weigh(r.content) for r in replies if r.has_content() and _is_of_training(r))
@@ -125,7 +125,7 @@ class Post:
             reply_to = reply.metadata.reply_to_message_id
             late = reply_to in self._overdue
             book = self._overdue if late else self._open
-            if reply_to in book:  # a grid may answer twice
+            if reply_to in book:  # a grid may deliver a reply twice
                 letter = book.pop(reply_to)
                 arrived.append(Arrival(letter, _content(reply, letter), late))
         return arrived
@@ -135,12 +135,12 @@ class Post:
         return letter.id in self._open
 
     def waits_for(self, letters: Iterable[Letter]) -> bool:
-        """Return whether the answer to any of some orders is still to come, and on its way as far as one can see."""
+        """Return whether any of these answers is still expected and has not stalled."""
         stalled = self._stalled()
         return any(letter.id in self._open and letter.id not in stalled for letter in letters)
 
     def give_up(self, letters: Iterable[Letter], timeout_s: float = 0.0) -> None:
-        """Wait no longer for answers to orders that are older than `timeout_s` seconds, or that have stalled."""
+        """Stop waiting for answers to orders that are older than `timeout_s` seconds or have stalled."""
         now, stalled = time.monotonic(), self._stalled()
         for letter in letters:
             overdue = now - letter.sent >= timeout_s or letter.id in stalled
@@ -149,7 +149,7 @@ class Post:
                 self._overdue[letter.id] = letter
 
     def keep(self, wanted: Callable[[Letter], bool]) -> None:
-        """Expect no answers but those to `wanted` orders any more: the others' nodes are gone."""
+        """Forget all orders but the `wanted` ones: the nodes of the others are gone."""
         self._open = {i: letter for i, letter in self._open.items() if wanted(letter)}
         self._overdue = {i: letter for i, letter in self._overdue.items() if wanted(letter)}
 
@@ -160,17 +160,17 @@ class Post:
         return {letter.node for letter in letters if letter.kind not in (Greeting, Notice)}
 
     def open(self, kind: type[Order]) -> list[Letter]:
-        """Return the orders of a class that wait for an answer."""
+        """Return the orders of a class that still wait for an answer."""
         return [letter for letter in self._open.values() if letter.kind is kind]
 
     def take_traffic(self) -> Traffic:
-        """Return what has gone to and fro since this was last asked, greetings and evaluations left out."""
+        """Return the training traffic since the last call, and start counting anew."""
         taken, self._traffic = self._traffic, Traffic()
         return taken
 
 
 def _content(reply: Message, letter: Letter) -> RecordDict | Failure:
-    """Return what a reply holds, or why it holds nothing.
+    """Return the content of a reply, or why it has none.
 
     Errors of the infrastructure come from the SuperLink's node, so the sender is checked for answers only.
     """
@@ -180,13 +180,13 @@ def _content(reply: Message, letter: Letter) -> RecordDict | Failure:
         reason = Reason.CONTENT if code == UNREADABLE else Reason.FAILED
         return Failure(reason, text, network=code in NETWORK_ERRORS)
     if reply.metadata.src_node_id != letter.node:
-        # Whoever it was, it was not the one that would be blamed.
+        # The true sender is unknown, so the order's client must not be blamed.
         return Failure(Reason.FAILED, "the reply came from another node than the order went to")
     return reply.content
 
 
 def _is_of_training(message: Message) -> bool:
-    """Tell whether a message is of training: all but evaluations, greetings and notices."""
+    """Return whether a message belongs to training: all but evaluations, greetings and notices."""
     kind = message.metadata.message_type
     return kind.partition(".")[0] != EvaluateOrder.message_type and kind not in (
         Greeting.message_type,

@@ -1,9 +1,9 @@
-"""What goes around an algorithm's exchanges: compression, noise, masks. The algorithm does not know of any of them.
+"""Protection around an algorithm's exchanges: compression and noise. The algorithm knows of neither.
 
     client   delta_i' = clip(delta_i) + N(0, (z C)^2 I)             on the client, before anything leaves it
-    server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m the cohort as configured, whoever answers
+    server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m the configured cohort, however many answer
 
-See common/secrecy/noise.py for what they promise, masks.py for secure aggregation.
+See common/secrecy/noise.py for the guarantees, masks.py for secure aggregation.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,11 @@ Release = Callable[[Sequence[str]], None]
 
 
 def check_protection(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse what does not go with an algorithm.
+    """Refuse settings that do not fit an algorithm.
 
     Raises:
-        ConfigError: noise would not cover what it sends, it needs single replies where only sums come, and the like.
+        ConfigError: noise would not cover all that the algorithm sends, secure aggregation would hide the single
+            replies that it needs, or it does not support own models, asynchronous mode or compression here.
     """
     name, where = config.strategy, config.privacy.where
     if config.models and algorithm.own_models == "no":
@@ -54,21 +55,21 @@ def check_protection(config: RunConfig, algorithm: Algorithm) -> None:
 
 
 class Protection:
-    """Goes around the exchanges of one algorithm.
+    """Adds compression and noise to the exchanges of one algorithm.
 
     Args:
-        algorithm: whose exchanges they are.
-        release: called with the names of those whose changes with noise are about to be asked for.
+        algorithm: owner of the exchanges.
+        release: called with the names of clients just before their noisy changes are requested.
     """
 
     def __init__(self, algorithm: Algorithm, release: Release) -> None:
-        """Read what the run wants."""
+        """Read the protection settings of the run."""
         self.config, self._release = algorithm.config, release
         self._codec = Codec.parse(self.config.compression)
         self._reply = algorithm.reply
 
     def training(self, ask: Train) -> Train:
-        """Return an exchange in which clients train as the run wants them to protect and compress what they send."""
+        """Return the training exchange with orders that ask for the run's noise and compression."""
         write, codec = ask.orders, self._codec
         noisy = self._reply != "nothing" and self.config.privacy.where != "none"
 
@@ -84,23 +85,23 @@ class Protection:
         privacy = self.config.privacy
         on_client, sends = privacy.where == "client", self._reply != "nothing"
         noise = Noise(privacy.clip, privacy.noise) if on_client and sends else None
-        # Where changes are hidden, algorithms to which none are sent must not be told more than others.
+        # Where changes are hidden, an algorithm that receives none must not learn losses either.
         quiet = not sends and (on_client or self.config.secure_aggregation)
         return replace(order, noise=noise, quiet=quiet, codec=self._codec)
 
     def learned(self, updates: Sequence[Update]) -> Sequence[Update]:
-        """Return what the algorithm learns from: with noise on the server the noisy mean, as every client's update."""
+        """Return the updates to learn from. With noise on the server, each becomes the noisy mean."""
         privacy = self.config.privacy
         pairs = [(u, u.sent, u.returned) for u in updates if u.sent is not None and u.returned is not None]
         if privacy.where != "server" or not pairs:
             return updates
         changes = [returned if self._reply == "delta" else returned - sent for _, sent, returned in pairs]
-        # Of as many as were to be asked: how many answered must not change how much one of them moves the mean.
+        # Divide by the configured cohort: a client's influence must not depend on how many answered.
         mean = noisy_mean(changes, privacy.clip, privacy.noise, self.config.cohort)
         return [replace(u, returned=mean if self._reply == "delta" else sent + mean) for u, sent, _ in pairs]
 
     def round(self, exchanges: Exchanges[None]) -> Exchanges[None]:
-        """Play a round's exchanges with all of this around those that train."""
+        """Play a round's exchanges with protected training."""
         return through(exchanges, self._train)
 
     def _train(self, ask: Train) -> Exchanges[Sequence[Update]]:

@@ -1,7 +1,7 @@
-"""Who is in the federation: stable clients on nodes that come and go. Pure bookkeeping; no Flower in here.
+"""The roster: stable clients on nodes that come and go. Pure bookkeeping without Flower.
 
-A node id changes with every process, so it is no identity. A client is known by its name and by the secret that it
-made for itself; whoever shows both is that client, with its embedding row, wherever it comes from.
+A node id changes with every process, so it identifies nobody. A client is known by its name and by a secret that it
+has generated. A process that shows both is that client and keeps its embedding row, on whatever machine it runs.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ __all__ = ["Roster"]
 
 
 class Roster:
-    """All clients that were ever admitted, in order of their rows.
+    """All clients ever admitted, in order of their rows.
 
     Args:
-        seed: of the run; decides every cohort.
+        seed: of the run; it decides every cohort.
     """
 
     def __init__(self, seed: int) -> None:
@@ -31,8 +31,8 @@ class Roster:
         self.conduct = Conduct()
         self._clients: dict[str, Client] = {}
         self._secrets: dict[str, str] = {}  # by name, the hash of a client's secret
-        self._nodes: dict[str, int] = {}  # by name, the node on which a client lives now
-        self._names: dict[int, str] = {}  # the other way round
+        self._nodes: dict[str, int] = {}  # by name, the client's current node
+        self._names: dict[int, str] = {}  # by node, the client's name
 
     def __len__(self) -> int:
         """Return the number of clients ever admitted."""
@@ -61,29 +61,29 @@ class Roster:
         return [client for client in self.live if not self.conduct.in_quarantine(client.client_id, number)]
 
     def node_of(self, client: Client) -> int | None:
-        """Return the node on which a client lives now, None while it is away."""
+        """Return the client's current node, or None while it is away."""
         return self._nodes.get(client.client_id)
 
     def on_node(self, node_id: int) -> Client | None:
-        """Return the client that lives on a node."""
+        """Return the client on a node, or None."""
         name = self._names.get(node_id)
         return None if name is None else self._clients[name]
 
     def find(self, name: str) -> Client | None:
-        """Return the client of a name, or None if it is unknown."""
+        """Return the client with this name, or None."""
         return self._clients.get(name)
 
     def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
         """Put a client on a node.
 
         Returns:
-            the client, and the node that it lived on before if it has moved.
+            the client, and its previous node if it has moved.
 
         Raises:
             RefusedError: the name belongs to a client with another secret.
         """
         name, secret = about.client_id, hashlib.sha256(about.token.encode()).hexdigest()
-        # The server has no use for the secret itself, and what is not kept cannot leak.
+        # Keep only the hash: the server does not need the secret, and what it does not keep cannot leak.
         about = replace(about, token="")
         known = self._clients.get(name)
         if known and not hmac.compare_digest(self._secrets[name], secret):
@@ -95,14 +95,14 @@ class Roster:
         before = self._nodes.pop(name, None)
         if before is not None:
             del self._names[before]
-        self.leave(node_id)  # a node is one client, the one that it last said it is
+        self.leave(node_id)  # a node is one client: the one that it named last
         client = Client(name, known.row if known else len(self._clients), about)
         self._clients[name], self._secrets[name] = client, secret
         self._nodes[name], self._names[node_id] = node_id, name
         return client, before if before != node_id else None
 
     def leave(self, node_id: int) -> Client | None:
-        """Note that a node is gone; return the client that lived there."""
+        """Record that a node has left; return its client, or None."""
         name = self._names.pop(node_id, None)
         if name is None:
             return None
@@ -110,16 +110,16 @@ class Roster:
         return self._clients[name]
 
     def sort(self, first: int) -> None:
-        """Number the rows from `first` on by name, so that a run does not depend on who joined first.
+        """Number the rows from `first` on by name, so that a run does not depend on the order of joining.
 
-        Only before those rows are used.
+        Call it only before these rows are used.
         """
         clients = list(self)
         ordered = clients[:first] + sorted(clients[first:], key=lambda client: client.client_id)
         self._clients = {client.client_id: replace(client, row=row) for row, client in enumerate(ordered)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the roster as it is stored in a run folder: names, rows, hashes of secrets, and what clients said."""
+        """Return the roster as a run folder stores it: names, rows, hashes of secrets, and introductions."""
         return {
             "seed": self.seed,
             "conduct": self.conduct.to_json(),
@@ -138,7 +138,7 @@ class Roster:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
-        """Read what `to_json` returned; every client is away."""
+        """Read what `to_json` returned, with every client away."""
         roster = cls(int(stored["seed"]))
         roster.conduct = Conduct.from_json(stored.get("conduct", {}))
         for entry in stored["clients"]:

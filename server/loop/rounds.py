@@ -1,4 +1,4 @@
-"""The round loop: draw, play the exchanges, evaluate, select. Our own: Flower's has no hook around a round."""
+"""The round loop: draw, play the exchanges, evaluate, select. Flower's own loop has no hook around a round."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ class Run:
     """One algorithm with its clients.
 
     Attributes:
-        scope: what orders say of the run: its id, and to which rounds it may go back. The number is the round's.
-        release: told of clients whose changes with noise are about to be asked for.
+        scope: what orders say of the run: its id, and to which rounds it may go back. Each round sets its own number.
+        release: called with the names of clients just before their noisy changes are requested.
     """
 
     config: RunConfig
@@ -40,12 +40,12 @@ class Run:
     release: Release = lambda names: None
 
     def __post_init__(self) -> None:
-        """Put the pieces together."""
+        """Make the director and the protection."""
         self.director = Director(self.federation, self.config)
         self.protection = Protection(self.algorithm, self.release)
 
     def candidates(self) -> list[Client]:
-        """Return the clients from which a cohort is drawn now."""
+        """Return the clients from which a cohort can be drawn now."""
         algorithm = self.algorithm
         return [c for c in self.federation.idle if algorithm.trains(c) and not algorithm.is_novel(c)]
 
@@ -59,10 +59,10 @@ class Run:
         return self.turn(number, draw(self.config.seed, number, self.config.cohort, candidates), candidates)
 
     def train(self, number: int, outcome: Outcome) -> bool:
-        """Play a round of training; return False if clients were asked and none of them answered usefully."""
+        """Play a round of training. Return False if clients were asked and none gave a usable answer."""
         turn = self.draw(number)
         exchanges: Exchanges[None] = self.protection.round(self.algorithm.round(turn))
-        if self.config.secure_aggregation and self.algorithm.reply != "nothing":  # else nothing is to be summed
+        if self.config.secure_aggregation and self.algorithm.reply != "nothing":  # without replies there is no sum
             from hyperbloom.server.loop.masks import Masks
 
             exchanges = Masks(self.config, turn, outcome, self.director.blame).round(exchanges)
@@ -70,7 +70,7 @@ class Run:
         return bool(outcome.results) or not turn.cohort
 
     def evaluate(self, number: int, outcome: Outcome) -> None:
-        """Evaluate all who are here and idle."""
+        """Evaluate all idle clients, and record the busy ones as left out."""
         federation = self.federation
         for client in federation.trusted:
             if federation.is_busy(client):
@@ -80,7 +80,7 @@ class Run:
 
 
 def evaluated(evaluation: Evaluation, run: Run) -> Evaluated | None:
-    """Return what an evaluation brought, with the names of those clients that are novel; None if nobody answered."""
+    """Return an evaluation's scores with the names of novel clients, or None if nobody answered."""
     if not evaluation.scores:
         return None
     novel = {client.client_id for client in run.federation.roster if run.algorithm.is_novel(client)}
@@ -89,18 +89,18 @@ def evaluated(evaluation: Evaluation, run: Run) -> Evaluated | None:
 
 
 def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda progress: None) -> Selection:
-    """Run all rounds that are not `done`; return the evaluation that validation selects.
+    """Run all rounds after `done`; return the evaluation that validation selects.
 
     Raises:
-        CohortError: nobody answered for `FRUITLESS_ROUNDS` rounds in a row, or nobody was left.
+        CohortError: no usable reply for `FRUITLESS_ROUNDS` rounds in a row, or no client could be evaluated.
     """
     config, federation = run.config, run.federation
     best, fruitless, late = done.best, done.fruitless, federation.late
     begin = time.perf_counter() - done.elapsed
-    # What another run has learned is scored before anything is added to it, as round 0.
+    # Round 0 scores what another run has learned, before this one adds to it.
     for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
         start, outcome = time.perf_counter(), Outcome()
-        federation.post.take_traffic()  # what an evaluation has brought since
+        federation.post.take_traffic()  # discard the traffic of the last evaluation
         federation.gather(1, config.join_timeout_s)
         federation.round = number
         fruitless = 0 if number == 0 or run.train(number, outcome) else fruitless + 1
@@ -123,7 +123,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
 
 
 def select(run: Run, best: Selection | None, number: int, outcome: Outcome) -> Selection | None:
-    """Return the best evaluation so far, and tell the listeners if it is that of this round."""
+    """Return the best evaluation so far, and tell the listeners if it is this round's."""
     selection = better(best, number, outcome.evaluation)
     if selection is not None and selection is not best:
         for listener in run.listeners:
@@ -132,7 +132,7 @@ def select(run: Run, best: Selection | None, number: int, outcome: Outcome) -> S
 
 
 def due(config: RunConfig, number: int) -> bool:
-    """Return whether a checkpoint follows round `number`; what follows the last one is not the loop's affair."""
+    """Return whether a checkpoint follows round `number`. The session writes the one after the last round."""
     return bool(config.checkpoint_every) and 0 < number < config.rounds and number % config.checkpoint_every == 0
 
 
@@ -151,6 +151,6 @@ def better(best: Selection | None, number: int, evaluation: Evaluated | None) ->
 
 
 def give_up(outcome: Outcome, when: str) -> None:
-    """Raise a CohortError that says why nobody's reply could be used."""
+    """Raise a CohortError that lists why no reply could be used."""
     reasons = "; ".join(f"{name}: {why}" for name, why in outcome.refused.items()) or "nobody is there"
     raise CohortError(f"no usable reply {when} ({reasons})")

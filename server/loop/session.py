@@ -1,4 +1,4 @@
-"""A run from the first client to the last word: gather, train, baselines, goodbye."""
+"""A run from start to end: gather clients, train, run the baselines, say goodbye."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,11 +33,11 @@ class Session:
 
     Attributes:
         config: the run.
-        grid: Flower's, over the network or in this process.
-        run_id: names the run to the clients.
-        listeners: told of everything.
+        grid: Flower's grid, over the network or in this process.
+        run_id: the name of the run for clients.
+        listeners: receive all events.
         watch: called while waiting for clients; raises if waiting has become pointless.
-        resume: the checkpoint to go on from, if the run has begun already.
+        resume: the checkpoint to continue from, if any.
     """
 
     config: RunConfig
@@ -48,7 +48,7 @@ class Session:
     resume: Resume | None = None
 
     def __post_init__(self) -> None:
-        """Read the run to start from, if there is one."""
+        """Read the checkpoint or the earlier run to start from, if there is one."""
         roster = Roster(self.config.seed)
         self._initial = None
         self._points = list(self.resume.points) if self.resume else []
@@ -63,10 +63,10 @@ class Session:
             listener.gathering(self.federation)
 
     def run(self) -> dict[str, Selection]:
-        """Run the strategy and its baselines; returns the selected evaluation of each, by name.
+        """Run the strategy and its baselines; return the selected evaluation of each, by name.
 
         Raises:
-            HyperbloomError: too few clients, or nobody answers any more.
+            HyperbloomError: too few clients joined, or none answers any more.
         """
         complete: str | None = None
         try:
@@ -80,7 +80,7 @@ class Session:
         went_on = self.resume.checkpoint if self.resume else None
         results = dict(went_on.results) if went_on else {}
         names = (self.config.strategy, *self.config.baselines)
-        self.federation.greeting = greeting_of(make_algorithm(self.config))  # of its baselines, too
+        self.federation.greeting = greeting_of(make_algorithm(self.config))  # baselines share this greeting
         for phase, name in enumerate(names):
             if went_on and phase < went_on.phase:
                 continue
@@ -93,7 +93,7 @@ class Session:
     def _play(
         self, config: RunConfig, phase: int, resumed: Checkpoint | None, results: Mapping[str, Selection]
     ) -> Selection:
-        """Run one strategy from its first round, or from where it was, to its last."""
+        """Run one strategy from its first round, or from its checkpoint, to its last round."""
         algorithm = make_algorithm(config)
         self.federation.admission = Admission(config, algorithm, self._initial if phase == 0 else None)
         if resumed:
@@ -121,19 +121,19 @@ class Session:
         return selection
 
     def _gather(self, known: int, wanted: int) -> None:
-        """Wait for clients, and hand them to the algorithm."""
+        """Wait for `wanted` clients, and hand all to the algorithm."""
         self.federation.gather(wanted, self.config.join_timeout_s)
         self.roster.sort(known)
         self.federation.admission.begin(self.roster, known)
 
     def _go_on(self, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
-        """Give an algorithm its state back, and wait for as many clients as there were."""
+        """Restore an algorithm, and wait for as many clients as the checkpoint had."""
         known = len(self.roster)
         self.federation.admission.restore(self.roster, checkpoint.tensors)
         self._gather(known, max(1, checkpoint.here))
 
     def _points_of(self, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return to which rounds of a phase the run may go back, and to which it has gone back."""
+        """Return the rounds of a phase to which the run may go back, and those to which it has gone back."""
         rewound = self.resume.rewound if self.resume else ()
         points = tuple(orders for of, orders in self._points if of == phase)
         return points, tuple(orders if of == phase else 0 for of, orders in rewound if of <= phase)
@@ -141,7 +141,7 @@ class Session:
     def _save(
         self, phase: int, progress: Progress, results: Mapping[str, Selection], algorithm: Algorithm | None = None
     ) -> None:
-        """Write a checkpoint; without an algorithm it says that the run is over."""
+        """Write a checkpoint. Without an algorithm it says that the run is over."""
         if not self.config.checkpoint_every:
             return
         tensors = algorithm.checkpoint() if algorithm else {}
@@ -161,15 +161,15 @@ class Session:
 
 
 def greeting_of(algorithm: Algorithm) -> Greeting:
-    """Return what an algorithm wants to know of newcomers."""
+    """Return the questions that an algorithm has for new clients."""
     asks = None if algorithm.own_models == "no" else algorithm.asks
     return Greeting(__version__, asks, algorithm.norms, algorithm.reference)
 
 
 def baseline_config(config: RunConfig, name: str) -> RunConfig:
-    """Return the configuration of a baseline: the same clients, rounds, cohorts and local training, its own options.
+    """Return a baseline's configuration: the run's clients, rounds, cohorts and local training, default options.
 
-    One that cannot be asynchronous goes by rounds.
+    A baseline that does not support asynchronous mode runs in synchronous rounds.
     """
     asynchronous = config.asynchronous and find_strategy(name).asynchronous
     return config.model_copy(
@@ -178,15 +178,15 @@ def baseline_config(config: RunConfig, name: str) -> RunConfig:
 
 
 def check_run(config: RunConfig, uses_data_section: bool) -> None:
-    """Find out before anything starts whether the run can work.
+    """Check the whole run before anything starts.
 
     Args:
         config: the run.
         uses_data_section: whether clients will be started on the data set that the run names.
 
     Raises:
-        ConfigError: a strategy, one of its options, a model or a split does not exist, or they do not go together.
-        ModelError: the target network does not fit the data set, or is a plug-in's that cannot be imported.
+        ConfigError: a strategy, an option, a model or a split does not exist, or settings contradict each other.
+        ModelError: the target network does not fit the data set, or belongs to a plug-in that cannot be imported.
     """
     told: tuple[str, ...] = ()
     for name in (config.strategy, *config.baselines):
@@ -205,7 +205,7 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
     if config.privacy.where != "none":
-        promise(config.privacy, 1)  # the accountant is here
+        promise(config.privacy, 1)  # raises if the privacy accountant is not installed
     if config.model not in ("auto", *(names := model_names())):
         raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
     if config.model != "auto":

@@ -1,4 +1,4 @@
-"""Networks that write networks, in pure torch; nothing here knows of Flower."""
+"""Hypernetworks: networks that generate the weights of other networks. Pure torch, without Flower."""
 
 from hyperbloom.strategies.hypernetworks.chunked import ChunkedHypernetwork
 from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable

@@ -1,9 +1,9 @@
-"""A hypernetwork for large target networks: one head writes them chunk by chunk.
+"""A hypernetwork for large target networks: one head writes their weights chunk by chunk.
 
 Johannes von Oswald, Christian Henning, Benjamin F. Grewe, Joao Sacramento: Continual learning with hypernetworks, ICLR
 2020, https://arxiv.org/abs/1906.00695, section 2.2 ("chunking"). A head for all weights has H x P parameters, 1.1
-billion for a ResNet-18; here chunk c of client i is `h([v_i; e_c])` with a learned embedding `e_c`, and the head has
-H x chunk.
+billion for a ResNet-18. Here, chunk c of client i is `h([v_i; e_c])` with a learned embedding `e_c`, and the head has
+only H x chunk.
 """
 
 import math
@@ -19,14 +19,14 @@ __all__ = ["ChunkedHypernetwork"]
 
 
 class ChunkedHypernetwork(nn.Module):
-    """Trunk and head as in `MLPHypernetwork`, fed with a client's descriptor and a chunk's embedding.
+    """Trunk and head as in `MLPHypernetwork`. The input is a client's descriptor with a chunk's embedding.
 
     Args:
-        layouts: target network of each size on offer; each has chunk embeddings of its own, all share trunk and head.
+        layouts: by size, the target network; each has its own chunk embeddings, and all share trunk and head.
         embedding_dim: dimension k of a descriptor.
         hidden_dim: width H of the trunk.
         hidden_layers: number of hidden H x H layers.
-        chunk: weights that are written at a time; the last chunk of a network is cut.
+        chunk: number of weights written at a time; the last chunk of a network is cut.
         chunk_dim: dimension d of a chunk's embedding.
 
     Shape:
@@ -48,7 +48,7 @@ class ChunkedHypernetwork(nn.Module):
         self.head = nn.Linear(hidden_dim, chunk)
         self.numel = {size: layout.numel for size, layout in layouts.items()}
         counts = {size: math.ceil(numel / chunk) for size, numel in self.numel.items()}
-        # As wide as the descriptors: chunks must be as easy to tell apart as clients.
+        # Deviation 1, as for descriptors: chunks must be as easy to tell apart as clients.
         self.chunks = nn.ParameterDict({size: torch.randn(count, chunk_dim) for size, count in counts.items()})
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
@@ -57,20 +57,20 @@ class ChunkedHypernetwork(nn.Module):
         return weights.flatten(1)[:, : self.numel[size]]
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
-        """Return the weights `(C, P)` that are linear in features `(C, N, H)` and in the bias's ones `(C,)`."""
+        """Return the weights `(C, P)`, linear in features `(C, N, H)` and in `ones` `(C,)`, which scale the bias."""
         weights = nn.functional.linear(features, self.head.weight) + ones[:, None, None] * self.head.bias
         return weights.flatten(1)[:, : self.numel[size]]
 
     def gram(self, features: Tensor) -> Tensor:
-        """Return the inner products `(C, C)` of what the head sees, features and the bias's one, mean over chunks."""
+        """Return the inner products `(C, C)` of the head's inputs, with the bias's one, averaged over chunks."""
         flat = features.flatten(1)
         return flat @ flat.T / features.shape[1] + 1
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return what the head sees, `(C, N, H)`."""
+        """Return the head's inputs `(C, N, H)`."""
         chunks = self.chunks[size]
-        # The first layer is linear: what it makes of a descriptor and of a chunk can be added, without ever holding
-        # the (C, N, k + d) pairs of them.
+        # The first layer is linear, so its outputs for descriptors and chunks can be added. This avoids holding all
+        # (C, N, k + d) pairs.
         first: nn.Linear = self.trunk[0]  # type: ignore[assignment]
         split = descriptors.shape[1]
         of_clients = nn.functional.linear(descriptors, first.weight[:, :split], first.bias)

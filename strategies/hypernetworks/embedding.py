@@ -1,4 +1,4 @@
-"""The embedding table: one row per client, growing as clients join."""
+"""The embedding table: one row per client. It grows as clients join."""
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,12 @@ from hyperbloom.common.seeds import derive
 class EmbeddingTable(nn.Module):
     """One descriptor `v_i` of dimension k per client.
 
-    A row's initial value comes from the seed and the client's name, so it does not depend on who joined first.
+    A row's initial value depends on the seed and the client's name, not on the order of joining.
 
     Args:
         dim: dimension k of a descriptor.
         seed: of the run.
-        trainable: False for given descriptors (appendix C.5 of pFedHN).
+        trainable: False for fixed descriptors (appendix C.5 of pFedHN).
 
     Shape:
         `weight` is `(n, k)`; `forward(rows)` maps `(C,)` row numbers to `(C, k)`.
@@ -28,7 +28,7 @@ class EmbeddingTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(0, dim), requires_grad=trainable)
 
     def grow(self, client_id: str, row: Tensor | None = None) -> None:
-        """Append a row for `client_id`: standard normal as `nn.Embedding`, or the given descriptor `(k,)`."""
+        """Append a row for `client_id`: standard normal like `nn.Embedding`, or the given descriptor `(k,)`."""
         if row is None:
             generator = torch.Generator().manual_seed(derive(self.seed, "embedding", client_id))
             row = torch.randn(self.dim, generator=generator)
@@ -42,8 +42,8 @@ class EmbeddingTable(nn.Module):
 def append_row(rows: Tensor, row: Tensor) -> Tensor:
     """Return `(n + 1, k)` from `rows` `(n, k)` and `row` `(k,)`.
 
-    The storage behind grows by doubling, so that ten thousand clients that join copy the table a few times, not ten
-    thousand times. `rows` must not be used any more.
+    The storage doubles when it is full, so ten thousand joining clients cause only a few copies of the table. Do not
+    use `rows` afterwards: the result may share its storage.
     """
     count, dim = rows.shape
     if rows.untyped_storage().nbytes() < (count + 1) * dim * rows.element_size():

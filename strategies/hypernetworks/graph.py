@@ -1,8 +1,8 @@
-"""The server's half of HAFL-GHN: the average of what clients return, part by part, or a step that follows it.
+"""The server's half of HAFL-GHN: average the clients' replies part by part, or take a step towards them.
 
 Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, algorithm 1. The hypernetwork itself is in `common/graphs`, as it
-runs on the clients.
+HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, algorithm 1. The hypernetwork is in `common/graphs`, because it
+also runs on clients.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ __all__ = ["Target", "average_parts", "follow", "split_parts"]
 
 
 def split_parts(layout: Layout, values: Tensor) -> dict[str, Tensor]:
-    """Return the parts that lie one after the other in a vector of some of a hypernetwork's parameters, as views."""
+    """Split a vector of hypernetwork parameters into its parts, as views; each part is contiguous."""
     sizes: dict[str, int] = {}
     for (name, _), size in zip(layout.shapes, layout.sizes, strict=True):
         sizes[part_of(name)] = sizes.get(part_of(name), 0) + size
@@ -28,13 +28,13 @@ def split_parts(layout: Layout, values: Tensor) -> dict[str, Tensor]:
 def average_parts(replies: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """Average every part over the clients that trained it, weighted by their examples.
 
-    The paper averages all clients' copies; a decoder that some of them never used would then be held back by theirs.
+    The paper averages the copies of all clients. A part would then be held back by clients that never used it.
 
     Args:
-        replies: for each client its number of examples, above zero, and the flat parts that it trained.
+        replies: for each client, its number of examples (above zero) and the flat parts that it trained.
 
     Returns:
-        the parts that anyone trained.
+        the parts that at least one client trained.
     """
     sums: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
@@ -50,7 +50,7 @@ def average_parts(replies: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict
 
 @dataclass(frozen=True)
 class Target:
-    """Where clients of one architecture want their weights to go: `delta` is `(graph.layout.numel,)`."""
+    """The wanted change of an architecture's weights, `(graph.layout.numel,)`; `weight` is its clients' examples."""
 
     graph: Graph
     weight: float
@@ -58,17 +58,17 @@ class Target:
 
 
 def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: int, rate: float) -> None:
-    """Move a hypernetwork such that the weights that it writes follow their targets, to first order.
+    """Move a hypernetwork so that the weights it generates follow their targets, to first order.
 
-    `x` minimises `sum_a w_a |J_a x - delta_a|^2` by preconditioned conjugate gradients (CGLS), with the total weight of
-    those who use a part as the part's preconditioner; each step costs one vector-Jacobian product and one of the
-    Jacobian with a vector per architecture. Stopping early keeps it from fitting noise. In mode `linear` the
-    first step is exact: each part's weighted mean.
+    `x` minimises `sum_a w_a |J_a x - delta_a|^2` by preconditioned conjugate gradients (CGLS). The preconditioner of a
+    part is the total weight of its users. Each step costs one vector-Jacobian and one Jacobian-vector product per
+    architecture. Stopping early avoids fitting noise. In mode `linear` the first step is exact: each part's weighted
+    mean.
 
     Args:
-        hypernetwork: its parameters are moved by `rate * x`.
-        targets: one for each architecture, with the examples of its clients as weight.
-        steps: of conjugate gradients.
+        hypernetwork: its parameters move by `rate * x`.
+        targets: one per architecture.
+        steps: number of conjugate gradient steps.
         rate: eta.
     """
     parameters = dict(hypernetwork.named_parameters())
@@ -89,7 +89,7 @@ def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: in
                 total.add_(piece)
         scaled = [values * factor for values, factor in zip(gradient, scale, strict=True)]
         size = _inner(gradient, scaled)
-        if size == 0:  # nothing left to follow
+        if size == 0:  # all targets are reached
             break
         if before:
             scaled = [new + old * (size / before) for new, old in zip(scaled, direction, strict=True)]
@@ -110,11 +110,11 @@ def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: in
 
 
 class _Jacobian:
-    """Products with the Jacobian `J` of generated weights `(P,)`, in both directions."""
+    """Products with the Jacobian `J` of generated weights `(P,)` and with its transpose."""
 
     def __init__(self, weights: Tensor, parameters: Sequence[Tensor]) -> None:
         self.weights, self.parameters = weights, parameters
-        # `J^T u` is linear in u, so its derivative by u in direction x is `J x`.
+        # Double backward: `J^T u` is linear in u, so its derivative along x gives `J x`.
         self.dummy = torch.zeros_like(weights, requires_grad=True)
         self.pulled = torch.autograd.grad(weights, parameters, self.dummy, create_graph=True, allow_unused=True)
 

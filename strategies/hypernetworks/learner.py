@@ -1,7 +1,7 @@
-"""The server's half of pFedHN as pure torch: generate a cohort's weights, learn from what the clients send back.
+"""The server's half of pFedHN in pure torch: generate a cohort's weights, and learn from the clients' changes.
 
 Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628, algorithm 1. The paper writes the update with
-`delta = trained - sent` and a minus sign, which would walk uphill; the authors' code hands `sent - trained` to the
+`delta = trained - sent` and a minus sign, which would ascend. The authors' code passes `sent - trained` to the
 optimiser as the gradient of the generated weights, and so do we: it is the gradient of `1/2 |trained - h(v)|^2`.
 """
 
@@ -19,24 +19,24 @@ from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable, append
 from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
 
 Hypernetwork = MLPHypernetwork | LinearHypernetwork | ChunkedHypernetwork
-"""A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of what its heads see."""
+"""A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
 __all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule", "set_worth"]
 
 UpdateRule = Literal["proximal", "mean", "sequential", "target"]
 
 TRUNK_LIMIT = 10
-"""Replies beyond which the trunk's summed gradient stops growing; a sum of 50 diverged where one of 10 trained well."""
+"""Most replies whose trunk gradients are summed in full. A sum of 50 diverged where one of 10 trained well."""
 
 BYTES_AT_ONCE = 32 * 2**20
-"""Weights of a cohort that are worked on at a time, 69 LeNets; each is held three times."""
+"""Bytes of a cohort's weights processed at a time (69 LeNets). Each is held three times."""
 
 
 @dataclass(frozen=True)
 class Reply:
     """One client's answer: `delta = trained - sent` is `(P,)` for a target network of `size`.
 
-    `sent` is `(P,)` too, and asked for by the rule `target` only.
+    Only the rule `target` needs `sent`, also `(P,)`.
     """
 
     row: int
@@ -46,19 +46,19 @@ class Reply:
 
 
 class HypernetworkLearner:
-    """A hypernetwork, its embedding table and the optimiser that persists over rounds.
+    """A hypernetwork, its embedding table and the optimiser that persists between rounds.
 
     Args:
         hypernetwork: module from descriptors `(C, k)` and a size to weights `(C, P)`.
         table: the clients' descriptors.
         learning_rate: of the hypernetwork.
         embedding_learning_rate: of the embeddings.
-        momentum: of the server's SGD; rebuilding the optimiser each round loses it and several points of accuracy.
+        momentum: of the server's SGD. Rebuilding the optimiser each round loses it and several points of accuracy.
         weight_decay: of the server's SGD.
-        clip: total norm to which the gradient over hypernetwork and embeddings is clipped.
-        sparse: move only the embedding rows of the cohort. The paper's optimiser also moves the others, by momentum
+        clip: largest total norm of the gradient over hypernetwork and embeddings.
+        sparse: move only the cohort's embedding rows. The paper's optimiser also moves the other rows, by momentum
             and weight decay.
-        freeze: learn embeddings only (novel clients, section 5.3).
+        freeze: learn only embeddings (novel clients, section 5.3).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HypernetworkLearner:
         self.table = table
         self.clip = clip
         self.sparse = sparse or freeze
-        self.given = False  # descriptors come from an encoder: their gradient is kept for it, the table stays as it is
+        self.given = False  # descriptors come from an encoder, which needs their gradient; the table stays
         self.gradient: Tensor | None = None  # `(n, k)`, of the last step with given descriptors
         rates = (learning_rate, embedding_learning_rate or learning_rate)
         parts = (list(hypernetwork.parameters()), [table.weight])
@@ -89,7 +89,7 @@ class HypernetworkLearner:
         )
 
     def grow(self, client_id: str, descriptor: Tensor | None = None) -> None:
-        """Append an embedding row, and a row without momentum to the optimiser's state."""
+        """Append an embedding row, and a zero row to the optimiser's momentum."""
         self.table.grow(client_id, descriptor)
         self.table.weight.grad = None
         state = self.optimizer.state[self.table.weight]
@@ -105,7 +105,7 @@ class HypernetworkLearner:
 
     @torch.no_grad()
     def write(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return the weights `(C, P)` for descriptors `(C, k)` that need not be in the table."""
+        """Return the weights `(C, P)` for any descriptors `(C, k)`."""
         self.hypernetwork.eval()
         weights: Tensor = self.hypernetwork(descriptors, size)
         return weights
@@ -113,12 +113,12 @@ class HypernetworkLearner:
     def update(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
         """Learn from a cohort.
 
-        With one reply all rules are the paper's step. With more,
-        * `proximal` takes one step on the sum, after taking out what the replies have in common, with rate and
-          momentum such that a client step counts as much as with one client a round (see `_proximal`);
+        With one reply, all rules are the paper's step. With more,
+        * `proximal` takes one step on the sum, after removing what the replies have in common. Its rate and momentum
+          make each reply count as much as with one client per round (see `_proximal`);
         * `mean` takes one step on the mean gradient;
-        * `sequential` takes one step per reply, in order, with the deltas as they were sent;
-        * `target` takes one step per reply towards the trained weights, measured from where `h(v)` is by then.
+        * `sequential` takes one step per reply, in order, with the deltas as sent;
+        * `target` takes one step per reply towards the trained weights, measured from the present `h(v)`.
         """
         if not replies:
             return
@@ -141,12 +141,11 @@ class HypernetworkLearner:
                 self._step([reply.row])
 
     def update_asynchronously(self, reply: Reply, overlap: Sequence[Reply]) -> None:
-        """Learn from one reply that took its time: `overlap` was learned from since its order was written.
+        """Learn from one late reply; `overlap` holds the replies that were applied since its order was written.
 
-        The replies of clients that trained at the same time have much in common, and the step on each assumes that
-        the others were not there. So the reply and its overlap are taken for a cohort: of `(I + eta K)^-1 delta` as in
-        `_proximal`, the row of this reply is applied, with the paper's rate and momentum; the others had theirs.
-        Without overlap it is the paper's step.
+        Clients that train at the same time learn much in common, but a step on each reply ignores the others. So the
+        reply and its overlap are treated as a cohort: of `(I + eta K)^-1 delta` as in `_proximal`, only this reply's
+        row is applied, with the paper's rate and momentum. Without overlap it is the paper's step.
         """
         cohort = [*(other for other in overlap if other.size == reply.size), reply]
         gradient = -reply.delta
@@ -158,10 +157,10 @@ class HypernetworkLearner:
         self._step([reply.row])
 
     def _proximal(self, replies: Sequence[Reply]) -> None:
-        """Take one step for `C > 1` replies that is worth `C` steps of one.
+        """Take one step for `C > 1` replies that is worth `C` single steps.
 
-        Let `eta = lr / (1 - m)`, what a gradient moves in the end under momentum `m`. A sum of deltas moves `h(v_i)` by
-        `eta sum_j K_ij delta_j`, where `K` is the Gram matrix of the heads' inputs: what the clients share is overshot
+        Let `eta = lr / (1 - m)`, the total effect of a gradient under momentum `m`. A sum of deltas moves `h(v_i)` by
+        `eta sum_j K_ij delta_j`, where `K` is the Gram matrix of the heads' inputs. It overshoots what clients share
         up to `C` times. The implicit (proximal) step towards the trained weights, `argmin_W 1/2 sum_i |W f_i -
         trained_i|^2 + 1/(2 eta) |W - W_0|^2`, has the closed form `delta' = (I + eta K)^-1 delta`. Over the `C` steps
         that it replaces, momentum decays to `m^C` and moves `lr (1 - m^C) / (1 - m)` of a gradient.
@@ -175,7 +174,7 @@ class HypernetworkLearner:
         self._step([reply.row for reply in replies], count)
 
     def _share_out(self, gram: Tensor) -> Tensor:
-        """Return `(I + eta K)^-1` `(C, C)`; its eigenvalues are between 0 and 1."""
+        """Return `(I + eta K)^-1` `(C, C)`; its eigenvalues lie between 0 and 1."""
         momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
         inverse: Tensor = torch.linalg.inv(torch.eye(len(gram)).to(gram) + rate / (1 - momentum) * gram)
         return inverse
@@ -192,20 +191,20 @@ class HypernetworkLearner:
 
     def _backward(self, reply: Reply, gradient: Tensor) -> None:
         """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""
-        # Evaluation mode, as in `generate`: another power iteration of spectral norm would be another network.
+        # Evaluation mode, as in `generate`: a power iteration of spectral norm would change the network.
         self.hypernetwork.eval()
         self._forward([reply.row], reply.size).backward(gradient[None])
 
     def _backward_mixed(self, replies: Sequence[Reply], mixing: Callable[[Tensor], Tensor]) -> None:
         """Add the vector-Jacobian product with `-M @ deltas` of replies of one size, `M = mixing(K)` `(C, C)`.
 
-        Heads are linear in their inputs: with `M` symmetric, a head's gradient `(M D)^T F` is `D^T (M F)`, and that
-        of the features, `M D W`, is `M (D W)`. So `M` is applied to features, not to weights, of which there are a
-        thousand times more; and these pass by so many clients at a time as memory allows.
+        Heads are linear in their inputs. With `M` symmetric, a head's gradient `(M D)^T F` is `D^T (M F)`, and that of
+        the features, `M D W`, is `M (D W)`. So `M` is applied to the features, which are a thousand times smaller than
+        the weights. The weights are processed for as many clients at a time as memory allows.
         """
         self.hypernetwork.eval()
         features = self._features(replies)
-        leaf = features.detach().requires_grad_()  # the trunk is walked back once, after all clients
+        leaf = features.detach().requires_grad_()  # backpropagate through the trunk once, after all clients
         mixed = mixing(self.hypernetwork.gram(leaf.detach()))
         at_once = max(1, BYTES_AT_ONCE // (replies[0].delta.numel() * replies[0].delta.element_size()))
         for start in range(0, len(replies), at_once):
@@ -216,15 +215,15 @@ class HypernetworkLearner:
             features.backward(leaf.grad)
 
     def _step(self, rows: Sequence[int], worth: int = 1) -> None:
-        """Clip, take the optimiser's step worth `worth` steps, and forget the gradients."""
+        """Clip, take an optimiser step that counts as `worth` steps, and clear the gradients."""
         if self.given:
             self.gradient, self.table.weight.grad = self.table.weight.grad, None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         nn.utils.clip_grad_norm_(parameters, self.clip)
         if self.optimizer.defaults["momentum"]:
             for parameter in parameters:
-                # The fused optimiser cannot step parameters with and without momentum together, as it must when a
-                # size joins a cohort for the first time. Zeros are the same as none.
+                # The fused optimiser cannot step parameters with and without momentum together, which happens when a
+                # size joins a cohort for the first time. Zero momentum is the same as none.
                 if self.optimizer.state[parameter].get("momentum_buffer") is None:
                     self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         set_worth(self.optimizer, worth)
@@ -233,11 +232,11 @@ class HypernetworkLearner:
         else:
             self.optimizer.step()
         self._iterate_spectral_norm(rows)
-        # None, not zero: a head whose size was not in the cohort must feel neither momentum nor weight decay.
+        # None, not zero: momentum and weight decay must skip a head whose size was not in the cohort.
         self.optimizer.zero_grad(set_to_none=True)
 
     def _iterate_spectral_norm(self, rows: Sequence[int]) -> None:
-        """Follow the changed weights with one power iteration, which spectral norm makes in training mode only."""
+        """Run one power iteration for the changed weights; spectral norm does this in training mode only."""
         network = self.hypernetwork
         trained = any(parameter.grad is not None for parameter in network.parameters())
         if trained and isinstance(network, MLPHypernetwork) and any(is_parametrized(x) for x in network.modules()):
@@ -248,7 +247,7 @@ class HypernetworkLearner:
             network.eval()
 
     def _step_rows(self, rows: Sequence[int]) -> None:
-        """Take the step, then put back all embedding rows, and their momentum, that were not in the cohort."""
+        """Take the step, then restore the embedding rows and momentum of clients outside the cohort."""
         table, state = self.table.weight, self.optimizer.state[self.table.weight]
         before, momentum = table.detach().clone(), state.get("momentum_buffer")
         momentum = torch.zeros_like(before) if momentum is None else momentum.clone()
@@ -261,7 +260,7 @@ class HypernetworkLearner:
             state["momentum_buffer"][absent] = momentum[absent]
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything the learner knows, by name: parameters, buffers, embeddings and momentum."""
+        """Return the learner's state by name: parameters, buffers, embeddings and momentum."""
         tensors = {f"hypernetwork.{name}": value for name, value in self.hypernetwork.state_dict().items()}
         tensors["embeddings"] = self.table.weight.detach()
         for name, parameter in self._named_parameters():
@@ -271,7 +270,7 @@ class HypernetworkLearner:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], with_momentum: bool = True) -> None:
-        """Take over what `state` returned; the embedding table gets as many rows as were stored."""
+        """Load what `state` returned; the embedding table gets as many rows as were stored."""
         prefix = "hypernetwork."
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         self.hypernetwork.load_state_dict(own)
@@ -288,7 +287,7 @@ class HypernetworkLearner:
 
 
 def set_worth(optimizer: torch.optim.SGD, worth: int) -> None:
-    """Let the next step on one gradient move what `worth` steps would, and its momentum decay as much."""
+    """Give the next step the effect of `worth` steps on one gradient, with as much decay of momentum."""
     momentum = optimizer.defaults["momentum"]
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)

@@ -1,4 +1,4 @@
-"""Hypernetworks from a descriptor to all weights of a target network, in one matrix product for a whole cohort.
+"""Hypernetworks that map a descriptor to all weights of a target network, with one matrix product per cohort.
 
 Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021,
 https://arxiv.org/abs/2103.04628, sections 3 and 4.1, appendix B and table 4.
@@ -28,16 +28,16 @@ def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
 class MLPHypernetwork(nn.Module):
     """Shared trunk `Linear(k, H)`, then `hidden_layers` times `ReLU, Linear(H, H)`; one head per target network.
 
-    The paper has one linear head per tensor of the target network. Stacked, they are one linear layer whose output
-    row is the flat vector of all weights; default initialisation depends on the fan-in H alone, so the stacked layer
-    is initialised as the separate ones are.
+    The paper has one linear head per tensor of the target network. Stacked, they form one linear layer whose output row
+    is the flat vector of all weights. Default initialisation depends only on the fan-in H, so the stacked layer has the
+    same initial distribution as separate heads.
 
     Args:
-        layouts: target network of each size (S, M, L) on offer; all heads share the trunk.
+        layouts: by size (S, M, L), the target network; all heads share the trunk.
         embedding_dim: dimension k of a descriptor.
         hidden_dim: width H of the trunk.
         hidden_layers: number of hidden H x H layers; 3 in the paper.
-        spectral_norm: normalise every layer by its largest singular value (table 4), each tensor's head on its own.
+        spectral_norm: divide every layer by its largest singular value (table 4), each tensor's head separately.
 
     Shape:
         descriptors `(C, k)` and a size to weights `(C, layouts[size].numel)`.
@@ -59,7 +59,7 @@ class MLPHypernetwork(nn.Module):
         self.heads = nn.ModuleDict({size: self._make_head(layout) for size, layout in layouts.items()})
 
     def add_head(self, size: str, layout: Layout) -> nn.Module:
-        """Add, and return, the head of another target network, initialised from torch's global generator."""
+        """Add and return a head for another target network, initialised from torch's global generator."""
         self.heads[size] = self._make_head(layout)
         return self.heads[size]
 
@@ -69,18 +69,18 @@ class MLPHypernetwork(nn.Module):
         return weights
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return what a head sees, `(C, H)`."""
+        """Return a head's inputs `(C, H)`."""
         features: Tensor = self.trunk(descriptors)
         return features
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
-        """Return the weights `(C, P)` that are linear in features `(C, H)` and in the bias's ones `(C,)`."""
+        """Return the weights `(C, P)`, linear in features `(C, H)` and in `ones` `(C,)`, which scale the bias."""
         head = self.heads[size]
         parts: Iterable[Any] = head.parts if isinstance(head, _SplitHead) else [head]
         return cat([linear(features, part.weight).addcmul(ones[:, None], part.bias) for part in parts], dim=-1)
 
     def gram(self, features: Tensor) -> Tensor:
-        """Return the inner products `(C, C)` of what a head sees: features `(C, H)` and the bias's one."""
+        """Return the inner products `(C, C)` of a head's inputs: features `(C, H)` and the bias's one."""
         gram: Tensor = features @ features.T + 1
         return gram
 
@@ -90,7 +90,7 @@ def _fused_head(hidden_dim: int, layout: Layout) -> nn.Module:
 
 
 class _SplitHead(nn.Module):
-    """One normalised linear layer per tensor; a spectral norm of the stacked matrix would be another network."""
+    """One normalised linear layer per tensor; the spectral norm of the stacked matrix would be different."""
 
     def __init__(self, hidden_dim: int, layout: Layout) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _SplitHead(nn.Module):
 
 
 class LinearHypernetwork(nn.Module):
-    """`theta_i = W v_i` (section 4.1): with orthonormal linear regression its optimum is PCA of the local solutions.
+    """`theta_i = W v_i` (section 4.1). With orthonormal linear regression, its optimum is PCA of the local solutions.
 
     Shape:
         descriptors `(C, k)` and a size to weights `(C, layouts[size].numel)`.
@@ -118,13 +118,13 @@ class LinearHypernetwork(nn.Module):
         return weights
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return what a head sees: the descriptors `(C, k)`."""
+        """Return a head's inputs: the descriptors `(C, k)`."""
         return descriptors
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
-        """Return the weights `(C, P)` that are linear in features `(C, k)`; there is no bias."""
+        """Return the weights `(C, P)` for features `(C, k)`; there is no bias."""
         return self(features, size)  # type: ignore[no-any-return]
 
     def gram(self, features: Tensor) -> Tensor:
-        """Return the inner products `(C, C)` of what a head sees."""
+        """Return the inner products `(C, C)` of a head's inputs."""
         return features @ features.T

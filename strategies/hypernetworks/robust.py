@@ -1,12 +1,12 @@
-"""Updates that a few clients cannot turn: changes clipped to a norm, and trimmed coordinate by coordinate.
+"""Robust updates: clip each change to a norm, and trim every coordinate, so that a few clients cannot steer learning.
 
 Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal
-Statistical Rates, ICML 2018, https://arxiv.org/abs/1803.01498, section 4.2: the mean of what is left of each coordinate
-after a share of the largest and of the smallest values is cut off.
+Statistical Rates, ICML 2018, https://arxiv.org/abs/1803.01498, section 4.2: cut a share of the largest and of the
+smallest values off each coordinate, and average the rest.
 
-A hypernetwork learns from each client's change, not from their mean. So what is cut off is replaced by the mean of what
-is left: the mean over the cohort is the trimmed mean, and that is what the proximal rule finds that all have in common;
-what a client has of its own stays where it is not extreme.
+A hypernetwork learns from each client's change, not from their mean. So cut values are replaced by the mean of the
+rest. The mean over the cohort is then the trimmed mean, which the proximal rule finds in common to all replies. What
+is particular to one client remains where it is not extreme.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ COLUMNS_AT_ONCE = 2**16
 
 
 def harden(replies: Sequence[Reply], norm: float | Literal["median"] | None, share: float) -> list[Reply]:
-    """Return a cohort's replies with changes clipped, and then trimmed among those of one size.
+    """Return a cohort's replies with changes clipped, and then trimmed among clients of one size.
 
     Args:
-        replies: of a cohort, in any order, which is kept.
-        norm: to which each change is clipped; `median`: of the cohort's norms, size by size.
-        share: of the clients of a size that is cut off at each end of each coordinate; rounded down.
+        replies: of a cohort; the result has the same order.
+        norm: largest norm of a change; `median`: the median of the norms of one size; None: no clipping.
+        share: share of the clients of a size that is cut at each end of each coordinate; rounded down.
     """
     if norm is None and not share:
         return list(replies)
@@ -47,16 +47,16 @@ def harden(replies: Sequence[Reply], norm: float | Literal["median"] | None, sha
 
 
 def clip_norms(deltas: Tensor, norm: float | Literal["median"]) -> Tensor:
-    """Return `(C, P)` with each row scaled down to at most a norm; `median`: that of the rows' norms."""
+    """Return `(C, P)` with each row scaled down to at most `norm`; `median`: the median of the rows' norms."""
     norms = torch.linalg.vector_norm(deltas, dim=1, keepdim=True)  # (C, 1)
-    # Of an even number the lower one: half of the clients must not be able to raise it.
+    # The median is the lower one of an even number: half of the clients must not be able to raise it.
     limit = norms.median() if norm == "median" else torch.tensor(norm).to(norms)
     factors: Tensor = (limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
     return deltas * factors
 
 
 def trim(deltas: Tensor, share: float) -> Tensor:
-    """Return `(C, P)` where, in each column, the `floor(share C)` largest and smallest are the mean of the others."""
+    """Return `(C, P)` where, in each column, the mean of the rest replaces the `floor(share C)` values at each end."""
     cut = int(share * len(deltas))
     if not cut:
         return deltas

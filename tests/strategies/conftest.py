@@ -172,6 +172,11 @@ class RecordingGrid(InlineGrid):
         super().__init__(app, node_configs)
         self.passed: list[tuple[str, bool, RecordDict]] = []
 
+    def restart(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
+        """Put clients on new nodes in place of those that are here."""
+        nodes = enumerate(node_configs, start=max(self._contexts) + 1)
+        self._contexts = {node: Context(1, node, dict(config), RecordDict(), {}) for node, config in nodes}
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         outgoing = list(messages)
         self.passed += [(message.metadata.message_type, True, message.content) for message in outgoing]
@@ -287,11 +292,10 @@ class Inline:
         self.federation.admission.begin(self.roster, self.known)
         return self
 
-    def come_back(self, grid: RecordingGrid) -> None:
-        """Let the clients join again, from processes that have just started."""
-        self.grid = self.federation.grid = self.federation.post.grid = grid
-        self.federation._met, self.federation._visited = set(), -1e9
-        wanted = sum("is back" in event for event in self.events) + len(list(grid.get_node_ids()))
+    def come_back(self, settings: Sequence[ClientSettings]) -> None:
+        """Restart all clients, and wait until those of these settings are back."""
+        wanted = sum("is back" in event for event in self.events) + len(settings)
+        self.grid.restart([each.to_node_config() for each in settings])
         while sum("is back" in event for event in self.events) < wanted:
             self.federation.poll()
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from hyperbloom.common import methods
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.methods import Frozen
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire import EvaluateOrder, TrainOrder, TrainResult, Weights
 from hyperbloom.strategies import make_algorithm
@@ -125,84 +125,80 @@ def test_clients_that_permute_average_to_the_network() -> None:
     def train(name: str, order: TrainOrder) -> TrainResult:
         assert order.weights is not None and order.reply == "weights"
         if order.method is None:
-            return TrainResult(0.0, Weights(layout, permuted(layout, weights, ord(name))))
-        return TrainResult(0.0, order.weights)
+            return TrainResult(1.0, Weights(layout, permuted(layout, weights, ord(name))))
+        return TrainResult(1.0, order.weights)
 
-    made = joined(config("fedma"), *map(introduction, "ab"))
+    made = joined(config("fedma"), *(introduction(name) for name in "ab"))
     for number in (1, 2):
         play(made.round(turn(made, number)), train)
-        # The order is that of the first.
-        assert torch.equal(layout.flatten(made.state()), permuted(layout, weights, ord("a")))
+        average = layout.flatten(made.state())
+        assert torch.equal(average, permuted(layout, weights, ord("a")))  # the order is that of the first
 
 
 def test_layers_are_frozen_in_turn_and_each_client_goes_on_from_its_own(tmp_path: Path) -> None:
-    federation = digits_federation(config("fedma", clients=3, cohort=3, rounds=3, eval_every=1), tmp_path)
+    federation = digits_federation(config("fedma", clients=3, cohort=3, rounds=5, eval_every=1), tmp_path)
     history, _ = federation.run()
     layout = Layout.of(build(ModelSpec("mlp", "S", (1, 8, 8), 10)))
     states = [layout.flatten(state) for state in history.states]
-    orders, answers = federation.grid.sent(TrainOrder), federation.grid.answers(TrainOrder)
-    ways = [order.method for order in orders]
-    sent, evaluated = ([o.weights.values for o in some] for some in (orders, federation.grid.sent(EvaluateOrder)))  # type: ignore[union-attr]
-    returned = [answer.weights.values for answer in answers]
+    orders = [(order.weights.values, order.method) for order in federation.grid.sent(TrainOrder) if order.weights]
+    returned = [answer.weights.values for answer in federation.grid.answers(TrainOrder)]
+    evaluated = [order.weights.values for order in federation.grid.sent(EvaluateOrder) if order.weights]
+    assert [len(messages) for messages in (orders, returned, evaluated)] == [15] * 3
     frozen = 64 * 50 + 50
-    for number in range(3):
-        mine = slice(3 * number, 3 * number + 3)
+    for number in range(5):
+        sent = orders[3 * number : 3 * number + 3]
         if number % 2 == 0:  # everything, from one network for all
-            assert ways[mine] == [None] * 3
-            assert all(torch.equal(values, sent[mine][0]) for values in sent[mine])
-            assert number == 0 or torch.equal(sent[mine][0], states[number - 1])
+            assert all(method is None for _, method in sent)
+            assert torch.equal(sent[0][0], sent[1][0]) and torch.equal(sent[0][0], sent[2][0])
+            assert number == 0 or torch.equal(sent[0][0], states[number - 1])
         else:  # the head alone, each its own
-            assert ways[mine] == [methods.Frozen(names=("fc1.weight", "fc1.bias"))] * 3
+            assert all(method == Frozen(names=("fc1.weight", "fc1.bias")) for _, method in sent)
+            before = returned[3 * (number - 1) : 3 * number]
             sizes = [client.about.train_examples for client in federation.roster]
-            matched = match(returned[3 * (number - 1) : 3 * number], sizes, layout)
-            for values, own, back in zip(sent[mine], matched, returned[mine], strict=True):
+            matched = match(before, sizes, layout)
+            for (values, _), own, back in zip(sent, matched, returned[3 * number :], strict=False):
                 assert torch.equal(values[:frozen], states[number - 1][:frozen])
                 assert torch.equal(values[frozen:], own[frozen:])
                 assert torch.equal(back[:frozen], values[:frozen])
                 assert not torch.equal(back[frozen:], values[frozen:])
-            assert not torch.equal(sent[mine][0], sent[mine][1])
+            assert not torch.equal(sent[0][0], sent[1][0])
             assert torch.equal(states[number][:frozen], states[number - 1][:frozen])
-        assert all(torch.equal(values, states[number]) for values in evaluated[mine])
+        assert all(torch.equal(values, states[number]) for values in evaluated[3 * number : 3 * number + 3])
 
 
-def some(count: int) -> Any:
-    """Return an algorithm whose clients have joined, without a federation."""
-    return joined(config("fedma", clients=3), *map(introduction, "abc"[:count]))
-
-
-def learn(made: Any, cohort: int) -> None:
-    """Let it learn from the first clients."""
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randn(made.whole.numel, generator=generator) for _ in range(cohort)]
-    made.learn([update_of(made.clients[row], values) for row, values in enumerate(rows)])
+def in_a_cycle() -> Any:
+    """Return an algorithm after the first round of a cycle, in which the third of its clients did not take part."""
+    made = joined(config("fedma"), *(introduction(name) for name in "abc"))
+    made.learn([update_of(made.clients[row], torch.randn(made.whole.numel)) for row in (0, 1)])
+    return made
 
 
 def test_who_joins_a_cycle_late_starts_from_the_average() -> None:
-    made = some(3)
-    learn(made, 2)
-    frozen, mean = 4 * 50 + 50, made.global_weights
-    one, other, late = (weights.values for weights in made.weights(list(made.clients.values())))
-    assert torch.equal(late, mean)
-    assert torch.equal(one[:frozen], mean[:frozen]) and torch.equal(other[:frozen], mean[:frozen])
-    assert not torch.equal(one[frozen:], mean[frozen:]) and not torch.equal(one[frozen:], other[frozen:])
+    made = in_a_cycle()
+    late, own = made.weights([made.clients[2], made.clients[0]])
+    assert torch.equal(late.values, made.global_weights)
+    frozen = 4 * 50 + 50
+    assert torch.equal(own.values[:frozen], late.values[:frozen])
+    assert not torch.equal(own.values, late.values)
 
 
 def test_a_checkpoint_in_the_middle_of_a_cycle_holds_each_clients_own_network() -> None:
-    made, again = some(3), some(3)
-    learn(made, 2)
-    again.restore({name: tensor.clone() for name, tensor in made.checkpoint().items()})
-    assert again.recipe(2).method == made.recipe(2).method is not None
-    sent = made.weights(list(made.clients.values()))
+    made = in_a_cycle()
+    saved = {name: tensor.clone() for name, tensor in made.checkpoint().items()}
+    other = joined(config("fedma"), *(introduction(name) for name in "abc"), checkpoint=saved)
+    assert other.recipe(2) == made.recipe(2) != joined(config("fedma"), introduction("a")).recipe(2)
+    clients = [*made.clients.values()]
+    sent = made.weights(clients)
     assert len({tuple(weights.values.tolist()) for weights in sent}) == 3
-    for mine, theirs in zip(sent, again.weights(list(again.clients.values())), strict=True):
+    for mine, theirs in zip(sent, other.weights(clients), strict=True):
         assert torch.equal(mine.values, theirs.values)
 
 
 def test_a_round_without_replies_freezes_nothing() -> None:
-    made = some(1)
+    made = joined(config("fedma"), introduction("a"))
     before = {name: tensor.clone() for name, tensor in made.state().items()}
     made.learn([])
-    assert made.recipe(1).method is None
+    assert made.recipe(2).method is None
     assert_same(before, made.state())
 
 

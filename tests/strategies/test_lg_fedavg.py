@@ -1,5 +1,6 @@
 """LG-FedAvg: FedAvg first, to the bit; then personal bodies from there under an averaged head."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.wire import TrainOrder
+from hyperbloom.common.wire import TrainOrder, TrainResult, Weights
 from hyperbloom.strategies import make_algorithm
 from tests.strategies.conftest import (
     RUN_ID,
     assert_same,
     digits_federation,
-    digits_grid,
     digits_settings,
     introduction,
     joined,
+    play,
     turn,
-    update_of,
 )
 from tests.strategies.reference import local_loop, seed_of
 from tests.strategies.test_baselines import LOCAL, ROUNDING, config, data_of, flat, plain_net, plain_settings
@@ -85,24 +85,23 @@ def test_bodies_part_from_fedavgs_and_heads_are_averaged(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_only_heads_travel_once_a_client_has_its_body(compression: str, tmp_path: Path) -> None:
-    run = config("lg-fedavg", cohort=2, rounds=6, eval_every=6, compression=compression)
+    run = config("lg-fedavg", cohort=2, rounds=8, eval_every=4, compression=compression)
     federation = digits_federation(run, tmp_path)
     history, _ = federation.run()
-    orders, answers = federation.grid.sent(TrainOrder), federation.grid.answers(TrainOrder)
+    orders, replies = (federation.grid.fields(TrainOrder, orders=asked) for asked in (True, False))
+    names = [name for cohort in history.cohorts for name in cohort]
     seen: set[str] = set()
-    pairs = iter(zip(orders, answers, strict=True))
-    for number, cohort in enumerate(history.cohorts, start=1):
-        for name, (order, answer) in zip(cohort, pairs, strict=False):
-            expected = HEAD if number > 3 and name in seen else ALL
-            assert order.weights is not None and list(dict(order.weights.layout.shapes)) == expected
-            if compression == "none":
-                assert list(dict(answer.weights.layout.shapes)) == (ALL if number <= 3 else HEAD)
-            else:
-                assert (answer.weights, len(answer.encoded) < 4 * 510) == (None, number > 3)
-            if number > 3:
-                seen.add(name)
-    assert next(pairs, None) is None
-    assert any(order.weights is not None and order.weights.layout.numel == 510 for order in orders)
+    for index, (name, order, reply) in enumerate(zip(names, orders, replies, strict=True)):
+        apart = index >= 2 * 4  # two clients in each of four rounds of FedAvg
+        expected = HEAD if apart and name in seen else ALL
+        assert [tensor for tensor, _ in json.loads(order["tensors"])] == expected
+        assert len(order["values"]) == (4 * 510 if expected == HEAD else 4 * (BODY_LENGTH + 510))
+        if compression == "none":
+            assert [tensor for tensor, _ in json.loads(reply["tensors"])] == (HEAD if apart else ALL)
+        else:
+            assert ("values" in reply, len(reply["encoded"]) < 4 * 510) == (False, apart)
+        seen |= {name} if apart else set()
+    assert len(seen) == 3 and any(len(order["values"]) == 4 * 510 for order in orders)
 
 
 def test_a_body_that_is_there_is_not_replaced(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_a_client_that_has_lost_its_body_comes_back_to_fedavgs(lost: bool, tmp_p
         save_file(load_file(path) | {"values": mine}, path, about)
         if lost:
             path.unlink()
-        federation.come_back(digits_grid(digits_settings(run, tmp_path)))
+        federation.come_back(digits_settings(run, tmp_path))
 
     history, _ = federation.run(come_back)
     body = vector(history.states[0])[:BODY_LENGTH] if lost else mine
@@ -145,23 +144,20 @@ def test_a_client_that_has_lost_its_body_comes_back_to_fedavgs(lost: bool, tmp_p
 def test_one_that_comes_back_behind_its_reply_has_no_body_either() -> None:
     made = joined(config("lg-fedavg", options={"fedavg_rounds": 1}), introduction("a"))
     (client,) = made.clients.values()
+    whole = made.whole.numel
 
-    def train(number: int, comes_back: bool = False) -> None:
-        exchanges = made.round(turn(made, number))
-        wanted = next(exchanges)
-        if comes_back:
+    def train(name: str, order: TrainOrder) -> TrainResult:
+        assert order.weights is not None
+        sent.append(order.weights.values.numel())
+        if order.scope.round == 2:
             made.join(client, False)
-        with pytest.raises(StopIteration):
-            exchanges.send([update_of(client, torch.zeros(wanted.layout(client).numel))])
+        layout = made.layout(client)
+        return TrainResult(0.0, Weights(layout, torch.zeros(layout.numel)))
 
-    train(1)
-    assert made.weights([client])[0].layout == made.whole  # nobody has a body in the rounds of FedAvg
-    train(2)
-    assert list(dict(made.weights([client])[0].layout.shapes)) == HEAD
-    train(3, comes_back=True)
-    assert made.weights([client])[0].layout == made.whole
-    train(4)
-    assert list(dict(made.weights([client])[0].layout.shapes)) == HEAD
+    sent: list[int] = []
+    for number in (1, 2, 3, 4):
+        play(made.round(turn(made, number)), train)
+    assert sent == [whole, whole, whole, whole - (4 * 50 + 50)]
 
 
 def test_there_must_be_rounds_for_it() -> None:

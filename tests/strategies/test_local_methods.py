@@ -11,22 +11,12 @@ from safetensors.torch import load_file
 
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.networks import _network
-from hyperbloom.common import methods
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.methods import PerFedAvg
+from hyperbloom.common.methods import FedProx, Method, PerFedAvg
 from hyperbloom.common.wire import EvaluateOrder, Order, TrainOrder
 from hyperbloom.strategies import STRATEGIES, make_algorithm
-from tests.strategies.conftest import (
-    RUN_ID,
-    History,
-    Inline,
-    assert_same,
-    digits_federation,
-    introduction,
-    joined,
-    turn,
-)
+from tests.strategies.conftest import RUN_ID, History, Inline, assert_same, digits_federation
 from tests.strategies.reference import seed_of
 from tests.strategies.test_baselines import LOCAL, config, data_of, flat, plain_net
 
@@ -41,7 +31,7 @@ def run(strategy: str, folder: Path, **changes: Any) -> tuple[Inline, History]:
 
 
 def tensors(federation: Inline, kind: type[Order], orders: bool) -> list[list[str]]:
-    """Return the names of the tensors in every order of a kind, or in every answer."""
+    """Return the names of the tensors in every order of a kind, or in every answer to one."""
     found = []
     for fields in federation.grid.fields(kind, orders):
         shapes = json.loads(fields["tensors"]) if "tensors" in fields else []
@@ -66,10 +56,11 @@ def tensors(federation: Inline, kind: type[Order], orders: bool) -> list[list[st
     ],
 )
 def test_what_travels(strategy: str, names: list[str], tmp_path: Path) -> None:
-    federation, _ = run(strategy, tmp_path, rounds=2, eval_every=2)
-    assert tensors(federation, TrainOrder, True) == tensors(federation, TrainOrder, False) == [names] * 4
-    assert tensors(federation, EvaluateOrder, True) == [names] * 3
-    assert tensors(federation, EvaluateOrder, False) == [[]] * 3
+    federation, _ = run(strategy, tmp_path)
+    assert tensors(federation, TrainOrder, orders=True) == [names] * 2 * 4
+    assert tensors(federation, TrainOrder, orders=False) == [names] * 2 * 4
+    assert tensors(federation, EvaluateOrder, orders=True) == [names] * 3 * 2
+    assert tensors(federation, EvaluateOrder, orders=False) == [[]] * 3 * 2
 
 
 @pytest.mark.parametrize("strategy", PERSONAL)
@@ -99,9 +90,9 @@ def test_personal_state_survives_a_restart(strategy: str, tmp_path: Path) -> Non
         client_for.cache_clear()
         _network.cache_clear()
 
-    steady = digits_federation(config(strategy, cohort=2, rounds=3), tmp_path / "steady")
+    steady = digits_federation(config(strategy, cohort=2, rounds=6), tmp_path / "steady")
     history, _ = steady.run()
-    restarted = digits_federation(config(strategy, cohort=2, rounds=3), tmp_path / "restarted")
+    restarted = digits_federation(config(strategy, cohort=2, rounds=6), tmp_path / "restarted")
     again, _ = restarted.run(restart)
     assert_same(steady.state(), restarted.state())
     assert history.rounds[-1].evaluation == again.rounds[-1].evaluation
@@ -125,9 +116,8 @@ def test_fedavg_as_a_special_case_to_the_bit(
     strategy: str, options: dict[str, Any], spent: int, tmp_path: Path
 ) -> None:
     local = LOCAL.model_copy(update={"steps": LOCAL.steps * spent})
-    rounds = {"rounds": 2, "eval_every": 2}
-    federation, history = run(strategy, tmp_path / "one", options=options, local=local, **rounds)
-    plain, expected = run("fedavg", tmp_path / "other", **rounds)
+    federation, history = run(strategy, tmp_path / "one", options=options, local=local)
+    plain, expected = run("fedavg", tmp_path / "other")
     assert_same(federation.state(), plain.state())
     assert [each.results.keys() for each in history.rounds] == [each.results.keys() for each in expected.rounds]
     if strategy != "fedavg-ft":
@@ -136,14 +126,9 @@ def test_fedavg_as_a_special_case_to_the_bit(
 
 @pytest.mark.parametrize("strategy", ["fedprox", "per-fedavg", "pfedme", "fedrep"])
 def test_the_method_makes_a_difference(strategy: str, tmp_path: Path) -> None:
-    rounds = {"rounds": 2, "eval_every": 2}
-    federation, _ = run(strategy, tmp_path / "one", **rounds)
-    plain, _ = run({"fedrep": "fedper"}.get(strategy, "fedavg"), tmp_path / "other", **rounds)
+    federation, _ = run(strategy, tmp_path / "one")
+    plain, _ = run({"fedrep": "fedper"}.get(strategy, "fedavg"), tmp_path / "other")
     assert not torch.allclose(federation.state()["fc1.weight"], plain.state()["fc1.weight"], atol=1e-4)
-
-
-def test_fedproxs_term_is_the_clients_affair() -> None:
-    assert make_algorithm(config("fedprox", options={"mu": 0.25})).recipe(1).method == methods.FedProx(mu=0.25)
 
 
 # ---------------------------------------------------------------------- evaluation after adaptation
@@ -283,9 +268,16 @@ def test_every_option_is_explained_and_every_docstring_names_its_source(name: st
     assert "`local.steps`" in text
 
 
-def test_the_order_carries_the_options() -> None:
-    options = {"alpha": 0.2, "variant": "hessian-free", "delta": 0.01}
-    made = joined(config("per-fedavg", options=options), introduction("a"))
-    wanted = made.training(turn(made), list(made.clients.values()))
-    (order,) = wanted.orders(wanted.clients)
-    assert order.method == PerFedAvg(alpha=0.2, variant="hessian-free", delta=0.01)
+@pytest.mark.parametrize(
+    ("strategy", "options", "method"),
+    [
+        (
+            "per-fedavg",
+            {"alpha": 0.2, "variant": "hessian-free", "delta": 0.01},
+            PerFedAvg(alpha=0.2, variant="hessian-free", delta=0.01),
+        ),
+        ("fedprox", {"mu": 0.25}, FedProx(mu=0.25)),
+    ],
+)
+def test_the_recipe_carries_the_options(strategy: str, options: dict[str, Any], method: Method) -> None:
+    assert make_algorithm(config(strategy, options=options)).recipe(1).method == method
