@@ -19,9 +19,9 @@ LARGEST_TERMS = 1e30  # sums of such terms are far from overflow in float32
 class Private(Encoder):
     """`g(D) = A mean_x phi(x) + b`: any single example among many changes the descriptor only a little.
 
-    `phi(x) = u(u(f(x)) - c)` with `u(z) = z / |z|`. Without the centre `c`, all features of a fresh network point in one
-    direction: their mean has norm 0.98 on CIFAR-10. Clients then differ by hundredths, and a tail that amplifies these
-    differences amplifies the noise as well. Relative to the centre, features point in all directions, and the
+    `phi(x) = u(u(f(x)) - c)` with `u(z) = z / |z|`. Without the centre `c`, all features of a fresh network point in
+    one direction: their mean has norm 0.98 on CIFAR-10. Clients then differ by hundredths, and a tail that amplifies
+    these differences amplifies the noise as well. Relative to the centre, features point in all directions, and the
     sensitivity is the same.
 
     A fresh tail is the identity, as in the paper, so descriptors start as the mean of `phi`.
