@@ -1,7 +1,7 @@
-"""Data sets, registered and users' own, and the ways in which they are dealt to clients.
+"""Data sets, registered and users' own, and their partition among clients.
 
-Read in this order: `examples` (what comes out), `spec` (what goes in), `load` (how one becomes the other), `registry`
-(what can be read), `partition` (how it is dealt), `pool` (why a small client needs little memory).
+Read in this order: `examples` (the result), `spec` (the description), `load` (from one to the other), `registry` (what
+can be read), `partition` (how it is dealt), `pool` (why a small client needs little memory).
 """
 
 from hyperbloom.common.data.examples import ClientData, Examples

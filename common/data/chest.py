@@ -1,7 +1,7 @@
 """A thousand chest X-rays, 500 with pneumonia and 500 without finding, from one `nih_chestxray_1000.npz`.
 
-A part of X. Wang et al., "ChestX-ray8", CVPR 2017, https://arxiv.org/abs/1705.02315 (112,120 images, 14 labels). The
-file holds `x`: uint8 `(N, 128, 128)`, `y`: `(N,)`, 1 for pneumonia, and `patient`: `(N,)`.
+They are part of X. Wang et al., "ChestX-ray8", CVPR 2017, https://arxiv.org/abs/1705.02315 (112,120 images, 14 labels).
+The file holds `x`: uint8 `(N, 128, 128)`, `y`: `(N,)`, 1 for pneumonia, and `patient`: `(N,)`.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ HOW = f"It cannot be downloaded here: put it into {{root}}, with the keys {', '.
 
 
 def read_chest(spec: DataSpec) -> Pool:
-    """Return the X-rays, 1 x 128 x 128 in two classes; no patient's images are in two of training, validation and test.
+    """Return the X-rays, 1 x 128 x 128 in two classes. All images of a patient are in the same portion.
 
     Raises:
         DataError: The file is missing or corrupt.

@@ -39,7 +39,7 @@ COARSE_OF_FINE = np.array(
 
 @dataclass(frozen=True)
 class _Family:
-    """What differs between the two data sets."""
+    """The differences between the two data sets."""
 
     torchvision: str  # the class's name there
     binary: str  # the folder of the binary version
@@ -149,7 +149,7 @@ def _names(path: Path, num_classes: int) -> tuple[str, ...]:
 
 
 def _python(family: _Family, root: Path) -> tuple[Portion, Portion, tuple[str, ...]]:
-    # The Python version is a pickle: torchvision unpickles it only after comparing its MD5 with the publisher's.
+    # The Python version is a pickle. torchvision compares its MD5 with the publisher's before it unpickles it.
     source = getattr(need("torchvision.datasets", "torchvision"), family.torchvision)
     try:
         parts = [source(str(root), train=train) for train in (True, False)]

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that scikit-learn carries: the data set that needs no files.
+"""The 1,797 handwritten digits of scikit-learn: the data set that needs no download.
 
 E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998,
 https://doi.org/10.24432/C50P49
@@ -26,9 +26,9 @@ def read_digits(spec: DataSpec) -> Pool:
     """Return the digits, 1 x 8 x 8 in ten classes, split 60 / 20 / 20 in the same way in every run.
 
     Raises:
-        DataError: scikit-learn is not installed, or not with this file.
+        DataError: scikit-learn is not installed, or lacks the file.
     """
-    # Its file, and not `load_digits`: importing scikit-learn is a third of the time in which a client starts.
+    # Read the file, because importing scikit-learn for `load_digits` takes a third of a client's start-up time.
     package = find_spec("sklearn")
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
     if file is None or not file.exists():

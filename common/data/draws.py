@@ -9,7 +9,7 @@ __all__ = ["FIXED_SEED", "IntArray", "generator", "hold_out", "three_parts"]
 
 IntArray = NDArray[np.int64]
 
-# Registered data sets are split by this and not by the run's seed: results of two runs are then on the same test set.
+# Seed of the splits of registered data sets. All runs have the same test set, whatever their own seed.
 FIXED_SEED = 0
 
 

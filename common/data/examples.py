@@ -22,14 +22,14 @@ class Examples:
         labels: int64 `(N,)`, classes counted from 0.
 
     Raises:
-        DataError: A tensor has another type or number of axes, or the two differ in length.
+        DataError: A tensor has the wrong type or number of axes, or the two differ in length.
     """
 
     inputs: torch.Tensor
     labels: torch.Tensor
 
     def __post_init__(self) -> None:
-        """Refuse tensors that no model here could be trained on."""
+        """Check types and shapes."""
         if self.inputs.dtype != torch.float32 or self.inputs.ndim not in (2, 4):
             found = f"{self.inputs.dtype} {tuple(self.inputs.shape)}"
             raise DataError(f"inputs: expected float32 (N, C, H, W) or (N, F), found {found}")
@@ -48,29 +48,29 @@ class Examples:
         return Examples(self.inputs[rows], self.labels[rows])
 
     def to(self, device: torch.device | str) -> "Examples":
-        """Return the same examples on `device`, images laid out as training there is fastest."""
+        """Return the same examples on `device`, with images in the fastest memory layout for training there."""
         inputs = self.inputs.to(device)
         if inputs.ndim == 4 and inputs.device.type == "cpu":
-            # With ReLU after pooling a local step of LeNet takes three quarters of the time (benchmarks/local_sgd.py);
-            # not measured on GPUs.
+            # A local step of LeNet then takes three quarters of the time (benchmarks/local_sgd.py). We have not
+            # measured GPUs.
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return Examples(inputs, self.labels.to(device))
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client owns.
+    """The data of one client.
 
     Args:
-        train: Examples to train on.
-        val: Examples to choose a model by.
-        test: Examples to report on.
-        num_classes: How many classes the task has; a client need not own examples of each.
+        train: Examples for training.
+        val: Examples for model selection.
+        test: Examples for reports.
+        num_classes: Number of classes of the task. A client may lack examples of some.
         class_names: One name for each class, in the order of the labels.
-        scaling: What was done to the stored numbers.
+        scaling: The scaling of the stored numbers, already applied.
 
     Raises:
-        DataError: The parts disagree in shape, a label is out of range, or the names are not `num_classes` many.
+        DataError: The parts differ in shape, a label is out of range, or there are not `num_classes` names.
     """
 
     train: Examples
@@ -81,7 +81,7 @@ class ClientData:
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
-        """Refuse parts that do not belong together."""
+        """Check that the parts fit together."""
         if len(self.class_names) != self.num_classes:
             raise DataError(f"expected {self.num_classes} class names, found {len(self.class_names)}")
         for name, part in (("train", self.train), ("val", self.val), ("test", self.test)):

@@ -1,4 +1,4 @@
-"""Finding, fetching and distrusting the published files of the registered data sets."""
+"""Search, download and checks of the published files of registered data sets."""
 
 import importlib
 import os
@@ -24,7 +24,7 @@ HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN pape
 
 _UNREADABLE = (
     *(OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error),
-    *(NotImplementedError, RuntimeError),  # a zip of another version, method, or with a password
+    *(NotImplementedError, RuntimeError),  # a zip of an unknown version or method, or with a password
 )
 
 
@@ -46,13 +46,13 @@ def first_existing(places: Sequence[Path]) -> Path | None:
 
 
 def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataError:
-    """Describe a file that is nowhere.
+    """Return the error for a missing file.
 
     Args:
         name: The file or folder.
-        places: Every path that was tried.
-        root: The folder in which the data set should lie.
-        how: How to get it, with `{root}` where the folder's name belongs.
+        places: All paths that were tried.
+        root: The folder in which the data set should be.
+        how: How to get it, with `{root}` for the folder's name.
     """
     looked = ", ".join(str(place) for place in places)
     return DataError(f"{name} not found; looked at {looked}. {how.format(root=root)}")
@@ -62,10 +62,10 @@ def read_arrays(path: Path) -> dict[str, AnyArray]:
     """Read all arrays of an `.npz` file.
 
     Raises:
-        DataError: The file is corrupt, or holds pickled objects: those could run code and are never read.
+        DataError: The file is corrupt, or holds pickled objects, which could run code.
     """
     try:
-        # numpy leaves a file that it opened itself open when the content is no archive
+        # Open the file here, because numpy does not close it if the content is no archive.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
     except _UNREADABLE as error:
@@ -92,7 +92,7 @@ def download(dataset: str, root: Path) -> None:
 
 
 def _adopt(fresh: Path, target: Path) -> None:
-    # Clients on one machine may all download at once: whoever is last must not disturb files that others read.
+    # Several clients on one machine may download at once. The last must not disturb files that others read.
     if not target.exists():
         try:
             fresh.rename(target)
@@ -109,10 +109,10 @@ def _replace(source: str, target: str) -> str:
 
 
 def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:
-    """Refuse labels that the data set cannot have.
+    """Check the range of labels.
 
     Raises:
-        DataError: A label is `num_classes` or more, so the file is not what its name says.
+        DataError: A label is `num_classes` or more, so the file is corrupt.
     """
     wrong = np.flatnonzero(labels >= num_classes)
     if len(wrong):
@@ -121,7 +121,7 @@ def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:
 
 
 def with_validation(train: Portion, name: str) -> tuple[Portion, Portion]:
-    """Hold out 10,000 training examples for validation, a fifth where there are fewer than 50,000."""
+    """Hold out 10,000 training examples for validation, or a fifth if there are fewer than 50,000."""
     count = min(HELD_OUT, len(train) // 5)
     kept, held = hold_out(train.labels, count, generator(FIXED_SEED, name, "validation"))
     return train.choose(kept), train.choose(held)

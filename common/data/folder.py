@@ -1,4 +1,4 @@
-"""Users' own images in folders by class, with or without folders for train, validation and test above them."""
+"""Users' own images in folders by class, optionally below folders for training, validation and test."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 @dataclass(frozen=True)
 class _Format:
-    """What all images of a folder must agree in: `size` is (width, height) in points, `mode` is L or RGB."""
+    """The common format of all images: `size` is (width, height) in pixels, `mode` is L or RGB."""
 
     size: tuple[int, int]
     mode: str
@@ -29,7 +29,7 @@ class _Format:
 
 @dataclass(frozen=True)
 class _ImageBlock:
-    """Image files, decoded when read."""
+    """Image files, decoded on access."""
 
     paths: tuple[Path, ...]
     format: _Format
@@ -54,10 +54,10 @@ class _ImageBlock:
 def read_folder(spec: DataSpec) -> Pool:
     """Read the folder `spec.data`: `class/*.png` and the like, or the same in `train/`, `test/` and perhaps `val/`.
 
-    Without `train` and `test` the images are split 70 / 15 / 15, without `val` a fifth of `train` is held out.
+    Without `train` and `test` the images are split 70 / 15 / 15. Without `val` a fifth of `train` is held out.
 
     Raises:
-        DataError: There are no images, they differ in size, one cannot be read, or a class is not in `train`.
+        DataError: There are no images, sizes differ, an image cannot be read, or `train` lacks a class.
     """
     root = Path(spec.data).expanduser()
     parts = [name for name in ("train", "val", "test") if any(_folders(root / name))]
@@ -112,7 +112,7 @@ def _list(folder: Path, names: list[str]) -> tuple[tuple[Path, ...], IntArray]:
 
 
 def _check(paths: tuple[Path, ...]) -> _Format:
-    """Read every image's header; the first decides between grey and colour, and all must have its size."""
+    """Read every image's header. The first image sets the size of all, and the choice of grey or colour."""
     size, mode = _header(paths[0])
     for path in paths:
         other, _ = _header(path)

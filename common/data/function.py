@@ -1,4 +1,4 @@
-"""Users' own data from a function of theirs, named `package.module:function` or by a plug-in."""
+"""Users' own data from a function, which `package.module:function` or a plug-in names."""
 
 from collections.abc import Callable
 
@@ -22,10 +22,10 @@ EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays 
 
 
 def read_function(spec: DataSpec) -> Pool:
-    """Import and call the function `spec.data`; the current directory is importable meanwhile.
+    """Import and call the function `spec.data`. The current directory is importable during the call.
 
     Raises:
-        DataError: It cannot be imported, fails, or returns something else than data.
+        DataError: It cannot be imported, fails, or returns no valid data.
     """
     with current_directory():
         value = _call(find_function(spec.data, _WHAT, DataError), spec.data)
@@ -33,10 +33,10 @@ def read_function(spec: DataSpec) -> Pool:
 
 
 def read_plugin(plugin: Plugin) -> Pool:
-    """Import and call a plug-in's function, whose name is that of the data set.
+    """Import and call a plug-in's function.
 
     Raises:
-        DataError: It cannot be imported, fails, or returns something else than data.
+        DataError: It cannot be imported, fails, or returns no valid data.
     """
     return _pool(_call(plugin.load(_WHAT, DataError), plugin.name), plugin.name)
 
@@ -72,7 +72,7 @@ def _pair(pair: object, name: str) -> Labelled:
 def _array(value: object, name: str) -> AnyArray:
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
-        # numpy has no bfloat16, and float32 is what the tensor becomes in any case
+        # Convert to float32 here, because numpy has no bfloat16.
         array: AnyArray = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         return array
     if isinstance(value, np.ndarray):

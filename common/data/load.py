@@ -1,4 +1,4 @@
-"""From the description of a client's data to its tensors."""
+"""Loading of a client's data from its description."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,24 +20,24 @@ __all__ = ["DataSource", "data_source", "load_client_data"]
 
 
 class DataSource:
-    """A data set that is open, and dealt: what all clients of one process can share.
+    """An open data set with its partition, which all clients of one process share.
 
     Args:
-        spec: Which data set, and how it is cut; its `partition` does not matter.
+        spec: The data set and its partition; the field `partition` is ignored.
 
     Raises:
-        DataError: The data cannot be found or read, or cannot be cut as asked.
+        DataError: The data cannot be found or read, or there is no such split.
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Read the labels, and the inputs as far as the format demands it."""
+        """Read the labels, and the inputs if the format requires it."""
         self.spec = spec
         self._partitioner = find_partitioner(spec.split)
         self._pool = read_pool(spec)
 
     @property
     def scaling(self) -> Scaling:
-        """What is done to stored numbers before they are a network's inputs."""
+        """The scaling from stored numbers to a network's inputs."""
         return self._pool.scaling
 
     @cached_property
@@ -45,14 +45,14 @@ class DataSource:
         return self._partitioner.deal(self._pool, self.spec)
 
     def client(self, partition: int | None, scaling: Scaling | None = None) -> ClientData:
-        """Return the examples of one client, or all of them, on the CPU, in the same order in every call.
+        """Return the examples of one client on the CPU, in the same order in every call.
 
         Args:
-            partition: Which client.
-            scaling: What to do to stored numbers; default: what the data set demands.
+            partition: Number of the client; None for all examples.
+            scaling: Scaling of stored numbers; by default that of the data set.
 
         Raises:
-            DataError: The client is left without examples.
+            DataError: The data cannot be dealt as described, or the client has no examples.
         """
         pool, spec = self._pool, replace(self.spec, partition=partition)
         portions, names = pool.portions, pool.class_names
@@ -73,15 +73,15 @@ class DataSource:
         return ClientData(train, val, test, len(names), names, scaling)
 
 
-# A process that runs one client must not keep the whole data set: a source lives as long as somebody holds it.
+# Weak references, because a process with one client must not keep the whole data set in memory.
 _sources: WeakValueDictionary[DataSpec, DataSource] = WeakValueDictionary()
 
 
 def data_source(spec: DataSpec) -> DataSource:
-    """Return the open source of a client's data; hold it to load many clients without opening it again for each.
+    """Return the open source of a client's data. Keep a reference to it to load several clients without reopening it.
 
     Raises:
-        DataError: The data cannot be found or read, or cannot be cut as asked.
+        DataError: The data cannot be found or read, or there is no such split.
     """
     whole = replace(spec, partition=None)
     source = _sources.get(whole)
@@ -91,16 +91,16 @@ def data_source(spec: DataSpec) -> DataSource:
 
 
 def load_client_data(spec: DataSpec) -> ClientData:
-    """Read the examples that one client owns.
+    """Read the examples of one client.
 
     Args:
-        spec: Which data set, how it is cut, and which piece is the client's.
+        spec: The data set, its partition, and the client's part.
 
     Returns:
-        Train, validation and test sets on the CPU, in the same order in every call.
+        Training, validation and test sets on the CPU, in the same order in every call.
 
     Raises:
-        DataError: The data cannot be found or read, cannot be cut as asked, or leave the client without examples.
+        DataError: The data cannot be found, read or dealt as described, or the client has no examples.
     """
     return data_source(spec).client(spec.partition)
 
@@ -119,6 +119,6 @@ def _refuse_empty(portions: Mapping[str, Portion], pool: Pool, spec: DataSpec) -
 def _limited(train: Portion, spec: DataSpec) -> Portion:
     if spec.max_train is None or spec.max_train >= len(train):
         return train
-    # A permutation's beginning, so that studies of few samples compare nested sets.
+    # Take the start of one permutation, so that a smaller `max_train` gives a subset.
     order: IntArray = generator(spec.seed, "max_train", spec.partition or 0).permutation(len(train))
     return train.choose(np.sort(order[: spec.max_train]))

@@ -28,7 +28,7 @@ HOW = "Fetch them: flower-client download DATA --root {root}; or put the officia
 
 @dataclass(frozen=True)
 class _Family:
-    """What differs between the two data sets; `folder` is also the name of torchvision's class."""
+    """The differences between the two data sets; `folder` is also the name of torchvision's class."""
 
     folder: str
     scaling: Scaling

@@ -17,11 +17,11 @@ FORMS = "x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or with
 def read_npz(spec: DataSpec) -> Pool:
     """Read the file `spec.data`.
 
-    With the keys `x, y` the examples are split 70 / 15 / 15, with `x_train, y_train, x_test, y_test` a fifth of the
-    training examples is held out unless `x_val, y_val` are there. Splits depend on the seed alone.
+    With the keys `x, y` the examples are split 70 / 15 / 15. With `x_train, y_train, x_test, y_test` a fifth of the
+    training examples is held out unless there are `x_val, y_val`. Splits depend only on the seed.
 
     Raises:
-        DataError: The file is missing or corrupt, or a key is missing or holds something unusable.
+        DataError: The file is missing or corrupt, or a key is missing or has an unusable value.
     """
     path = Path(spec.data).expanduser()
     if not path.is_file():

@@ -3,9 +3,9 @@
 B. Lake, R. Salakhutdinov, J. Tenenbaum, "Human-level concept learning through probabilistic program induction",
 Science 2015, https://github.com/brendenlake/omniglot
 
-The file holds, for the background (`bg_`) and the evaluation set (`ev_`), `bits`: `(n, 1379)` bytes, each row a
-drawing of 105 x 105 points packed eight to a byte, paper 1 and ink 0; `label`: `(n,)`, an index into `names`:
-`alphabet/characterNN`.
+The file has three arrays for the background set (`bg_`) and for the evaluation set (`ev_`). `bits` is `(n, 1379)`
+bytes: each row is a drawing of 105 x 105 points, packed eight to a byte, paper 1 and ink 0. `label` is `(n,)`, an index
+into `names`, which are `alphabet/characterNN`.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ CHUNK = 512  # rows unpacked at once: 23 MB as float32
 
 @dataclass(frozen=True)
 class _PackedBlock:
-    """Drawings as bits, unpacked and reduced to 28 x 28 when read; ink is 1, paper is 0.
+    """Drawings as bits, unpacked and reduced to 28 x 28 on access; ink is 1, paper is 0.
 
     Args:
         bits: uint8 `(n, 1379)`.
@@ -48,7 +48,7 @@ class _PackedBlock:
         return len(self.bits)
 
     def take(self, rows: IntArray) -> AnyArray:
-        """Return float32 `(len(rows), 1, 28, 28)`, each point the share of ink on its area."""
+        """Return float32 `(len(rows), 1, 28, 28)`; each value is the share of ink on its area."""
         images = np.empty((len(rows), 1, SIDE, SIDE), np.float32)
         for start in range(0, len(rows), CHUNK):
             bits = np.unpackbits(self.bits[rows[start : start + CHUNK]], axis=1, count=RAW * RAW)
@@ -58,7 +58,7 @@ class _PackedBlock:
 
 
 def read_omniglot(spec: DataSpec) -> Pool:
-    """Return Omniglot, 1 x 28 x 28; a label is a character's number within its alphabet, a group is an alphabet.
+    """Return Omniglot, 1 x 28 x 28. A label is a character's number within its alphabet, and a group is an alphabet.
 
     The drawings of each character are split 70 / 15 / 15 in the same way in every run.
 

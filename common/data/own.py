@@ -1,4 +1,4 @@
-"""What users' own data have in common: arrays of doubtful shape and type that become a pool, or an error."""
+"""Checks and splits that all kinds of users' own data share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["BYTES", "Labelled", "build_pool", "check_inputs", "check_pair", "che
 CHANNELS = (1, 3, 4)
 
 BYTES = Scaling(255.0)
-"""What is done to a user's bytes, of which nothing else is known."""
+"""The scaling of users' bytes."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Labelled:
 
 
 def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name: str) -> Labelled:
-    """Check inputs and labels that a user brought, and put images into `(N, C, H, W)`.
+    """Check a user's inputs and labels, and convert images to `(N, C, H, W)`.
 
     Args:
         inputs: `(N, F)`, `(N, H, W)`, `(N, H, W, C)` of uint8, or `(N, C, H, W)`.
         labels: `(N,)` integers from 0.
-        inputs_name: What to call the inputs in messages, such as `"my.npz: key 'x'"`.
-        labels_name: What to call the labels.
+        inputs_name: Name of the inputs in errors, such as `"my.npz: key 'x'"`.
+        labels_name: Name of the labels in errors.
 
     Raises:
-        DataError: Either has another type, shape or length, or holds values that are no numbers or no classes.
+        DataError: Inputs or labels have a wrong type, shape or length, or hold invalid values.
     """
     stored = check_inputs(inputs, inputs_name)
     checked = _labels(labels, labels_name)
@@ -56,10 +56,10 @@ def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name
 
 
 def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
-    """Return a user's inputs as `(N, C, H, W)` or `(N, F)`, bytes as they are and all else as float32.
+    """Return a user's inputs as `(N, C, H, W)` or `(N, F)`: bytes unchanged, all other types as float32.
 
     Raises:
-        DataError: They have another type or shape, or hold values that are no numbers.
+        DataError: They have a wrong type or shape, or values that are not finite.
     """
     if inputs.dtype.kind not in "uifb":
         raise DataError(f"{name}: expected numbers, found dtype {inputs.dtype}")
@@ -106,10 +106,10 @@ def _labels(labels: AnyArray, name: str) -> IntArray:
 
 
 def check_parts(parts: Sequence[Labelled], names: Sequence[str]) -> None:
-    """Refuse training, validation and test inputs of different shape or stored type.
+    """Check that training, validation and test inputs have the same shape and stored type.
 
     Raises:
-        DataError: The first part that differs from the first of `parts`.
+        DataError: A part differs from the first one.
     """
     nothing = np.arange(0)
     first = parts[0].block.take(nothing)
@@ -121,14 +121,22 @@ def check_parts(parts: Sequence[Labelled], names: Sequence[str]) -> None:
 
 
 def split_three(whole: Labelled, name: str, seed: int) -> list[Portion]:
-    """Split 70 / 15 / 15, every class in proportion."""
+    """Split 70 / 15 / 15, stratified by class.
+
+    Raises:
+        DataError: There are fewer than three examples.
+    """
     rng = generator(seed, "own data", "three parts")
     _enough(len(whole.labels), 3, name)
     return [whole.portion.choose(part) for part in three_parts(whole.labels, 0.15, rng)]
 
 
 def split_train(whole: Labelled, name: str, seed: int) -> list[Portion]:
-    """Hold out a fifth of the training examples for validation, every class in proportion."""
+    """Hold out a fifth of the training examples for validation, stratified by class.
+
+    Raises:
+        DataError: There are fewer than two examples.
+    """
     size = len(whole.labels)
     _enough(size, 2, name)
     kept, held = hold_out(whole.labels, max(1, size // 5), generator(seed, "own data", "validation"))
@@ -141,12 +149,12 @@ def _enough(size: int, least: int, name: str) -> None:
 
 
 def build_pool(name: str, portions: Sequence[Portion], class_names: Sequence[str] | None) -> Pool:
-    """Join three portions into a pool; bytes are scaled to 0 .. 1, floats are taken as they are.
+    """Join three portions into a pool. Bytes are scaled to 0 .. 1; floats stay as they are.
 
     Args:
-        name: What to call the data in messages.
-        portions: Train, validation and test.
-        class_names: One for each class, or None to number them.
+        name: Name of the data in errors.
+        portions: Training, validation and test.
+        class_names: One name for each class, or None to number them.
 
     Raises:
         DataError: There are fewer names than classes.

@@ -1,8 +1,8 @@
-"""How the examples of a data set are dealt to clients.
+"""Partition of a data set among clients.
 
-Every client computes the whole deal from the labels and the seed, and takes its own part: nobody has to be told
-which examples are whose, and no example is dealt twice. Where a partitioner deals classes, the shares of each class
-that a client gets are the same in the training, validation and test sets.
+Every client computes the whole partition from the labels and the seed, and takes its own part. Nobody has to send
+indices, and no two clients get the same example. If a partitioner deals classes, a client's share of each class is the
+same in the training, validation and test sets.
 """
 
 from bisect import bisect_right
@@ -29,11 +29,11 @@ TINY = 1e-300
 
 @dataclass(frozen=True)
 class Deal:
-    """Who gets what.
+    """The owner of each example.
 
     Args:
-        owners: For `train`, `val` and `test`, `(N,)`: the client of each example, -1 where nobody gets it.
-        relabel: `(clients, num_classes)`, the label by which a client calls each class, or None for the usual one.
+        owners: For `train`, `val` and `test`, `(N,)`: the client of each example, or -1 for none.
+        relabel: `(clients, num_classes)`: each client's label for each class, or None for the usual labels.
     """
 
     owners: Mapping[str, IntArray]
@@ -49,19 +49,19 @@ class Deal:
 
     @cached_property
     def _by_owner(self) -> dict[str, tuple[IntArray, IntArray]]:
-        """All indices in order of owners, and those owners: a client's are a slice, however many clients there are."""
+        """All indices sorted by owner, and their owners, so that each client's indices are a slice."""
         orders = {name: np.argsort(owners, kind="stable") for name, owners in self.owners.items()}
         return {name: (order, self.owners[name][order]) for name, order in orders.items()}
 
 
 @dataclass(frozen=True)
 class Partitioner:
-    """A way to deal.
+    """A way to partition data.
 
     Args:
-        name: What to write for `DataSpec.split`.
+        name: Value of `DataSpec.split`.
         description: One line for a list.
-        deal: The function that deals; it raises DataError where the data set does not allow it.
+        deal: The function that partitions. It raises DataError if the data set does not allow it.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Partitioner:
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """Return the partitioner of that name.
+    """Return the partitioner with this name.
 
     Raises:
         DataError: There is none.
@@ -88,7 +88,7 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     https://arxiv.org/abs/2103.04628
 
     Raises:
-        DataError: The data set has fewer classes than a client is to have.
+        DataError: The data set has fewer than `classes_per_client` classes.
     """
     present = np.unique(pool.train.labels)
     if spec.classes_per_client > len(present):
@@ -104,7 +104,7 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Give every client `each` distinct classes so that the uses of any two classes differ by one at most."""
+    """Give every client `each` distinct classes, so that the uses of any two classes differ by at most one."""
     owned = np.zeros((clients, classes), dtype=np.bool_)
     for client in range(clients):
         uses = owned.sum(axis=0)
@@ -116,7 +116,7 @@ def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> 
 def deal_shards(pool: Pool, spec: DataSpec) -> Deal:
     """Sort the training examples by label, cut them into shards, and deal each client `classes_per_client` of them.
 
-    Validation and test examples follow the shares of each class that a client's shards hold. McMahan et al.,
+    A client's shares of the validation and test examples of each class are those of its shards. McMahan et al.,
     "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
     https://arxiv.org/abs/1602.05629
     """
@@ -136,13 +136,13 @@ def deal_shards(pool: Pool, spec: DataSpec) -> Deal:
 def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
     """Draw each client's distribution over the classes, `q_i ~ Dir(alpha)`, and deal equally many examples to each.
 
-    A client draws its training examples one by one by `q_i`, without replacement, the clients in random order; a class
-    of which nothing is left is drawn no more. Validation and test examples follow the shares of each class that it then
-    holds. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-    Classification", 2019, section 4, https://arxiv.org/abs/1909.06335
+    The clients take turns in random order. In its turn a client draws one training example without replacement, from a
+    class by `q_i`. Exhausted classes are not drawn any more. A client's shares of the validation and test examples of
+    each class are those of its training examples. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification", 2019, section 4, https://arxiv.org/abs/1909.06335
 
     Raises:
-        DataError: In a hundred draws there was always a client without examples.
+        DataError: In each of a hundred draws there was a client without examples.
     """
     stock = np.bincount(pool.train.labels, minlength=len(pool.class_names))
     for attempt in range(REDRAWS):
@@ -160,12 +160,12 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def _drawn(wanted: Shares, stock: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return how many examples of each class the clients get, `(clients, classes)`, of as many as are in stock.
+    """Return the numbers of examples of each class that the clients draw, `(clients, classes)`.
 
     Args:
         wanted: `(clients, classes)`, each client's distribution.
-        stock: `(classes,)`, examples that there are.
-        rng: Source of whose turn it is, and of what that client draws.
+        stock: `(classes,)`, numbers of available examples.
+        rng: Source of the turns and of the draws.
     """
     left, total = stock.copy(), int(stock.sum())
     counts = np.zeros(wanted.shape, dtype=np.int64)
@@ -181,19 +181,19 @@ def _drawn(wanted: Shares, stock: IntArray, rng: np.random.Generator) -> IntArra
 
 
 def _edges(wanted: Shares, left: IntArray) -> list[list[float]]:
-    """Return each client's cumulative distribution over the classes of which something is left."""
+    """Return each client's cumulative distribution over the classes with examples left."""
     able = wanted * (left > 0)
-    # Who wants only what is gone takes what there is.
+    # A client whose classes are all exhausted draws from what is left.
     able[able.sum(axis=1) < TINY] = left
     edges = able.cumsum(axis=1) / np.maximum(able.sum(axis=1, keepdims=True), TINY)
-    # Rounding must not lead to a class that is gone: the last one left ends at 1, and those behind it begin there.
+    # Set the edge of the last class with examples to 1, so that rounding cannot select an exhausted class after it.
     edges[:, int(np.max(np.flatnonzero(left), initial=0)) :] = 1.0
     rows: list[list[float]] = edges.tolist()
     return rows
 
 
 def deal_iid(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal the examples at random, equally many to each client, give or take one."""
+    """Deal the examples at random, equally many to each client up to one."""
     return Deal({name: _evenly(len(part), spec, name) for name, part in pool.portions.items()})
 
 
@@ -203,10 +203,10 @@ def _evenly(size: int, spec: DataSpec, name: str) -> IntArray:
 
 
 def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal as `iid`, but let clients of different concepts call the same class by different labels.
+    """Deal as `iid`, but let clients of different concepts have different labels for the same class.
 
-    Client `i` has concept `i % classes_per_client`; concept 0 keeps the labels, each other one permutes them in its
-    own way. What helps one concept's clients hurts the others'. Sattler, Mueller, Samek, "Clustered Federated
+    Client `i` has concept `i % classes_per_client`. Concept 0 keeps the labels, and each other concept permutes them in
+    its own way, so that their clients' objectives conflict. Sattler, Mueller, Samek, "Clustered Federated
     Learning", 2020, https://arxiv.org/abs/1910.01991; Ghosh et al., "An Efficient Framework for Clustered Federated
     Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088
 
@@ -226,10 +226,10 @@ def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def deal_groups(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal one group, such as an alphabet, to each client; groups that are left over are nobody's.
+    """Deal one group, such as an alphabet, to each client. The remaining groups are not used.
 
     Raises:
-        DataError: The data set is not grouped in this way, or has fewer groups than there are clients.
+        DataError: The data set has no such groups, or fewer groups than clients.
     """
     _check_groups(pool, spec)
     groups = len(pool.group_names)
@@ -241,10 +241,10 @@ def deal_groups(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def deal_whole_groups(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal all groups, such as users, whole and at random, equally many to each client, give or take one.
+    """Deal all groups, such as users, whole and at random, equally many to each client up to one.
 
     Raises:
-        DataError: The data set is not grouped in this way.
+        DataError: The data set has no such groups.
     """
     _check_groups(pool, spec)
     groups = np.arange(len(pool.group_names), dtype=np.int64)
@@ -271,7 +271,7 @@ def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray
     owners = np.full(len(labels), NOBODY, dtype=np.int64)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        # Edges are rounded, not sizes: no example is lost, and nobody is off by more than one.
+        # Round edges and not sizes, so that no example is lost and each size is off by at most one.
         edges = np.floor(np.cumsum(shares[:, label]) * len(members) + 1e-6)
         owner = np.searchsorted(edges, np.arange(len(members)), side="right")
         owners[members] = np.where(owner < len(shares), owner, NOBODY)

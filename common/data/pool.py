@@ -1,7 +1,7 @@
-"""A whole data set as it lies on disk, from which a client's slice is taken before it is made float.
+"""A whole data set as stored, from which a client reads its part before the conversion to float32.
 
-The full CIFAR-10 is 180 MB as bytes and 740 MB as float32. A client that owns a hundredth of it should pay for a
-hundredth: labels are read first, the partition is computed from them, and only then are pixels read and converted.
+CIFAR-10 has 180 MB as bytes and 740 MB as float32. A client with a hundredth of it should need a hundredth of the
+memory. It reads the labels first, computes the partition from them, and then reads and converts only its own inputs.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ __all__ = ["ArrayBlock", "Block", "FileBlock", "Pool", "Portion"]
 
 
 class Block(Protocol):
-    """A run of stored inputs that can be read by row."""
+    """A sequence of stored inputs with access by row."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
         ...
 
     def take(self, rows: IntArray) -> AnyArray:
-        """Return the inputs at `rows`, `(len(rows), *shape)`; no rows are a valid request."""
+        """Return the inputs at `rows`, `(len(rows), *shape)`; `rows` may be empty."""
         ...
 
 
@@ -52,7 +52,7 @@ class ArrayBlock:
 
 @dataclass(frozen=True)
 class FileBlock:
-    """Images as bytes in a file of records of one length, read only where asked for.
+    """Images as bytes in a file of records of one length, read on access.
 
     Args:
         path: The file; its size has been checked.
@@ -73,7 +73,7 @@ class FileBlock:
         return self.count
 
     def _records(self) -> AnyArray:
-        # Opened anew for each use: a mapping that stays open keeps every page it ever touched resident.
+        # Open a new mapping for each use, because an open one keeps every page that it has touched in memory.
         length = self.label + int(np.prod(self.shape))
         return np.memmap(self.path, np.uint8, "r", offset=self.header, shape=(self.count, length))
 
@@ -88,13 +88,13 @@ class FileBlock:
 
 @dataclass(frozen=True)
 class Portion:
-    """Some examples of a data set: where their inputs are stored, and what is known of them without reading those.
+    """Some examples of a data set: their labels and groups, and the places of their stored inputs.
 
     Args:
-        blocks: Stored inputs, numbered through from the first block's first row.
-        rows: `(N,)`, the rows that are in this portion.
+        blocks: Stored inputs; rows are numbered through all blocks.
+        rows: `(N,)`, the rows of this portion.
         labels: `(N,)`.
-        groups: `(N,)`, such as the alphabet of a drawing, or None where the data set has no such thing.
+        groups: `(N,)`, such as the alphabet of a drawing, or None if the data set has no groups.
     """
 
     blocks: tuple[Block, ...]
@@ -107,7 +107,7 @@ class Portion:
         return len(self.rows)
 
     def choose(self, indices: IntArray) -> "Portion":
-        """Return the examples at `indices`; reads nothing."""
+        """Return the examples at `indices`, without reading inputs."""
         groups = None if self.groups is None else self.groups[indices]
         return Portion(self.blocks, self.rows[indices], self.labels[indices], groups)
 
@@ -132,17 +132,17 @@ class Portion:
 
 @dataclass(frozen=True)
 class Pool:
-    """A data set of which clients get pieces.
+    """A whole data set.
 
     Args:
-        name: What to call it in messages.
+        name: Name in errors.
         train: Training examples.
         val: Validation examples.
         test: Test examples.
-        class_names: One for each class.
-        scaling: From stored numbers to inputs.
-        group_kind: What `groups` of the portions are, such as `"alphabet"`; empty where there are none.
-        group_names: One for each group.
+        class_names: One name for each class.
+        scaling: Scaling from stored numbers to inputs.
+        group_kind: Kind of the portions' `groups`, such as `"alphabet"`; empty if there are none.
+        group_names: One name for each group.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Inputs alone: a public or synthetic set whose labels, if it has any, do not matter."""
+"""Reference sets: public or synthetic inputs, without labels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,11 @@ __all__ = ["read_reference"]
 
 
 def read_reference(spec: DataSpec, most: int) -> Tensor:
-    """Return up to `most` inputs of a data set, float32 `(n, *shape)`: the same ones for equal seeds, in their order.
+    """Return up to `most` inputs of a data set, float32 `(n, *shape)`, which depend only on the seed.
 
     Args:
-        spec: what any client can name, of which all portions are taken together; or an `.npz` with the key x alone.
-        most: inputs beyond which some are drawn at random, without regard to labels.
+        spec: any data set that a client can name, of which all portions count, or an `.npz` with only the key x.
+        most: number of inputs above which that many are drawn at random.
 
     Raises:
         DataError: the set cannot be found or read.

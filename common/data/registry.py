@@ -1,4 +1,4 @@
-"""The registered data sets, and how the name of one is told from a user's file, folder or function."""
+"""The registered data sets, and the choice between them and a user's file, folder or function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ Reader = Callable[[DataSpec], Pool]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a registered data set before it is read.
+    """Facts about a registered data set that are known before it is read.
 
     Args:
-        name: What to write for `DataSpec.data`.
-        input_shape: `(C, H, W)` of one input.
+        name: Value of `DataSpec.data`.
+        input_shape: Shape of one input, such as `(C, H, W)`.
         num_classes: Number of classes.
         description: One line for a list.
-        groups: What its examples are grouped by, such as `"alphabet"`; empty if by nothing.
+        groups: Kind of the groups of its examples, such as `"alphabet"`; empty if there are none.
     """
 
     name: str
@@ -69,10 +69,10 @@ _READERS: Mapping[str, Reader] = {info.name: reader for info, reader in _REGISTE
 
 
 def read_pool(spec: DataSpec) -> Pool:
-    """Find out what `spec.data` names, and open it: its labels are read, its inputs as far as the format allows not.
+    """Open the data that `spec.data` names and read the labels. Inputs are read later if the format allows it.
 
     Raises:
-        DataError: It names nothing that can be read.
+        DataError: The data do not exist or cannot be read.
     """
     plugin = find_plugin("datasets", spec.data, DATASETS, DataError)
     if plugin is not None:

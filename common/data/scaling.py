@@ -1,4 +1,4 @@
-"""What is done to stored numbers before they are a network's inputs."""
+"""Scaling of stored numbers to a network's inputs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,12 @@ AnyArray = NDArray[Any]
 
 @dataclass(frozen=True)
 class Scaling:
-    """How stored numbers become the network's inputs: `(stored / divisor - mean) / std`, by channel.
+    """The map from stored numbers to inputs: `(stored / divisor - mean) / std`, by channel.
 
     Args:
         divisor: The largest stored value.
-        mean: One number for each channel, or nothing.
-        std: One number for each channel, or nothing.
+        mean: One number for each channel, or empty.
+        std: One number for each channel, or empty.
     """
 
     divisor: float = 1.0
@@ -27,7 +27,7 @@ class Scaling:
     std: tuple[float, ...] = ()
 
     def apply(self, stored: AnyArray) -> torch.Tensor:
-        """Return float32 inputs of the same shape; `stored` is left as it is."""
+        """Return float32 inputs of the same shape; `stored` stays unchanged."""
         inputs = torch.tensor(np.ascontiguousarray(stored), dtype=torch.float32)
         if self.divisor != 1.0:
             inputs.div_(self.divisor)

@@ -1,4 +1,4 @@
-"""What one client trains on, as a person describes it on the command line or in a file."""
+"""Description of one client's data, as given on the command line or in a file."""
 
 import math
 import os
@@ -12,21 +12,20 @@ __all__ = ["DataSpec"]
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which data set, cut how, and which piece of it.
+    """A data set, its partition, and one client's part of it.
 
     Args:
         data: Name of a registered data set, path of an `.npz` file, path of a folder of images by class, or
             `package.module:function`.
         root: Folder of a registered data set's files; by default `$HYPERBLOOM_DATA`, else `~/.cache/hyperbloom`.
-        download: Fetch a registered data set that is not in `root`, where torchvision can.
-        split: Name of the partitioner; every client must be given the same one.
+        download: Fetch a registered data set that is not in `root`, if torchvision can.
+        split: Name of the partitioner; it must be the same for all clients.
         classes_per_client: Classes of a client (`shares`), shards of a client (`shards`), or number of
             concepts (`concepts`).
-        alpha: Concentration of the Dirichlet distribution: the smaller, the less alike the clients.
-        partition: Which client this is, from 0; None gives it all of the data.
-        partitions: How many clients share the data.
-        max_train: Keep at most this many training examples of the client; a smaller number keeps a subset of a
-            larger one's.
+        alpha: Concentration of the Dirichlet distribution. Smaller values make clients differ more.
+        partition: Number of the client, from 0; None for all of the data.
+        partitions: Number of clients that share the data.
+        max_train: Most training examples of the client. A smaller number keeps a subset of a larger one's.
         seed: Seed of the partition, of `max_train` and of the splitting of users' own data.
 
     Raises:
@@ -45,7 +44,7 @@ class DataSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no partition can be made from."""
+        """Check the numbers."""
         for name, value in (("partitions", self.partitions), ("classes_per_client", self.classes_per_client)):
             if value < 1:
                 raise DataError(f"{name}: expected at least 1, found {value}")
@@ -58,6 +57,6 @@ class DataSpec:
 
     @property
     def folder(self) -> Path:
-        """The folder in which the files of registered data sets are looked for."""
+        """The folder with the files of registered data sets."""
         root = self.root or os.environ.get("HYPERBLOOM_DATA") or Path("~/.cache/hyperbloom")
         return Path(root).expanduser()

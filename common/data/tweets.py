@@ -1,7 +1,7 @@
 """14,640 tweets of airlines' customers by sentiment, from `airline_tweets.csv` (Crowdflower, 2015; CC BY-NC-SA 4.0).
 
-Columns that are read: `airline_sentiment` (negative, neutral or positive), `name` (who wrote it) and `text`. A word
-becomes a number by a hash, so that clients agree on numbers without having seen each other's words.
+The reader uses the columns `airline_sentiment` (negative, neutral or positive), `name` (the author) and `text`. A hash
+maps words to numbers, so that clients agree on them without knowing each other's words.
 """
 
 import csv
@@ -23,16 +23,16 @@ FILE = "airline_tweets.csv"
 COLUMNS = ("airline_sentiment", "name", "text")
 CLASSES = ("negative", "neutral", "positive")
 LENGTH = 32
-"""Words of the longest tweet."""
+"""Number of words that are kept of a tweet."""
 
 WORDS = 9_999
-"""Numbers that words are hashed to, from 1; 0 is padding."""
+"""Words are hashed to numbers from 1 to this; 0 is padding."""
 
 HOW = f"It cannot be downloaded here: put it into {{root}}, with the columns {', '.join(COLUMNS)}."
 
 
 def tokens(text: str) -> list[int]:
-    """Return the numbers of a text's first words, filled up with 0 to `LENGTH`."""
+    """Return the numbers of the first `LENGTH` words of a text, padded with 0."""
     words = re.findall(r"[a-z']+", text.lower())[:LENGTH]
     numbers = [1 + zlib.crc32(word.encode()) % WORDS for word in words]
     return numbers + [0] * (LENGTH - len(numbers))
@@ -66,7 +66,7 @@ def read_tweets(spec: DataSpec) -> Pool:
 
 
 def random_words() -> list[tuple[AnyArray, IntArray]]:
-    """Return 2,000 made-up tweets, in three parts: inputs that are nobody's, where some must be seen by all."""
+    """Return 2,000 synthetic tweets with labels in three parts, for use as a public reference set."""
     rng = generator(FIXED_SEED, "random words")
     words = 1 + np.minimum(rng.zipf(1.3, (2000, LENGTH)) - 1, WORDS - 1)
     words[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, (2000, 1))] = 0

@@ -1,4 +1,4 @@
-"""Inputs without labels: what a trained model is asked about, and what a newcomer describes itself by."""
+"""Inputs without labels, for predictions of a trained model and for a newcomer's descriptor."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ FILES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Inputs:
-    """Some inputs of a network.
+    """Inputs of a network.
 
     Args:
-        names: one for each: the file, with the index behind it where a file holds several.
+        names: name of each input: its file, and its index if the file holds several.
         values: float32 `(N, *input_shape)`.
     """
 
@@ -32,7 +32,7 @@ class Inputs:
 
 
 def is_unlabelled(path: Path) -> bool:
-    """Tell whether a path holds inputs without labels: `.npy`, `.npz` without `y`, or a folder of images alone."""
+    """Return whether a path holds inputs without labels: `.npy`, `.npz` without `y`, images or their folder."""
     if path.is_dir():
         entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
         return not any(entry.is_dir() for entry in entries) and any(_is_image(entry) for entry in entries)
@@ -42,15 +42,15 @@ def is_unlabelled(path: Path) -> bool:
 
 
 def read_inputs(paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Scaling) -> Iterator[Inputs]:
-    """Yield the inputs in images, `.npy`, `.npz` (key `x`) and folders of images, some at a time.
+    """Yield the inputs in images, `.npy`, `.npz` (key `x`) and folders of images, in batches.
 
-    Images get the size and the channels that the network expects, and are divided by 255 and normalised. In arrays
-    bytes are scaled as at training; floats are taken for the network's inputs as they are.
+    Images are converted to the size and the channels of the network, divided by 255 and normalised. Bytes in arrays are
+    scaled as in training. Floats in arrays are inputs of the network without further scaling.
 
     Args:
         paths: files and folders.
-        input_shape: of one input.
-        scaling: from stored numbers to inputs, as at training.
+        input_shape: shape of one input.
+        scaling: scaling of stored numbers in training.
 
     Raises:
         DataError: a file is missing, unreadable or of another shape.
@@ -72,7 +72,7 @@ def read_inputs(paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Sc
 
 
 def scaling_of_bytes(scaling: Scaling) -> Scaling:
-    """Return what is done to bytes where training did `scaling`: floats it took as they were, bytes it divided."""
+    """Return the scaling of bytes for a model trained with `scaling`; the divisor is 255 if training used floats."""
     return replace(scaling, divisor=255.0) if scaling.divisor == 1.0 else scaling
 
 

@@ -14,7 +14,7 @@ __all__ = ["DSS"]
 
 
 class _Layer(nn.Module):
-    """`L(x)_i = A x_i + B mean_j x_j` (theorem 1). The mean replaces the sum, so values do not grow with the set."""
+    """`L(x)_i = A x_i + B mean_j x_j` (theorem 1), with a mean so that values do not grow with the set."""
 
     def __init__(self, own: nn.Module, shared: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Computation graphs of networks, and the hypernetwork that reads them: on the client as on the server."""
+"""Computation graphs of networks, and the graph hypernetwork. Server and clients use both."""
 
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerType

@@ -1,7 +1,7 @@
-"""The computation graph of a network: typed nodes, edges, and which node owns which parameter.
+"""The computation graph of a network: typed nodes, edges, and the owner of each parameter.
 
-The graph is all that a graph hypernetwork reads of an architecture. It holds no weights and no data; in strategy `ghn`
-it never leaves the client, in `ghn-server` it travels once, as the text that `to_json` writes.
+A graph hypernetwork reads nothing else of an architecture. The graph holds no weights and no data. In strategy `ghn` it
+never leaves the client; in `ghn-server` it travels once, as the text that `to_json` writes.
 """
 
 import graphlib
@@ -27,14 +27,14 @@ MAX_EDGES = 8192
 MAX_NAME = 200
 MAX_TEXT = 4_000_000
 MAX_PARAMETERS = 2**28
-"""Parameters that a graph may own unless a caller allows fewer: vgg11 has half as many."""
+"""Most parameters of a graph unless a caller allows fewer. VGG-11 has half as many."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node: its type and the names of the parameters that it owns, by role.
+    """A node: its type, and pairs of role and name for the parameters that it owns.
 
-    A layer that is called twice is two nodes, and the first one owns the parameters.
+    A layer that is called twice has two nodes. The first one owns the parameters.
     """
 
     type: LayerType
@@ -47,11 +47,12 @@ class Graph:
 
     Args:
         nodes: in any order.
-        edges: pairs of indices into `nodes`: the output of the first is an input of the second. A pair may repeat.
+        edges: pairs of indices into `nodes`. The output of the first is an input of the second. A pair may repeat.
         order: names of all parameters in the order of the flat vector.
 
     Raises:
-        ModelError: an edge leads nowhere or in a circle, a parameter has not exactly one owner, or there is too much.
+        ModelError: an edge has no node, there is a cycle, a parameter has not exactly one owner, there is not one input
+            and one output, or the graph is too large.
     """
 
     nodes: tuple[Node, ...]
@@ -59,7 +60,7 @@ class Graph:
     order: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no graph of a network."""
+        """Check the graph."""
         if not 0 < len(self.nodes) <= MAX_NODES or len(self.edges) > MAX_EDGES:
             found = f"{len(self.nodes)} nodes and {len(self.edges)} edges"
             raise ModelError(f"graph: expected up to {MAX_NODES} nodes and {MAX_EDGES} edges, found {found}")
@@ -95,14 +96,14 @@ class Graph:
 
     @classmethod
     def from_json(cls, text: str, max_parameters: int = MAX_PARAMETERS) -> "Graph":
-        """Read what `to_json` wrote, on a machine that does not trust the one that wrote it.
+        """Read the JSON of `to_json` from an untrusted sender.
 
         Args:
             text: the JSON.
-            max_parameters: refuse a graph whose layers have more.
+            max_parameters: most parameters that its layers may have.
 
         Raises:
-            WireError: it is no JSON of a graph, or a graph that is refused.
+            WireError: the text is no JSON of a graph, or the graph is invalid or too large.
         """
         if len(text) > MAX_TEXT:
             raise WireError(f"graph: expected at most {MAX_TEXT} characters, found {len(text)}")
@@ -129,13 +130,13 @@ class Graph:
         return graph
 
     def to_json(self) -> str:
-        """Return the graph as one line of JSON, the same every time."""
+        """Return the graph as one line of JSON; equal graphs give equal text."""
         nodes = [[str(node.type), dict(node.parameters)] for node in self.nodes]
         return json.dumps({"nodes": nodes, "edges": self.edges, "order": self.order}, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:
-        """Short hash: clients with equal ones can share one pass through the hypernetwork."""
+        """Short hash. Clients with equal hashes can share one pass through the hypernetwork."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     @cached_property
@@ -146,7 +147,7 @@ class Graph:
 
     @cached_property
     def head(self) -> tuple[str, ...]:
-        """Names of the parameters that are nearest to the output: those of the prediction head."""
+        """Names of the parameters nearest to the output, which form the prediction head."""
         inputs = _inputs(len(self.nodes), self.edges)
         near = [index for index, node in enumerate(self.nodes) if node.type.kind == "output"]
         while not (found := sorted(name for index in near for _, name in self.nodes[index].parameters)):
@@ -162,7 +163,7 @@ class Graph:
 
     @cached_property
     def groups(self) -> Mapping[LayerType, tuple[int, ...]]:
-        """Nodes that own parameters, by type: in the order of their parameters, however the nodes are listed."""
+        """Nodes that own parameters, by type, in the order of their parameters."""
         place = {name: index for index, name in enumerate(self.order)}
         owners = [index for index, node in enumerate(self.nodes) if node.parameters]
         owners.sort(key=lambda index: min(place[name] for _, name in self.nodes[index].parameters))
@@ -173,7 +174,7 @@ class Graph:
 
     @cached_property
     def one_hot(self) -> Tensor:
-        """Row `i` marks the type of node `i` among `types`: `(n, T)`."""
+        """One-hot types of the nodes, `(n, T)`: row `i` marks the type of node `i` among `types`."""
         place = {layer: index for index, layer in enumerate(self.types)}
         marks = torch.zeros(len(self.nodes), len(self.types))
         marks[range(len(self.nodes)), [place[node.type] for node in self.nodes]] = 1
@@ -181,7 +182,7 @@ class Graph:
 
     @cached_property
     def adjacency(self) -> Tensor:
-        """Number of edges between two nodes, in either direction: `(n, n)`, symmetric."""
+        """Numbers of edges between two nodes in both directions, `(n, n)`, symmetric."""
         counts = torch.zeros(len(self.nodes), len(self.nodes))
         for source, target in self.edges:
             counts[source, target] += 1
@@ -189,7 +190,7 @@ class Graph:
         return counts
 
     def render(self) -> str:
-        """Return the graph as a table: a line per node with its type, inputs, and the parameters that it owns."""
+        """Return the graph as a table with a line for each node: its type, its inputs and its parameters."""
         inputs = _inputs(len(self.nodes), self.edges)
         rows = [
             (str(index), str(node.type), ",".join(map(str, inputs[index])), _owned(node))

@@ -1,8 +1,8 @@
-"""Types of nodes of a computation graph, and the one line of text that names a type on the wire and in reports.
+"""Types of nodes of a computation graph, and the line of text that names a type on the wire and in reports.
 
-A type is what Litany et al. (HAFL-GHN, https://arxiv.org/abs/2201.08459, section 4.2) call a layer type: the operation,
-channels in and out, kernel, stride and the activation that follows, here also dilation, groups, and which of weight and
-bias are generated. Layers of one type share a decoder of the graph hypernetwork.
+A type is a layer type of Litany et al. (HAFL-GHN, https://arxiv.org/abs/2201.08459, section 4.2): the operation, input
+and output channels, kernel, stride and the activation that follows. Here it also has dilation, groups, and the roles
+(weight, bias) that are generated. Layers of one type share a decoder of the graph hypernetwork.
 
     conv2d 64,128 k3x3 s2x2 wb +relu        linear 512,10 wb        batchnorm 64 wb +relu        add +relu
 """
@@ -18,7 +18,7 @@ __all__ = ["ACTIVATIONS", "NORMS", "LayerError", "LayerType"]
 
 
 class LayerError(ModelError):
-    """Values that make no layer type; who knows where they come from says so."""
+    """The values form no valid layer type. Callers add where the values come from."""
 
 
 _DIMENSIONS = ("1d", "2d", "3d")
@@ -36,7 +36,7 @@ ACTIVATIONS = frozenset(
 )
 
 MAX_LENGTH = 2**24
-"""No dimension of a layer is longer: a bound for what arrives over the wire, far above what people build."""
+"""Longest dimension of a layer: a bound for messages from the wire, far above real networks."""
 
 _TEXT = re.compile(
     r"(?P<kind>[a-z0-9]+)(?: (?P<channels>\d+(?:,\d+)*))?(?: k(?P<kernel>\d+(?:x\d+)*))?(?: s(?P<stride>\d+(?:x\d+)*))?"
@@ -48,20 +48,20 @@ _ROLES = {"w": "weight", "b": "bias"}
 
 @dataclass(frozen=True)
 class LayerType:
-    """What decides which decoder writes a layer's parameters.
+    """The type of a layer, which selects the decoder of its parameters.
 
     Args:
         kind: the operation, such as `conv2d` or `add`.
-        channels: `(in, out)` of a convolution or linear layer, the parameters' shape of a norm or PReLU.
-        kernel: size of the kernel; of adaptive pooling, the output's size.
-        stride: of a convolution or pooling; empty for all ones.
-        dilation: of a convolution; empty for all ones.
-        groups: of a convolution or of group normalisation; as many as channels in: depthwise.
-        roles: which of `weight` and `bias` the layer has and the hypernetwork generates.
-        activation: what is applied to the output, or empty.
+        channels: `(in, out)` of a convolution or linear layer; shape of the parameters of a norm or PReLU.
+        kernel: size of the kernel, or for adaptive pooling, of the output.
+        stride: stride of a convolution or pooling; empty for all ones.
+        dilation: dilation of a convolution; empty for all ones.
+        groups: groups of a convolution or of group normalisation. A depthwise convolution has as many as channels in.
+        roles: roles (`weight`, `bias`) that the layer has and the hypernetwork generates.
+        activation: activation on the output, or empty.
 
     Raises:
-        LayerError: the values make no layer.
+        LayerError: the values form no valid layer.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class LayerType:
     activation: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is no layer."""
+        """Check the values."""
         if self.kind not in KINDS:
             raise LayerError(f"layer type: expected one of {', '.join(sorted(KINDS))}, found {self.kind[:40]!r}")
         lengths = (*self.channels, *self.kernel, *self.stride, *self.dilation, self.groups)
@@ -89,10 +89,10 @@ class LayerType:
 
     @classmethod
     def parse(cls, text: str) -> "LayerType":
-        """Read what `str` writes.
+        """Read the text of a type, as `str` writes it.
 
         Raises:
-            WireError: it is no such text, or names no layer.
+            WireError: the text has another form, or the layer is not valid.
         """
         found = _TEXT.fullmatch(text) if len(text) <= 200 else None
         if found is None:
@@ -117,7 +117,7 @@ class LayerType:
         return layer
 
     def __str__(self) -> str:
-        """Return the one text of this type."""
+        """Return the text of the type. Each type has exactly one."""
         return self._text
 
     @cached_property
@@ -132,7 +132,7 @@ class LayerType:
 
     @property
     def is_norm(self) -> bool:
-        """Whether the layer normalises with parameters of its own."""
+        """Whether the layer is a normalisation layer with its own parameters."""
         return self.kind in NORMS
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -149,9 +149,9 @@ class LayerType:
 
     @property
     def fan_in(self) -> float:
-        """Number of inputs that one output of a convolution or linear layer sums, on average over positions."""
+        """Number of inputs in the sum of one output of a convolution or linear layer, on average over positions."""
         inputs = self.channels[0] // self.groups * math.prod(self.kernel)
-        # An input of a transposed convolution is spread over prod(stride) as many outputs.
+        # A transposed convolution has prod(stride) times as many outputs as inputs.
         return inputs / math.prod(self.stride) if self.kind.startswith("convtranspose") else float(inputs)
 
     @property
@@ -161,7 +161,7 @@ class LayerType:
 
 
 def _check_fields(layer: LayerType) -> None:
-    """Refuse fields that the kind does not have, and channels that its groups do not divide."""
+    """Raise a LayerError for fields that the kind does not have, and for channels that the groups do not divide."""
     dimensions = CONVOLUTIONS.get(layer.kind, 0)
     window = dimensions or POOLS.get(layer.kind, 0)
     pair = dimensions or layer.kind == "linear"

@@ -1,4 +1,4 @@
-"""The graph hypernetwork of HAFL-GHN: from a computation graph to all parameters of the network that it describes.
+"""The graph hypernetwork of HAFL-GHN, which generates all parameters of a network from its computation graph.
 
 Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
 HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 4.2 and appendix C.
@@ -6,31 +6,31 @@ HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 4.2 and appendix 
     x_i   = one-hot of the type of node i                                                  (T,)
     x_i' <- norm(relu(W1 x_i + W2 sum_{j in N(i)} x_j + b))   GraphConv, `layers` times    (d,)
     h_i   = norm(leaky_relu(U_t x_i + c_t)) / sqrt(m)                                      (m,)
-    w_i   = (S_t h_i + s_t) * (V_t h_i + v_t)             t: the type of node i; scale and weight apart
+    w_i   = (S_t h_i + s_t) * (V_t h_i + v_t)             t: type of node i; separate scale and weight
 
-`N(i)` are the neighbours in either direction: what a layer is to compute depends on what follows it too. `norm`
-centres a vector and scales it to unit variance; like all else here it looks at one node, so that a layer's weights
-depend on its neighbourhood of `layers` hops alone, which is what carries over to architectures that were never seen.
+`N(i)` are the neighbours in both directions, because a layer's task also depends on the layers after it. `norm`
+centres a vector and scales it to unit variance. Every operation except the sum over `N(i)` reads one node only. A
+layer's weights therefore depend only on its neighbourhood of `layers` hops, which carries over to unseen architectures.
 
-Where this departs from the paper, whose exact factors and sizes are lost:
+The paper does not give all factors and sizes. This version departs from it in three points:
 
-* The two norms. Without the first, sums of what ReLU leaves point all nodes in nearly one direction: layers of one type
-  then start with nearly the same weights and move together. Their decoder knows their type; what tells them apart are
-  the neighbours, and therefore `W2` starts three times as large as `W1`. (Mean cosine between the inner layers of a
-  plain CNN of 4 layers under 4 GraphConvs: 0.98 with neither, 0.75 with both.) With the second norm, `|h_i| = 1`, and
-  `V_t` drawn from `N(0, 2 / fan_in)` with zero `v_t` gives weights of Kaiming variance whatever the graph, seen or
-  unseen; the norm of a narrow random layer varies by tens of percent between nodes. A gradient step on `V_t` then also
-  moves the weights of a single node of its type as the same step on the weights themselves would: a learning rate means
-  what it means for the target network.
-* One scale per row of the weight, one at the start. Biases start at zero; the weights of norms, at one.
+* The two norms. Without the first, sums after ReLU point all nodes in nearly one direction. Layers of one type then
+  start with nearly the same weights and move together, because only their neighbours distinguish them. `W2` starts
+  three times as large as `W1` for the same reason. (Mean cosine between the inner layers of a plain CNN of 4 layers
+  under 4 GraphConvs: 0.98 with neither, 0.75 with both.) With the second norm, `|h_i| = 1`, and `V_t` drawn from
+  `N(0, 2 / fan_in)` with zero `v_t` gives weights of Kaiming variance for every graph. Without it, the norm of a narrow
+  random layer varies by tens of percent between nodes. A gradient step on `V_t` then also moves the weights of a single
+  node of its type like the same step on the weights, so learning rates of the target network keep their meaning.
+* The scale has one factor per row of the weight and starts at one. Biases start at zero, weights of norms at one.
 * `tile`: as in GHN-2 (Knyazev et al., 2021, https://arxiv.org/abs/2110.13100) a block of at most `tile` x `tile`
-  channels is generated and repeated, and the scale is one per row and block of columns. It starts at random signs:
-  rows that repeat each other would stay equal for ever.
+  channels is generated and repeated. The scale has one factor per row and block of columns, with random initial signs,
+  because repeated rows would otherwise stay equal forever.
 
-Why no PyTorch Geometric: a graph of 20 to 160 nodes is a small dense matrix. On one core its GraphConv (2.8.1, torch
-2.14) took 0.66 ms forwards and back for four layers over the 53 nodes of ResNet-18, the products below 0.38 ms, with
-the same values to 1e-6; its import costs 1.9 s and 170 MB on every client and its installation 16 more packages; and
-its scattered sums are not the same to the bit on every run on a GPU. Both are equally fast at 160 nodes.
+This module does not use PyTorch Geometric, because a graph of 20 to 160 nodes is a small dense matrix. On one core its
+GraphConv (2.8.1, torch 2.14) took 0.66 ms forwards and backwards for four layers over the 53 nodes of ResNet-18; the
+products below took 0.38 ms, with the same values to 1e-6. Both are equally fast at 160 nodes. Its import costs 1.9 s
+and 170 MB on every client, and its installation 16 more packages. Its scattered sums on a GPU are not reproducible to
+the bit.
 """
 
 import json
@@ -53,30 +53,33 @@ __all__ = ["SHARED", "GraphHypernetwork", "Mode", "Settings", "part_of", "parts_
 
 Mode = Literal["graph", "no-graph", "linear"]
 SHARED = "gnn"
-"""Name of the part that every architecture needs; every other part is named by the text of a layer type."""
+"""Name of the part that every architecture needs. The text of a layer type names every other part."""
 
 LARGEST_SETTING = 4096
-"""Bound for what arrives over the wire."""
+"""Bound for settings from the wire."""
 
-PRELU_START = 0.25  # as torch's
-NORM_EPSILON = 1e-8  # far below the variance of what leaky ReLU leaves of a narrow layer that is negative throughout
+PRELU_START = 0.25  # as in torch
+NORM_EPSILON = 1e-8  # far below the variance after leaky ReLU of a narrow, all-negative layer
 NEIGHBOURS = 3.0
-"""How much larger the messages of neighbours start than a node's own."""
+"""Initial size of `W2` relative to `W1`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the shapes of a graph hypernetwork.
+    """The settings that determine the shapes of a graph hypernetwork.
 
     Args:
-        mode: `graph`; `no-graph` is the same without messages, so that all layers of one type have one set of weights;
-            `linear` has the identity for message passing, which gives a layer the one-hot latent of its place among
-            the layers of its type, and linear maps `V_t x_i` for MLPs: averaging it is averaging weights.
+        mode: `graph`; `no-graph` leaves out messages, so that all layers of one type have the same weights; `linear`
+            replaces message passing by the one-hot place of a layer among those of its type, and the MLPs by linear
+            maps `V_t x_i`, so that averaging hypernetworks averages weights.
         layers: number of GraphConv layers; the authors searched 1 to 8.
-        latent: width d of a node's latent vector; the authors searched 16 to 128. In mode `linear`, how many layers of
-            one type an architecture may have.
+        latent: width d of a node's latent vector; the authors searched 16 to 128. In mode `linear`, the largest number
+            of layers of one type.
         hidden: width m between the two layers of an MLP; the authors searched 16 to 64. Traffic is proportional to it.
         tile: longest side of a generated block of channels, or None to generate every weight.
+
+    Raises:
+        ModelError: a size is too small.
     """
 
     mode: Mode = "graph"
@@ -86,8 +89,8 @@ class Settings:
     tile: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes that are too small with a ModelError."""
-        for name, least in (("layers", 1), ("latent", 2), ("hidden", 2), ("tile", 1)):  # one number has no norm
+        """Check the sizes."""
+        for name, least in (("layers", 1), ("latent", 2), ("hidden", 2), ("tile", 1)):  # norms need two numbers
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ModelError(f"{name}: expected at least {least}, found {value}")
@@ -98,10 +101,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """Read what `to_json` wrote, on a machine that does not trust the one that wrote it.
+        """Read the JSON of `to_json` from an untrusted sender.
 
         Raises:
-            WireError: it is no JSON of settings, or of sizes that are refused.
+            WireError: the text is no JSON of settings, or a size is out of range.
         """
         try:
             values = json.loads(text)
@@ -121,16 +124,15 @@ class Settings:
 
 
 def parts_of(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the parts that generating the weights for a graph needs.
+    """Return the names of the parts that are needed to generate the weights for a graph.
 
-    A client that asks for these parts alone discloses the set of its types, and not how often they occur or how they
-    are connected.
+    A client that asks for only these parts discloses its set of types, but not their counts or connections.
     """
     return (SHARED, *map(str, graph.types))
 
 
 def part_of(parameter: str) -> str:
-    """Return the part to which a parameter of a `GraphHypernetwork` belongs, by its name."""
+    """Return the part of the `GraphHypernetwork` parameter with this name."""
     first, _, rest = parameter.partition(".")
     return first if first == SHARED else rest.rpartition(".")[0]
 
@@ -138,21 +140,21 @@ def part_of(parameter: str) -> str:
 class GraphHypernetwork(nn.Module):
     """One message-passing network, and one decoder for each layer type.
 
-    A parameter belongs to one part: `gnn`, or that of a layer type, which holds the type's rows of the first layer's
-    `W1` and `W2` and its decoder. A part starts from the seed and its own name, whatever other types there are: server
-    and clients agree on a type that either meets first.
+    Each parameter belongs to one part: `gnn`, or the part of a layer type, which holds the type's rows of the first
+    layer's `W1` and `W2`, and its decoder. Only the seed and the name of a part determine its initial values, so server
+    and clients initialise a new type alike.
 
     Args:
         types: layer types to serve; `grow` adds more.
-        settings: shapes.
-        seed: of the initial values; None leaves zeros, for a copy that is about to load them.
+        settings: settings of the shapes.
+        seed: seed of the initial values; None gives zeros, for a copy that loads values next.
 
     Shape:
         a graph to `(graph.layout.numel,)`.
     """
 
     def __init__(self, types: Iterable[LayerType], settings: Settings, seed: int | None = 0) -> None:
-        """Make the parts."""
+        """Create the parts."""
         super().__init__()
         self.settings, self.seed = settings, seed
         self.gnn = _MessagePassing(settings, _generator(seed, SHARED))
@@ -160,20 +162,20 @@ class GraphHypernetwork(nn.Module):
         self.grow(types)
 
     def grow(self, types: Iterable[LayerType]) -> None:
-        """Add the parts of layer types that there are none for yet."""
+        """Add parts for the layer types that have none yet."""
         for layer in sorted(set(types), key=str):
             if str(layer) not in self.types:
                 self.types[str(layer)] = _TypePart(layer, self.settings, _generator(self.seed, str(layer)))
 
     @staticmethod
     def sketch(types: Iterable[LayerType], settings: Settings, most: int) -> "GraphHypernetwork":
-        """Return one without values, on torch's meta device: what the real one would take costs nothing to find out.
+        """Return a hypernetwork without values on torch's meta device, which shows the size of the real one.
 
         Raises:
             ModelError: it would have more than `most` parameters.
         """
         types = list(types)
-        # Before torch multiplies lengths that overflow its integers.
+        # Check in Python first, because products of the lengths may overflow torch's integers.
         numel = sum(layer.numel for layer in types)
         if numel <= most:
             with torch.device("meta"):
@@ -187,7 +189,7 @@ class GraphHypernetwork(nn.Module):
         """Return all parameters of the network, flat, in the order of `graph.layout`.
 
         Raises:
-            ModelError: there is no part for one of its types.
+            ModelError: a type of the graph has no part.
         """
         missing = [str(layer) for layer in graph.types if str(layer) not in self.types]
         if missing:
@@ -196,8 +198,8 @@ class GraphHypernetwork(nn.Module):
         made: dict[str, Tensor] = {}
         for layer, nodes in graph.groups.items():
             part: _TypePart = self.types[str(layer)]  # type: ignore[assignment]
-            # All layers of a type in one product; `unbind`, as the gradient of many single rows would be a sum of
-            # that many mostly empty matrices.
+            # One product for all layers of a type. `unbind`, because each single row that is indexed adds a mostly
+            # empty matrix to the gradient.
             rows = {role: values.unbind() for role, values in part(latents[list(nodes)]).items()}
             for row, node in enumerate(nodes):
                 made |= {name: rows[role][row] for role, name in graph.nodes[node].parameters}
@@ -206,7 +208,7 @@ class GraphHypernetwork(nn.Module):
     def vjp(self, graph: Graph, gradient: Tensor) -> None:
         """Add the gradient of `<gradient, forward(graph)>` to `.grad` of all parameters.
 
-        It is linear in `gradient` `(graph.layout.numel,)`: clients that share a graph need one call with their sum.
+        The result is linear in `gradient` `(graph.layout.numel,)`: for clients that share a graph, pass their sum once.
         """
         self(graph).backward(gradient)
 
@@ -232,10 +234,10 @@ class GraphHypernetwork(nn.Module):
     # -------------------------------------------------------------- parts, as they travel
 
     def layout(self, types: Iterable[LayerType]) -> Layout:
-        """Return how the shared part and those of some types lie in one vector, as a copy that serves only them has it.
+        """Return the layout of the shared part and the parts of `types`, as in a copy for these types only.
 
         Raises:
-            ModelError: there is no part for one of them.
+            ModelError: a type has no part.
         """
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for part in (SHARED, *sorted(map(str, set(types)))):
@@ -244,11 +246,11 @@ class GraphHypernetwork(nn.Module):
         return Layout(tuple(shapes))
 
     def parts(self) -> tuple[str, ...]:
-        """Return the names of all parts: the shared one, then the types in the order of their texts."""
+        """Return the names of all parts: the shared one, then the types sorted by their text."""
         return (SHARED, *sorted(self.types))
 
     def part_layout(self, part: str) -> Layout:
-        """Return how the parameters of a part lie in its flat vector.
+        """Return the layout of a part.
 
         Raises:
             ModelError: there is no such part.
@@ -256,14 +258,18 @@ class GraphHypernetwork(nn.Module):
         return Layout.of(self._part(part))
 
     def read_part(self, part: str) -> Tensor:
-        """Return a copy of a part's parameters, flat."""
+        """Return a copy of a part's parameters as a flat vector.
+
+        Raises:
+            ModelError: there is no such part.
+        """
         module = self._part(part)
         parameters = dict(module.named_parameters())
         return Layout.of(module).flatten(parameters) if parameters else torch.empty(0)
 
     @torch.no_grad()
     def load_part(self, part: str, values: Tensor) -> None:
-        """Take over the values of a part.
+        """Load the values of a part from a flat vector.
 
         Raises:
             ModelError: there is no such part, or the vector has another length.
@@ -285,7 +291,7 @@ class GraphHypernetwork(nn.Module):
 
 
 class _MessagePassing(nn.Module):
-    """GraphConv layers over latents; the first one reads one-hot types, and its columns lie with the types."""
+    """GraphConv layers over latents. The first one reads one-hot types, and its weights belong to the types' parts."""
 
     def __init__(self, settings: Settings, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -297,7 +303,7 @@ class _MessagePassing(nn.Module):
         self.neighbours = nn.ParameterList(_normal((d, d), NEIGHBOURS * d**-0.5, generator) for _ in range(neighbours))
 
     def forward(self, rows: Tensor, one_hot: Tensor, adjacency: Tensor) -> Tensor:
-        """Return latents `(n, d)` from the types' features `(T, 2, d)`, `(n, T)` and `(n, n)`."""
+        """Return latents `(n, d)` from type features `(T, 2, d)`, one-hot types `(n, T)` and adjacency `(n, n)`."""
         own, others = one_hot @ rows[:, 0], one_hot @ rows[:, -1]  # (n, d)
         for layer, bias in enumerate(self.biases):
             sums = own + adjacency @ others if self.messages else own
@@ -310,7 +316,7 @@ class _MessagePassing(nn.Module):
 
 
 class _TypePart(nn.Module):
-    """What belongs to one layer type: its features, and its decoder if it has parameters to generate.
+    """The part of one layer type: its features, and its decoder if it has parameters.
 
     Shape:
         latents `(N, d)` to a tensor `(N, *layer.shape(role))` for each role.
@@ -322,7 +328,7 @@ class _TypePart(nn.Module):
         self.blocks = _blocks(layer, settings)
         d, m = settings.latent, settings.latent if self.linear else settings.hidden
         if not self.linear:
-            # The type's columns of the first W1 and W2: what it is to itself, and to its neighbours.
+            # The type's columns of the first layer's W1 (its own message) and W2 (its message to neighbours).
             self.features = _normal((2 if settings.mode == "graph" else 1, d), 1.0, generator)
             with torch.no_grad():
                 self.features[1:] *= NEIGHBOURS
@@ -331,14 +337,14 @@ class _TypePart(nn.Module):
         if not self.linear:
             self.hidden_weight = _normal((m, d), d**-0.5, generator)
             self.hidden_bias = nn.Parameter(torch.zeros(m))
-        # The heads of weight, scale and bias, one below the other: one product writes all of a layer.
+        # Stack the heads of weight, scale and bias, so that one product generates a whole layer.
         self.weight = _normal((sum(math.prod(block.shape) for block in self.blocks), m), 1.0, generator)
         self.bias = nn.Parameter(torch.zeros(len(self.weight))) if not self.linear else None
         self._start(generator)
 
     @torch.no_grad()
     def _start(self, generator: torch.Generator | None) -> None:
-        """Scale the heads to the variances, and set the constants, that generated tensors start with."""
+        """Scale the heads so that generated tensors start with the variances and constants of their blocks."""
         if generator is None:
             return
         heads = zip(self.blocks, self.weight.split([math.prod(block.shape) for block in self.blocks]), strict=True)
@@ -355,7 +361,7 @@ class _TypePart(nn.Module):
             start += len(head)
 
     def forward(self, latents: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of `N` layers of this type, by role."""
+        """Return the parameters of `N` layers of this type by role, from latents `(N, d)`."""
         if self.bias is None:
             out = latents @ self.weight.T  # (N, all)
         else:
@@ -371,7 +377,7 @@ class _TypePart(nn.Module):
 
 @dataclass(frozen=True)
 class _Block:
-    """Some outputs of a decoder: what they are, their shape, and what they start with."""
+    """A block of a decoder's outputs: its name, its shape and its initial values."""
 
     name: str
     shape: tuple[int, ...]
@@ -381,7 +387,7 @@ class _Block:
 
 
 def _blocks(layer: LayerType, settings: Settings) -> tuple[_Block, ...]:
-    """Return what the decoder of a layer type puts out."""
+    """Return the output blocks of a layer type's decoder."""
     blocks = []
     for role in layer.roles:
         shape = layer.shape(role)
@@ -412,7 +418,7 @@ def _generator(seed: int | None, part: str) -> torch.Generator | None:
 
 
 def _normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator | None) -> nn.Parameter:
-    """Draw a parameter on the CPU, the same on every device; zeros without a generator."""
+    """Draw a parameter on the CPU, so that it is the same on every device; zeros without a generator."""
     if generator is None:
         return nn.Parameter(torch.zeros(shape))
     return nn.Parameter(torch.randn(shape, generator=generator).mul_(deviation))

@@ -1,7 +1,7 @@
-"""Which node of a computation graph stands for which module, function or method of torch.
+"""The node of a computation graph for each module, function and method of torch.
 
-Modules and functions share one table: `nn.MaxPool2d`, `F.max_pool2d` and `Tensor.add_` are looked up as `maxpool2d` and
-`add`. What only moves, drops or repeats values along the way (`PASSES`) is no node.
+Modules and functions share one table: `nn.MaxPool2d` and `F.max_pool2d` are looked up as `maxpool2d`, `Tensor.add_` as
+`add`. Operations that only move, drop or repeat values (`PASSES`) have no node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ PASSES = frozenset(
     {"alphadropout", "clone", "contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "featurealphadropout"}
     | {"flatten", "float", "identity", "reshape", "squeeze", "stochasticdepth", "to", "unflatten", "unsqueeze", "view"}
 )
-"""Names of what leaves no node: the next operation reads what came before."""
+"""Names of operations without a node. The next operation reads their input."""
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "add": ("add", "iadd"),
@@ -37,7 +37,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 
 ELEMENTWISE = frozenset({"add", "sub", "mul", "div"})
-"""Kinds that are no node when only one operand depends on the input: scaling and shifting by a constant."""
+"""Kinds that have no node if only one operand depends on the input, which is scaling or shifting by a constant."""
 
 _SAME_ACTIVATION = {"swish": "silu", "clip": "clamp"}
 _NORM_MODULES = {"batchnorm1d": "batchnorm", "batchnorm2d": "batchnorm", "batchnorm3d": "batchnorm"} | {
@@ -53,17 +53,17 @@ def plain_name(name: str) -> str:
 
 
 def supported() -> str:
-    """Return the names of everything that can be represented."""
+    """Return the names of all supported operations as text."""
     modules = {*CONVOLUTIONS, *_NORM_MODULES, *POOLS, "linear", "prelu"}
     return ", ".join(sorted({*modules, *PASSES, *_KINDS, *ACTIVATIONS, *_SAME_ACTIVATION}))
 
 
 def layer_of(module: nn.Module, name: str) -> LayerType | None:
-    """Return the type of a layer with parameters of its own, or None: look it up as a call, then.
+    """Return the type of a layer with parameters, or None if the module is to be looked up with `type_of_call`.
 
     Args:
-        module: an instance of one of torch's classes, or of a class that computes as that one does.
-        name: the plain name of torch's class.
+        module: an instance of a torch class, or of a subclass with the same `forward`.
+        name: the plain name of the torch class.
     """
     roles = tuple(role for role in ("weight", "bias") if isinstance(getattr(module, role, None), nn.Parameter))
     if name in CONVOLUTIONS:
@@ -87,11 +87,11 @@ def layer_of(module: nn.Module, name: str) -> LayerType | None:
 
 
 def type_of_call(name: str, arguments: Mapping[str, Any]) -> LayerType | None:
-    """Return the type of an operation without parameters, or None where there is none.
+    """Return the type of an operation without parameters, or None if it is not supported.
 
     Args:
         name: plain name of the module's class, the function or the method.
-        arguments: `kernel_size`, `stride` and `output_size`, as far as they are given.
+        arguments: the given ones of `kernel_size`, `stride` and `output_size`.
     """
     if name in POOLS:
         dimensions = POOLS[name]
@@ -118,7 +118,7 @@ def _unless_ones(lengths: Any) -> tuple[int, ...]:
 
 
 def _lengths(value: Any, dimensions: int) -> tuple[int, ...]:
-    """Return one length per dimension; None, as adaptive pooling has it for 'as it is', counts as 1."""
+    """Return one length per dimension. None, by which adaptive pooling keeps a length, counts as 1."""
     values: Sequence[Any] = [value] * dimensions if isinstance(value, int) or value is None else list(value)
     if len(values) == 1:
         values = list(values) * dimensions

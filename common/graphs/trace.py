@@ -1,12 +1,12 @@
-"""From an ordinary `nn.Module` to its computation graph, by `torch.fx` and one forward pass of zeros.
+"""Trace an ordinary `nn.Module` to its computation graph, with `torch.fx` and one forward pass of zeros.
 
-What a node is: a layer with parameters, a join of branches, a pooling or another operation that changes what the next
-layer sees. An activation belongs to the node that it follows, and is a node of its own only where that node's output is
-read elsewhere too. Dropout, flattening and scaling by constants leave no node.
+A node is a layer with parameters, a join of branches, a pooling or another operation that changes the input of the next
+layer. An activation belongs to the node before it. It has its own node only if that node's output is also read
+elsewhere. Dropout, flattening and scaling by constants have no node.
 
-Affine parameters of normalisation layers are parameters like others and generated with the rest (`norms="generated"`),
-or stay where they are (`norms="local"`): then the node is there, and owns nothing. Running statistics are buffers; they
-are never generated and stay with whoever runs the network.
+Affine parameters of normalisation layers are generated like others (`norms="generated"`) or stay on the client
+(`norms="local"`). In the second case the node owns no parameters. Running statistics are buffers: they are never
+generated and stay on the client.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ _CONSTANT = (bool, int, float, str, type(None))
 def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "generated") -> Graph:
     """Return the computation graph of a network.
 
-    The network is read in evaluation mode and left as it was; no random numbers are drawn.
+    The network runs in evaluation mode and is restored afterwards, together with torch's random state.
 
     Args:
-        module: the network, on any device: it takes one tensor of inputs and returns one of outputs.
-        input_shape: of one input, without the batch.
+        module: the network, on any device. It takes one tensor of inputs and returns one tensor of outputs.
+        input_shape: shape of one input, without the batch.
         norms: whether the affine parameters of normalisation layers are generated.
 
     Raises:
-        ModelError: names the module in it that cannot be represented, and why.
+        ModelError: a module cannot be represented. The message names it and says why.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     if not names:
@@ -52,12 +52,12 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "gener
         shapes = _Shapes(module, graph)
         parameter = next(module.parameters())
         shapes.propagate(torch.zeros(BATCH, *input_shape, device=parameter.device, dtype=parameter.dtype))
-        names = {id(parameter): name for name, parameter in module.named_parameters()}  # lazy layers have theirs now
+        names = {id(parameter): name for name, parameter in module.named_parameters()}  # lazy layers are filled now
         return _Builder(module, names, shapes, norms).build(graph)
 
 
 def _torch_class(module: nn.Module) -> type | None:
-    """Return the class of torch as which a module computes, or None if its `forward` is its own."""
+    """Return the torch class whose `forward` a module uses, or None if the module defines its own."""
     kinds = type(module).__mro__
     owner = next((kind for kind in kinds if "forward" in vars(kind)), nn.Module)
     if isinstance(module, nn.Sequential) or not owner.__module__.startswith("torch.nn"):
@@ -71,7 +71,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class _Tracer(fx.Tracer):
-    """Symbolic tracing that knows in which module it failed."""
+    """Symbolic tracing that names the module in which it fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Tracer(fx.Tracer):
 
     def run(self, module: nn.Module) -> fx.Graph:
         try:
-            # Nobody gives more than the inputs: the others have their defaults, which control flow may depend on.
+            # Calls pass only the inputs. Other arguments keep their defaults, because control flow may depend on them.
             _, *others = inspect.signature(module.forward).parameters.values()
             return self.trace(module, {p.name: p.default for p in others if isinstance(p.default, _CONSTANT)})
         except Exception as error:
@@ -95,12 +95,12 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.inside.append(self.path_of_module(m))
         result = super().call_module(m, forward, args, kwargs)
-        self.inside.pop()  # not reached by an error: what is on top then is where it happened
+        self.inside.pop()  # an error skips this, so the top names the module that failed
         return result
 
 
 class _Shapes(fx.Interpreter):
-    """Runs the graph once and notes the shapes of tensors in `found`, and all else, such as sizes, in `values`."""
+    """Runs the graph once. It notes shapes of tensors in `found`, and other results, such as sizes, in `values`."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         super().__init__(module, garbage_collect_values=True, graph=graph)
@@ -109,8 +109,8 @@ class _Shapes(fx.Interpreter):
         self.current: fx.Node = next(iter(graph.nodes))
 
     def propagate(self, inputs: Tensor) -> None:
-        """Run the graph on a batch; ModelError names where it fails."""
-        # Not in `run_node`: the interpreter adds lines of its own to whatever passes through it.
+        """Run the graph on a batch; a ModelError names the node that fails."""
+        # Catch errors here and not in `run_node`, because the interpreter adds lines to their text.
         try:
             self.run(inputs)
         except Exception as error:
@@ -120,7 +120,7 @@ class _Shapes(fx.Interpreter):
             ) from error
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node and note what it gives."""
+        """Run one node and note its result."""
         self.current = n
         result = super().run_node(n)
         first = result[0] if isinstance(result, tuple | list) and result else result
@@ -132,7 +132,7 @@ class _Shapes(fx.Interpreter):
 
 
 def _path(node: fx.Node) -> str:
-    """Return the path of the module in which a node was traced, and what it does there."""
+    """Return the path of the module in which a node was traced, and its operation."""
     if node.op == "call_module":
         return str(node.target)
     stack = node.meta.get("nn_module_stack") or {}
@@ -146,7 +146,7 @@ def _name(node: fx.Node) -> str:
 
 
 class _Builder:
-    """Turns fx's nodes, in the order in which they run, into ours."""
+    """Converts fx nodes, in the order of execution, to nodes of a `Graph`."""
 
     def __init__(self, module: nn.Module, names: dict[int, str], shapes: _Shapes, norms: Norms) -> None:
         self.module, self.names, self.norms = module, names, norms
@@ -154,8 +154,8 @@ class _Builder:
         self.types: list[LayerType] = []
         self.parameters: list[tuple[tuple[str, str], ...]] = []
         self.edges: list[tuple[int, int]] = []
-        self.source: dict[fx.Node, int] = {}  # the node of ours whose output, perhaps reshaped, this one is
-        self.branches: dict[fx.Node, bool] = {}  # is that output read by more than one?
+        self.source: dict[fx.Node, int] = {}  # index of the graph node whose output this one holds
+        self.branches: dict[fx.Node, bool] = {}  # whether that output has several readers
         self.owned: set[str] = set()
         self.kept: set[str] = set()  # parameters that stay local
 
@@ -176,7 +176,7 @@ class _Builder:
         return Graph(nodes, tuple(self.edges), order)
 
     def _take(self, node: fx.Node) -> None:
-        # Lists keep repeated arguments, as in x + x; `all_input_nodes` would not.
+        # Collect arguments in a list to keep repeated ones, as in x + x. `all_input_nodes` drops them.
         arguments: list[fx.Node] = []
         fx.map_arg((node.args, node.kwargs), arguments.append)
         sources = [argument for argument in arguments if argument in self.source]
@@ -191,7 +191,7 @@ class _Builder:
             self._refuse_parameter(node)
         elif node.op == "call_module":
             self._module(node, sources)
-        elif node in self.shapes and sources:  # else it computes shapes, or constants
+        elif node in self.shapes and sources:  # else it computes shapes or constants
             self._call(node, plain_name(_name(node)), self._arguments(node), sources)
 
     def _refuse_parameter(self, node: fx.Node) -> None:
@@ -207,14 +207,14 @@ class _Builder:
     def _module(self, node: fx.Node, sources: list[fx.Node]) -> None:
         module = self.module.get_submodule(str(node.target))
         kind = _torch_class(module)
-        assert kind is not None  # else it were no leaf
+        assert kind is not None  # is_leaf_module guarantees it
         name = plain_name(kind.__name__)
         found = dict(module.named_parameters())
         layer = layer_of(module, name) if set(found) <= {"weight", "bias"} else None
         if layer is not None:
             self._layer(node, layer, module, sources)
         elif found:
-            # Of a supported layer that is hooked the parameters are what is wrong with it.
+            # A supported layer comes here if a hook has changed its parameters, so the message lists them.
             what = f"{type(module).__name__} with parameters {', '.join(found)}"
             raise ModelError(f"{node.target}: cannot represent {what}; supported: {supported()}")
         else:
@@ -235,7 +235,7 @@ class _Builder:
                     "generated weights would replace what is frozen"
                 )
         mine = [(role, self.names[id(parameter)]) for role, parameter in named]
-        mine = [(role, name) for role, name in mine if name not in self.owned]  # a shared one has its owner already
+        mine = [(role, name) for role, name in mine if name not in self.owned]  # shared ones have an owner
         self.owned |= {name for _, name in mine}
         self._append(node, layer, sources, tuple(mine))
 
@@ -254,19 +254,19 @@ class _Builder:
             self._append(node, layer, sources)
 
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
-        """Return the arguments of a pooling function by name, sizes that the network computes included."""
+        """Return the arguments of a pooling function by name; sizes that the network computes are resolved."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self.values.get(argument, argument))
         name = plain_name(_name(node))
         order = ("output_size",) if "adaptive" in name else ("kernel_size", "stride")
-        skip = 2 if name.startswith("lppool") else 1  # the inputs, and the norm's exponent
+        skip = 2 if name.startswith("lppool") else 1  # skip the inputs, and the exponent of lppool
         return {**dict(zip(order, args[skip:], strict=False)), **kwargs}
 
     def _is_list(self, node: Any) -> bool:
-        """Tell whether an fx node returns several tensors."""
+        """Return whether an fx node returns several tensors."""
         return isinstance(node, fx.Node) and plain_name(_name(node)) in ("chunk", "split", "tensorsplit", "unbind")
 
     def _fold(self, node: fx.Node, activation: str, source: fx.Node) -> bool:
-        """Give an activation to the node that it follows, if nothing else reads that node and it has none yet."""
+        """Attach an activation to the node before it, if that node has no other reader and no activation yet."""
         index = self.source[source]
         layer = self.types[index]
         if self._branches(source) or layer.activation or layer.kind in ("input", "split"):

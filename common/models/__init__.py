@@ -1,6 +1,6 @@
-"""Target networks: what a client runs. One architecture per file, built by name for the data's shape.
+"""Target networks, which clients train and run. Each file holds one architecture, built by name for an input shape.
 
-Every network ends in a linear layer called `head`: the part that a personal classifier keeps on the client.
+Every network ends in a linear layer called `head`. A personal classifier keeps this part on the client.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,12 +50,12 @@ HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""
 
 OWN = "own"
-"""What stands in an order for the client's own model; nobody else knows its name."""
+"""Name of the client's own model in an order. The server does not know its real name."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A registered architecture: `make(input_shape, num_classes, width)` and the width of each size."""
+    """A registered architecture: `make(input_shape, num_classes, width)`, and the width for each size."""
 
     make: Callable[[tuple[int, ...], int, int], nn.Module]
     widths: Mapping[str, int]
@@ -97,7 +97,7 @@ MODELS: dict[str, ModelInfo] = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What decides a target network's architecture, and hence the names and shapes of its parameters."""
+    """The values that determine a target network's architecture, and thus the names and shapes of its parameters."""
 
     name: str
     size: str
@@ -113,15 +113,15 @@ class ModelSpec:
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of all architectures, those of plug-ins last."""
+    """Return the names of all architectures; plug-ins come last."""
     return tuple(dict.fromkeys([*MODELS, *plugins("models")]))
 
 
 def find_model(name: str) -> ModelInfo:
-    """Return the architecture of a name, which may be a plug-in's: these come in one size, M.
+    """Return the architecture with this name. Those of plug-ins have one size, M.
 
     Raises:
-        ModelError: there is none, or the plug-in cannot be used.
+        ModelError: there is no such architecture, or the plug-in cannot be used.
     """
     plugin = find_plugin("models", name, MODELS, ModelError)
     if name in MODELS:
@@ -133,10 +133,10 @@ def find_model(name: str) -> ModelInfo:
 
 
 def build(spec: ModelSpec) -> nn.Module:
-    """Build the network; its initial values come from torch's global generator.
+    """Build the network with initial values from torch's global generator.
 
     Raises:
-        ModelError: no such architecture or size, or it does not fit inputs of this shape.
+        ModelError: there is no such architecture or size, or it does not fit inputs of this shape.
     """
     info = find_model(spec.name)
     if spec.size not in info.widths:
@@ -147,7 +147,7 @@ def build(spec: ModelSpec) -> nn.Module:
 
 
 def build_own(spec: ModelSpec) -> nn.Module:
-    """Build the network that a client chose for itself: its name may also be 'auto' or `package.module:factory`.
+    """Build a client's own network, whose name may also be 'auto' or `package.module:factory`.
 
     Raises:
         ModelError: there is no such architecture or factory, or it does not fit the client's data.
@@ -163,7 +163,7 @@ def full_layout(spec: ModelSpec) -> Layout:
 
 
 def body_layout(spec: ModelSpec) -> Layout:
-    """Return the layout of all parameters but the head's."""
+    """Return the layout of all parameters except those of the head."""
     return Layout.of(_meta(spec), without=HEAD)
 
 

@@ -1,4 +1,4 @@
-"""A user's own network from a function of theirs, named `package.module:factory` or by a plug-in."""
+"""Users' own networks from a function, which `package.module:factory` or a plug-in names."""
 
 import inspect
 from collections.abc import Callable
@@ -19,18 +19,19 @@ EXPECTED = f"expected {_WHAT}"
 
 
 def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Import `factory` and return `factory(input_shape, num_classes)`, after a batch of zeros has passed through it.
+    """Import `factory`, call `factory(input_shape, num_classes)`, and check the network with a batch of zeros.
 
-    The current directory is importable meanwhile. The network is returned as the factory made it: its mode, its buffers
-    and torch's random state are what they were.
+    The current directory is importable during the call. The check changes neither the network's mode and buffers nor
+    torch's random state.
 
     Args:
         name: `package.module:factory`.
-        input_shape: of one input, without the batch.
+        input_shape: shape of one input, without the batch.
         num_classes: length of a row of logits.
 
     Raises:
-        ModelError: it cannot be imported, fails, returns something else, or its logits have another shape.
+        ModelError: the factory cannot be imported, fails, or returns no network with parameters; or the network fails,
+            or its logits have the wrong shape.
     """
     if ":" not in name:
         raise ModelError(f"model: expected package.module:factory, found {name!r}")
@@ -48,10 +49,10 @@ def check_plugin(plugin: Plugin) -> Callable[..., object]:
 
 
 def build_from_plugin(plugin: Plugin, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return a plug-in's network, as `build_from_factory` does; its last layer is called `head`, as that of ours.
+    """Return a plug-in's network, checked as in `build_from_factory`. It must have a layer called `head`.
 
     Raises:
-        ModelError: as there, or no layer is called so.
+        ModelError: as in `build_from_factory`, or there is no layer `head`.
     """
     module = _built(check_plugin(plugin), f"plug-in {plugin.name!r}", input_shape, num_classes)
     if not any(name.startswith("head.") for name, _ in module.named_parameters()):
@@ -77,11 +78,11 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
 
 
 def _check_arguments(factory: Callable[..., object], name: str) -> None:
-    """Refuse a library's constructor, which would take a shape for the weights that it is to fetch."""
+    """Refuse a library's constructor, which would read the shape as the argument `weights` or `pretrained`."""
     taken: list[str] = []
-    with suppress(TypeError, ValueError):  # what is written in C may not say
+    with suppress(TypeError, ValueError):  # functions in C may have no signature
         arguments = list(inspect.signature(factory, follow_wrapped=False).parameters.values())
-        if arguments and arguments[0].kind is inspect.Parameter.VAR_POSITIONAL:  # a decorator's, which tells nothing
+        if arguments and arguments[0].kind is inspect.Parameter.VAR_POSITIONAL:  # a decorator hides the signature
             arguments = list(inspect.signature(factory).parameters.values())
         taken = [argument.name for argument in arguments[:2]]
     if {"weights", "pretrained"} & set(taken):

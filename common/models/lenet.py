@@ -1,4 +1,4 @@
-"""LeNet-style network, the target network of pFedHN on CIFAR (section 5 and the authors' code)."""
+"""LeNet-style network: pFedHN's target network for CIFAR (section 5 and the authors' code)."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from hyperbloom.common.errors import ModelError
 
 
 class LeNet(nn.Module):
-    """Two 5x5 convolutions with pooling (`width` and twice as many filters), then 120, 84 and the head.
+    """Two 5x5 convolutions with pooling (`width` and `2 * width` filters), linear layers of 120 and 84, and the head.
 
     Shape:
         inputs `(B, C, H, W)` with H and W at least 16; logits `(B, num_classes)`.
@@ -31,7 +31,7 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch."""
-        # The largest of four is positive or not: after pooling ReLU is the same function of a quarter of the values.
+        # ReLU and max-pooling commute, and after pooling ReLU has a quarter of the values.
         x = F.max_pool2d(self.conv1(x), 2).relu()
         x = F.max_pool2d(self.conv2(x), 2).relu().flatten(1)
         logits: Tensor = self.head(self.fc2(self.fc1(x).relu()).relu())
@@ -39,7 +39,7 @@ class LeNet(nn.Module):
 
 
 def _after_two_blocks(pixels: int) -> int:
-    """Side length after a 5x5 convolution and a pooling by two, twice."""
+    """Return the side length after two blocks of a 5x5 convolution and pooling by two."""
     for _ in range(2):
         pixels = (pixels - 4) // 2
     return pixels

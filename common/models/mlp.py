@@ -1,4 +1,4 @@
-"""Multi-layer perceptron with one hidden layer, pFedHN's target network for MNIST (appendix C.1)."""
+"""Multi-layer perceptron with one hidden layer: pFedHN's target network for MNIST (appendix C.1)."""
 
 import math
 

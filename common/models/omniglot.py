@@ -1,4 +1,4 @@
-"""Network of four convolutions and two linear layers, the target network of pFedHN on Omniglot (section 5.1)."""
+"""Network of four convolutions and two linear layers: pFedHN's target network for Omniglot (section 5.1)."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from hyperbloom.common.errors import ModelError
 class OmniglotCNN(nn.Module):
     """Four 3x3 convolutions with pooling by two, a linear layer of 84 and the head.
 
-    The paper gives the number of layers only; kernel size and widths are ours.
+    The paper gives only the number of layers. Kernel sizes and widths are ours.
 
     Shape:
         inputs `(B, C, H, W)` with H and W at least 16; logits `(B, num_classes)`.
@@ -31,6 +31,6 @@ class OmniglotCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch."""
         for convolution in (self.conv1, self.conv2, self.conv3, self.conv4):
-            x = F.max_pool2d(convolution(x), 2).relu()  # as ReLU before pooling, on a quarter of the values
+            x = F.max_pool2d(convolution(x), 2).relu()  # ReLU on a quarter of the values
         logits: Tensor = self.head(self.fc1(x.flatten(1)).relu())
         return logits

@@ -1,7 +1,7 @@
-"""A network as a representation and a task layer: what enters its last layer, whatever the architecture.
+"""Split a network of any architecture into a representation and its last layer.
 
-The last layer is the last module with parameters of its own that a forward pass calls: the `head` of the networks here,
-and found by running it in a user's network, also in one that cannot be traced.
+The last layer is the last module with parameters that a forward pass calls: `head` in the networks here. A forward pass
+finds it, so it also works for users' networks that cannot be traced.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ __all__ = ["last_layer", "represent"]
 
 
 def last_layer(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
-    """Return the last layer with parameters, found with a batch of zeros of `input_shape`; nothing is changed.
+    """Find the last layer with parameters by a batch of zeros of `input_shape`; the network stays unchanged.
 
     Raises:
-        ModelError: the network calls no module with parameters but itself.
+        ModelError: the network calls no submodule with parameters.
     """
     called: list[nn.Module] = []
     hooks = [
@@ -49,13 +49,13 @@ def _owns_parameters(part: nn.Module) -> bool:
 
 
 def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what enters the layer `last` for a batch of inputs: the representation `(N, d)`, with its graph.
+    """Return the representation `(N, d)` of a batch of inputs, the input of the layer `last`, with its autograd graph.
 
-    The same for equal weights whenever it is asked for: dropout is off, batch normalisation takes the statistics of
-    this batch and leaves the running ones alone, which belong to other weights or to other data.
+    It depends only on weights and inputs. Dropout is off. Batch normalisation uses the statistics of this batch and
+    keeps its running ones, which belong to other weights or data.
 
     Raises:
-        ModelError: the layer is called without a tensor that has a row for each input.
+        ModelError: the layer's input has not one row for each input.
     """
     taken: list[Tensor] = []
 

@@ -1,6 +1,6 @@
-"""Plain CNNs of 4, 7, 10 and 13 layers whose inner layers are all of one type: the ablation of HAFL-GHN's GNN.
+"""Plain CNNs of 4, 7, 10 and 13 layers whose inner layers have one type: the ablation of HAFL-GHN's GNN.
 
-Litany et al., 2022, https://arxiv.org/abs/2201.08459, section 5.6. The one with 4 layers is its stress test as well.
+Litany et al., 2022, https://arxiv.org/abs/2201.08459, section 5.6. The network with 4 layers is also its stress test.
 """
 
 from torch import Tensor, nn

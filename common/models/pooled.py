@@ -1,8 +1,8 @@
 """The CNNs of FedHeNN: one to three convolutions, each with pooling, and one to three linear layers.
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757, section IV.A. The text gives the smallest and the largest of the five, and that
-clients of one architecture have two convolutions and three linear layers; the two between them, kernels and widths are
+https://arxiv.org/abs/2202.07757, section IV.A. The text gives the smallest and the largest of the five networks, and
+the one for clients of one architecture: two convolutions and three linear layers. The other two, kernels and widths are
 ours.
 """
 
@@ -16,14 +16,14 @@ from hyperbloom.common.errors import ModelError
 __all__ = ["LAYERS", "PooledCNN"]
 
 LAYERS = ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
-"""Convolutions and linear layers, the head included; the fourth is the one for clients of one architecture."""
+"""Numbers of convolutions and linear layers with the head. The fourth is for clients of one architecture."""
 
 HIDDEN = (120, 84)
-"""Widths of the linear layers before the head, as in LeNet; the last ones where there are fewer."""
+"""Widths of the linear layers before the head, as in LeNet. Networks with fewer layers use the last ones."""
 
 
 class PooledCNN(nn.Module):
-    """3x3 convolutions of `width`, twice and four times as many channels, each halving the image, then linear layers.
+    """3x3 convolutions of 1, 2 and 4 times `width` channels, each with pooling by two, then linear layers.
 
     Shape:
         inputs `(B, C, H, W)` with H and W at least `2^convolutions`; logits `(B, num_classes)`.

@@ -12,19 +12,19 @@ from hyperbloom.common.errors import ModelError
 __all__ = ["VOCABULARY", "TextLSTM"]
 
 VOCABULARY = 10_000
-"""Rows of the embedding: tokens from 0, which is padding; those beyond share the last row, for unknown words."""
+"""Rows of the embedding. Token 0 is padding, and tokens beyond the table share its last row."""
 
 EMBEDDED = 32
 
 
 class TextLSTM(nn.Module):
-    """Embedding if the inputs are tokens, LSTM with `width` units, a hidden linear layer of `width`, head.
+    """An embedding for tokens, an LSTM with `width` units, a hidden linear layer of `width`, and the head.
 
-    What the LSTM puts out at the last token that is no padding goes on; padding is 0, or a vector of zeros.
+    The hidden layer reads the LSTM's output at the last token that is not padding: 0, or a vector of zeros.
 
     Shape:
-        inputs `(B, T)`, numbers of tokens as floats, or `(B, 1, T, E)`, embedded tokens (what an .npz of `(N, T, E)`
-        becomes); logits `(B, num_classes)`.
+        inputs `(B, T)`, token numbers as floats, or `(B, 1, T, E)`, embedded tokens as from an .npz of `(N, T, E)`;
+        logits `(B, num_classes)`.
     """
 
     def __init__(self, layers: int, input_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:

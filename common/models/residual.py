@@ -1,16 +1,16 @@
 """The four architectures of HAFL-GHN: ResNet-18, and three with skips nowhere, first or last.
 
 Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5 and appendix A. The figure with the layers is lost; the
-counts of layers and where the skips are come from the text, the rest is chosen such that the four share layer types:
+HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5 and appendix A. The figure with the layers is lost. The
+text gives the numbers of layers and the places of the skips. The rest is chosen so that the four share layer types:
 
 * 0: ResNet-18 for small images: a 3x3 stem without pooling, four stages of two residual blocks.
 * 1: 10 layers, no skip: the stem, two convolutions in each stage, the head.
-* 2: 12 layers, skips over the first 8 after the stem, that is four residual blocks, then two convolutions.
-* 3: 12 layers, two convolutions, then four residual blocks: skips over the last 8.
+* 2: 12 layers: the stem, four residual blocks (skips over 8 layers), two convolutions, the head.
+* 3: 12 layers: the stem, two convolutions, four residual blocks (skips over 8 layers), the head.
 
-Stages have 1, 2, 4 and 8 times `width` channels; 64 is the paper's. Every convolution is followed by batch
-normalisation, and a skip that changes shape is a 1x1 convolution, not counted as a layer.
+Stages have 1, 2, 4 and 8 times `width` channels; the paper uses 64. Batch normalisation follows every convolution. A
+skip that changes the shape is a 1x1 convolution, which does not count as a layer.
 """
 
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from hyperbloom.common.errors import ModelError
 
 __all__ = ["ResidualCNN", "check_image"]
 
-# (channels in widths, stride, with a skip): a residual block of two convolutions, or one convolution.
+# (channels in units of width, stride, skip): with skip a residual block of two convolutions, without one convolution.
 Step = tuple[int, int, bool]
 ARCHITECTURES: tuple[tuple[Step, ...], ...] = (
     tuple(
@@ -34,13 +34,13 @@ ARCHITECTURES: tuple[tuple[Step, ...], ...] = (
 
 
 def check_image(input_shape: tuple[int, ...], name: str) -> None:
-    """Refuse inputs that are no images with a ModelError."""
+    """Raise a ModelError if inputs are no images; `name` names the model."""
     if len(input_shape) != 3:
         raise ModelError(f"{name}: expected images (channels, height, width), found {input_shape}; use model: mlp")
 
 
 class ResidualCNN(nn.Module):
-    """Stem, blocks and plain convolutions in a row, global average pooling, head.
+    """A stem, residual blocks and plain convolutions, global average pooling and the head.
 
     Shape:
         inputs `(B, C, H, W)`; logits `(B, num_classes)`.
@@ -72,7 +72,7 @@ def _convolution(given: int, made: int, stride: int, kernel: int = 3) -> nn.Sequ
 
 
 class _Block(nn.Module):
-    """ResNet's basic block: two convolutions and the sum with what came in."""
+    """ResNet's basic block: two convolutions, and the sum with the block's input."""
 
     def __init__(self, given: int, made: int, stride: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""What both programs share: flags, signals and exits, plug-ins, checks of a machine."""
+"""Code that both programs share: flags, signals and exits, plug-ins, and checks of a machine."""

@@ -1,4 +1,4 @@
-"""Exceptions as values, where one client's failure must not end the work of the others."""
+"""Exceptions as values, so that one client's failure does not stop the others."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What both programs are made of: click commands with flags in sections, errors in one line, and exit codes."""
+"""Base of both programs: click commands with flags in sections, one-line errors, and exit codes."""
 
 import os
 import select
@@ -23,17 +23,17 @@ FILE.name, FOLDER.name = "file", "dir"  # as `--help` shows them
 
 
 class Flag(click.Option):
-    """An option: its names, its help, and what else click.Option takes; it stands in a section of `--help`."""
+    """An option of a command, shown in a section of `--help`."""
 
     section = "Options"
 
     def __init__(self, flags: str, text: str, **details: Any) -> None:
-        """Take the names as one string."""
+        """Take the names in one string, the help text, and further arguments of click.Option."""
         super().__init__(flags.split(), help=text, **details)
 
 
 def section(title: str, *flags: Flag) -> list[Flag]:
-    """Return the flags in a section of `--help`."""
+    """Return copies of the flags that `--help` shows in the section `title`."""
     copies = [copy(flag) for flag in flags]
     for each in copies:
         each.section = title
@@ -41,7 +41,7 @@ def section(title: str, *flags: Flag) -> list[Flag]:
 
 
 class _Told(click.Command):
-    """Shows flags by section, and an example; tells a HyperbloomError in one line."""
+    """A command that shows its flags by section, and prints a HyperbloomError as one line."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags, section by section."""
@@ -54,7 +54,7 @@ class _Told(click.Command):
                 formatter.write_dl(some)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error that the user can mend becomes a line and an exit code."""
+        """Run the command; turn a HyperbloomError into one line and its exit code."""
         try:
             return super().invoke(ctx)
         except HyperbloomError as error:
@@ -63,10 +63,10 @@ class _Told(click.Command):
 
 
 class _Command(_Told):
-    """A subcommand; Ctrl-C and SIGTERM end it with code 130."""
+    """A subcommand."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Run the subcommand; Ctrl-C and SIGTERM end it with exit code 130."""
         os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
         try:
             with terminate_as_interrupt():
@@ -77,18 +77,18 @@ class _Command(_Told):
 
 
 class _Group(_Told, click.Group):
-    """A command that has subcommands; `--help` lists them after its flags."""
+    """A command with subcommands."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write both."""
+        """Write the flags, then the subcommands."""
         super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
 
 
 def command(name: str, *params: click.Parameter, example: str = "", epilog: str = "") -> Callable[..., click.Command]:
-    """Return what makes a function that takes the values of `params` a subcommand; its docstring is the help.
+    """Return a decorator that makes a function of the values of `params` a subcommand; its docstring is the help.
 
-    It imports what it needs when it runs, as each start of a program imports the modules of all commands.
+    Such a function should import heavy modules in its body, because every start of a program imports all commands.
     """
     shown = f"\b\nExample:\n  {example}\n\n{epilog}" if example else epilog
     return click.command(name, cls=_Command, params=[*params], epilog=shown)
@@ -100,15 +100,15 @@ def group(name: str, text: str, *commands: click.Command, example: str) -> click
 
 
 class Program(_Group):
-    """A program: its subcommands, and `run`, which gets the context and the values of `flags` if there is none of them.
+    """A program with subcommands. Without a subcommand it calls `run` with the context and the values of `flags`.
 
-    The docstring of `run` is the beginning of `--help`, `epilog` its end.
+    `--help` begins with the docstring of `run` and ends with `epilog`.
     """
 
     def __init__(
         self, name: str, commands: Sequence[click.Command], run: Callable[..., Any], flags: Sequence[Flag], epilog: str
     ) -> None:
-        """Import nothing heavy."""
+        """Build the program from its parts."""
 
         @click.pass_context
         def alone(ctx: click.Context, /, **values: Any) -> Any:
@@ -126,20 +126,20 @@ class Program(_Group):
 
 
 def given(ctx: click.Context) -> set[str]:
-    """Return the names of the parameters that the command line itself names, whatever their values."""
+    """Return the names of the parameters that the command line sets."""
     return {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
 
 
 def names(text: str | None) -> list[str]:
-    """Return the names in `A,B,C`; none for nothing."""
+    """Return the names in a list such as `A,B,C`; an empty list for None."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
-    """Run a program on the process's own arguments, or on those given, and return its exit code.
+    """Run a program with `arguments`, by default those of the process, and return its exit code.
 
-    Exit code 2 for wrong usage, that of the error for a HyperbloomError, 130 for Ctrl-C or SIGTERM, 141 if nobody reads
-    the output any more (`... | head`).
+    The exit code is 2 for wrong usage, the error's own for a HyperbloomError, 130 for Ctrl-C or SIGTERM, and 141 if the
+    reader of the output has gone (`... | head`).
     """
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     name = str(program.name)
@@ -163,13 +163,13 @@ def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)
         if not any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
-            raise  # another pipe, say to a process that was started
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be flushed at the exit
+            raise  # another pipe, such as one to a child process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         return 141
 
 
 def _variable(name: str) -> str:
-    """Return the variable by which the shell asks a program for completions."""
+    """Return the environment variable by which the shell asks a program for completions."""
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 
 

@@ -1,6 +1,6 @@
-"""What `flower-server doctor` and `flower-client doctor` look at: this machine, its files, and the way to the server.
+"""The checks of `flower-server doctor` and `flower-client doctor`: the machine, its files, and the way to the server.
 
-Each check returns findings and raises nothing: what is wrong is a row of the table, with what to do about it.
+Each check returns findings and raises nothing. A problem is a row of the table with advice.
 """
 
 import datetime as dt
@@ -35,7 +35,7 @@ TIMEOUT_S = 5.0
 SOON = dt.timedelta(days=30)
 LEAST_FREE, LITTLE_FREE = 100 * 2**20, 2**30
 
-# What OpenSSL says, and what to do; the first that fits.
+# Advice for parts of OpenSSL's error text; the first match counts.
 _VERIFICATION = {
     "expired": "make a new certificate on the server (flower-server certs renew), or set this machine's clock",
     "not yet valid": "set this machine's clock",
@@ -46,7 +46,7 @@ _VERIFICATION = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table: what was looked at, how it is, what was found, and what to do if it is not ok."""
+    """A row of the table: the object of the check, its state, what was found, and what to do if it is not ok."""
 
     what: str
     state: State
@@ -61,7 +61,7 @@ def report(findings: Sequence[Finding]) -> int:
     from rich.text import Text
 
     table = Table("what", "", box=None, pad_edge=False)
-    table.add_column("found", overflow="fold")  # a path must not be cut
+    table.add_column("found", overflow="fold")  # do not truncate paths
     table.add_column("what to do", overflow="fold")
     for finding in findings:
         colour = {"ok": "green", "warning": "yellow", "failure": "red"}[finding.state]
@@ -95,7 +95,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Finding:
-    """Compare what is installed with the ranges that were tested, those of extras left out."""
+    """Compare the installed packages, except those of extras, with the tested ranges."""
     from packaging.requirements import Requirement
 
     try:
@@ -146,7 +146,7 @@ def _torch() -> list[Finding]:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -154,7 +154,7 @@ def _cores() -> int:
 
 
 def check_folder(what: str, folder: Path) -> Finding:
-    """Try to write into a folder, or where it would be made, and see how much room there is."""
+    """Try to write into a folder, or into its nearest existing parent, and check the free space."""
     there = folder.expanduser().absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -182,7 +182,7 @@ def _user() -> str:
 
 
 def check_file(what: str, check: Callable[[], str]) -> Finding:
-    """Return what `check` says of a file, or its error: whatever it raises says what to do behind its last ';'."""
+    """Return the result of `check` for a file, or its error, whose text gives the advice after the last ';'."""
     try:
         return Finding(what, "ok", check())
     except HyperbloomError as error:
@@ -193,7 +193,7 @@ def check_file(what: str, check: Callable[[], str]) -> Finding:
 
 
 def check_expiry(what: str, path: Path, renew: str) -> Finding:
-    """See how long the first certificate in a file holds; `renew` is what to do when it ends."""
+    """Check the validity of the first certificate in a file; `renew` is the advice if it ends soon."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -220,12 +220,12 @@ CLOCK = "set this machine's clock"
 
 
 def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]:
-    """Connect to `HOST:PORT` and shake hands as a client would; nothing is sent that a server could act on.
+    """Connect to `HOST:PORT` and do a TLS handshake as a client does, but send no request.
 
     Args:
-        address: of the Fleet port.
-        ca: of the server's certificate; None for the CAs of the system.
-        insecure: whether plain text is meant to be spoken there.
+        address: address of the Fleet port.
+        ca: CA of the server's certificate; None for the CAs of the system.
+        insecure: whether the server should speak plain text.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -253,7 +253,7 @@ def _handshake(host: str, port: int, ca: Path | None) -> list[Finding]:
         context = ssl.create_default_context(cafile=str(ca) if ca else None)
     except (OSError, ValueError):  # an ssl.SSLError is an OSError
         return [Finding("TLS", "failure", f"no certificates in {ca}", "give the server's ca.pem")]
-    context.set_alpn_protocols(["h2"])  # without which gRPC refuses, and says so in the server's log
+    context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
     shown = _shown(host, port)
     if shown is None:
         return [Finding("TLS", "failure", "it does not speak TLS", "check the port; was it started with --insecure?")]
@@ -272,7 +272,7 @@ def _handshake(host: str, port: int, ca: Path | None) -> list[Finding]:
 
 
 def _shown(host: str, port: int) -> x509.Certificate | None:
-    """Return the certificate that is shown at a port, whosever it is; None if no TLS is spoken there."""
+    """Return the certificate that a port shows, without verification; None if it does not speak TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""Users' own functions, named `package.module:function` on the command line."""
+"""Import of users' own functions, which the command line names as `package.module:function`."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ __all__ = ["current_directory", "describe", "find_function"]
 
 @contextmanager
 def current_directory() -> Iterator[None]:
-    """Make the current directory importable: an installed command does not search the folder it is started in."""
+    """Make the current directory importable. An installed command does not search the folder in which it starts."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -24,15 +24,15 @@ def current_directory() -> Iterator[None]:
 
 
 def find_function(name: str, what: str, error: type[HyperbloomError]) -> Callable[..., object]:
-    """Import and return the function that `name` names.
+    """Import and return a function.
 
     Args:
         name: `package.module:function`.
-        what: what is expected there, such as 'a function without arguments'.
-        error: what to raise.
+        what: description of the expected function for errors, such as 'a function without arguments'.
+        error: class of the error to raise.
 
     Raises:
-        error: it cannot be imported, or is no function.
+        error: the function cannot be imported, or is not callable.
     """
     module_name, _, attribute = name.partition(":")
     try:
@@ -51,7 +51,7 @@ def find_function(name: str, what: str, error: type[HyperbloomError]) -> Callabl
 
 
 def describe(value: object) -> str:
-    """Return in one line what a value is: an error's type and text, or a type."""
+    """Return one line about a value: the type and text of an error, or the type of any other value."""
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {' '.join(str(value).split())}"
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__

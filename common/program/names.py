@@ -1,4 +1,4 @@
-"""What a client may be called: the name becomes a folder's and a file's."""
+"""Names of clients, which also become names of folders and files."""
 
 import re
 
@@ -10,10 +10,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(name: str, where: str) -> str:
-    """Return a client's name as it is; `where` says in an error what was set to it.
+    """Check a client's name and return it; errors name its source `where`.
 
     Raises:
-        ConfigError: it is no name.
+        ConfigError: the name is not valid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(

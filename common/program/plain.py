@@ -1,4 +1,4 @@
-"""Where plain text may be spoken: on loopback, or where somebody says twice that it may."""
+"""Where plain text is allowed: on loopback, or anywhere if the user gives --insecure twice."""
 
 import ipaddress
 
@@ -8,7 +8,7 @@ __all__ = ["check_insecure", "is_loopback"]
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine's own loopback interface."""
+    """Return whether a host name or address is on this machine's loopback interface."""
     if host.lower() == "localhost":
         return True
     try:
@@ -18,12 +18,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_insecure(where: str, host: str, times: int) -> None:
-    """Refuse plain text on a network.
+    """Refuse plain text over a network.
 
     Args:
         where: the flag that named the host.
         host: name or address.
-        times: how often --insecure was given.
+        times: number of times that --insecure was given.
 
     Raises:
         ConfigError: the host is not on loopback, and --insecure was not given twice.

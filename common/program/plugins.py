@@ -3,8 +3,8 @@
     [project.entry-points."hyperbloom.strategies"]
     momentum = "hospital_plugins.momentum:FedAvgM"
 
-The groups are `hyperbloom.strategies`, `hyperbloom.models` and `hyperbloom.datasets`. A plug-in's name stands for what
-its `package.module:name` stands for on a command line. None is imported before its name is used.
+The groups are `hyperbloom.strategies`, `hyperbloom.models` and `hyperbloom.datasets`. A plug-in's name is a short form
+of its `package.module:name`. A plug-in is imported only when its name is used.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -23,7 +23,7 @@ Kind = Literal["strategies", "models", "datasets"]
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a name stands for (`package.module:name`), and the distribution, with version, that says so."""
+    """A plug-in: its name, its target `package.module:name`, and the distribution with version that provides it."""
 
     name: str
     target: str
@@ -33,7 +33,7 @@ class Plugin:
         """Import the plug-in's function or class; `what` and `error` as in `find_function`.
 
         Raises:
-            error: it cannot be imported, or is nothing that can be called.
+            error: it cannot be imported, or is not callable.
         """
         try:
             return find_function(self.target, what, error)
@@ -43,7 +43,7 @@ class Plugin:
 
 @cache
 def plugins(kind: Kind) -> Mapping[str, tuple[Plugin, ...]]:
-    """Return the plug-ins of a kind by name, sorted; a name that several packages claim has several."""
+    """Return the plug-ins of a kind by name, sorted. A name has several if several packages claim it."""
     found: dict[str, tuple[Plugin, ...]] = {}
     for entry in sorted(entry_points(group=f"hyperbloom.{kind}"), key=lambda entry: (entry.name, entry.value)):
         origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
@@ -52,10 +52,10 @@ def plugins(kind: Kind) -> Mapping[str, tuple[Plugin, ...]]:
 
 
 def find_plugin(kind: Kind, name: str, built_in: Container[str], error: type[HyperbloomError]) -> Plugin | None:
-    """Return the plug-in of a name, or None if no installed package has one.
+    """Return the plug-in with this name, or None if there is none.
 
     Raises:
-        error: the name is built in as well, or several packages claim it: nobody should have to guess which one ran.
+        error: the name is ambiguous, because it is also built in, or several packages claim it.
     """
     claims = plugins(kind).get(name, ())
     if claims and (len(claims) > 1 or name in built_in):
@@ -64,7 +64,7 @@ def find_plugin(kind: Kind, name: str, built_in: Container[str], error: type[Hyp
 
 
 def plugin_lines(kind: Kind, built_in: Container[str]) -> dict[str, str]:
-    """Return for a list what each plug-in's name stands for and where it comes from."""
+    """Return a line for each plug-in's name: its target and its origin, or why it cannot be used."""
     lines = {}
     for name, claims in plugins(kind).items():
         if len(claims) == 1 and name not in built_in:

@@ -1,4 +1,4 @@
-"""Names that the shell proposes: once more, because the registries import torch, for which a TAB should not wait."""
+"""Names for shell completion. They repeat the registries, because these import torch, which is slow for a TAB."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ SPLITS = "shares shards dirichlet iid alphabet coarse user concepts".split()  # 
 
 
 def proposed(known: Sequence[str], kind: "Kind | None" = None) -> Callable[..., list[str]]:
-    """Return what click asks for completions of a value: known names, and those of plug-ins of a kind."""
+    """Return a click completion function for known names and the names of plug-ins of a kind."""
 
     def propose(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         from hyperbloom.common.program.plugins import plugins

@@ -1,4 +1,4 @@
-"""Ending a process: SIGTERM, which supervisors send, does what Ctrl-C does, and neither in the middle of a message.
+"""End of a process: SIGTERM, which supervisors send, works like Ctrl-C, and both can wait for a critical section.
 
 After its last line a program ends within `GRACE_S` seconds, whatever its threads do (`run_program`).
 """
@@ -20,16 +20,16 @@ GRACE_S = 3.0
 def run_program(main: Callable[[], int | None]) -> NoReturn:
     """Call `main` and end the process with the exit code that it returns, at most `GRACE_S` seconds later.
 
-    Python's own way out is not certain. It stops daemon threads wherever they are, and then runs the destructors of
-    what is left. The one of a gRPC channel takes a lock that gRPC's polling thread may have held when it was stopped,
-    and then waits for ever: about one exit in 200 of a client on a busy machine. A thread pool or a child process that
-    does not end holds it up as well. This function writes out what is buffered and runs what `atexit` holds, for a
-    limited time, and leaves all else to the operating system.
+    Python's own exit can hang. It stops daemon threads at any point and then runs the remaining destructors. The
+    destructor of a gRPC channel takes a lock that gRPC's polling thread may hold when it is stopped, and then waits
+    forever: in about one of 200 exits of a client on a busy machine. A thread pool or a child process that does not end
+    also blocks the exit. This function flushes the output and runs the `atexit` functions for a limited time, and
+    leaves the rest to the operating system.
     """
     code: object = 1
     try:
         code = main()
-    except SystemExit as stop:  # `--help`, and flags that argparse refuses
+    except SystemExit as stop:  # raised by libraries
         code = stop.code
         if code is not None and not isinstance(code, int):
             print(code, file=sys.stderr)
@@ -39,28 +39,28 @@ def run_program(main: Callable[[], int | None]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
     status = code if isinstance(code, int) else int(code is not None)
     try:
-        # In a thread, because each of these can block: a full pipe, a child process that does not end.
+        # In a thread, because each step can block, on a full pipe or on a child process that does not end.
         last = threading.Thread(target=_last_steps, daemon=True)
         last.start()
         last.join(GRACE_S)
-    finally:  # Ctrl-C, once more
+    finally:  # also on another Ctrl-C
         os._exit(status)
 
 
 def _last_steps() -> None:
-    """Write out what is buffered and run what `atexit` holds."""
+    """Flush the output and run the `atexit` functions."""
     for step in (sys.stdout.flush, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):
         try:
             step()
         except BrokenPipeError:
-            continue  # nobody reads the output any more
+            continue  # the reader of the output has gone
         except Exception:
             sys.excepthook(*sys.exc_info())
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM while the body runs; does nothing outside the main thread."""
+    """Raise KeyboardInterrupt on SIGTERM while the body runs, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -77,7 +77,7 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait until the body is through; does nothing outside the main thread."""
+    """Defer SIGINT and SIGTERM until the body ends, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

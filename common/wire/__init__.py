@@ -1,4 +1,4 @@
-"""The wire: what travels between server and clients. Plain values here; `pack.py` alone knows Flower's records."""
+"""The messages between server and clients, as plain values. Only `pack.py` knows Flower's records."""
 
 from hyperbloom.common.wire.exchanges import (
     BackpropOrder,

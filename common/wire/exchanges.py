@@ -1,29 +1,29 @@
-"""Orders and answers of single strategies, beside those in `orders.py`.
+"""Orders and answers that only some strategies use, in addition to those in `orders.py`.
 
 FedHeNN
 
-      | -- ReferenceOrder (query.reference) ->   |   inputs that everybody may see, once
+      | -- ReferenceOrder (query.reference) ->   |   public inputs, once
       | <----------------- ReferenceResult ----- |
-      | -- RepresentOrder (query.represent) -->  |   what does your network make of them?
+      | -- RepresentOrder (query.represent) -->  |   represent them with your network
       | <----------------- RepresentResult ----- |
 
 With an encoder (ODPFL-HN)
 
       | -- DescribeOrder (train.describe) ---->  |   the encoder
-      | <---------------- DescribeResult ------- |   what it makes of the client's examples
-      | -- BackpropOrder (train.backprop) ---->  |   the gradient with respect to that
+      | <---------------- DescribeResult ------- |   the descriptor of the client's examples
+      | -- BackpropOrder (train.backprop) ---->  |   the gradient with respect to the descriptor
       | <---------------- BackpropResult ------- |   the gradient with respect to the encoder
       | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
       | <--------------------- FitResult ------- |
 
-For novel clients that get a model of somebody else's (PFL-sampled, -ensemble, -nearest)
+For novel clients that use other clients' models (PFL-sampled, -ensemble, -nearest)
 
       | -- TryOrder (evaluate.many) ---------->  |   many models
       | <---------------- EvaluateResult ------- |
       | -- MomentsOrder (evaluate.moments) --->  |   a network
       | <----------------- MomentsResult ------- |   mean and covariance of its features
       | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
-      | <------------------ ErrorsResult ------- |   how often each is wrong
+      | <------------------ ErrorsResult ------- |   the error rate of each
 """
 
 from dataclasses import dataclass
@@ -54,14 +54,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """The reference set is on the client's disk."""
+    """Confirms that the reference set is on the client's disk."""
 
     reference: str
 
 
 @dataclass(frozen=True)
 class ReferenceOrder(Order):
-    """Keep the reference set, whose digest is `reference`; `weights` are its inputs `(n, *shape)`."""
+    """Store the reference set with digest `reference`; `weights` are its inputs `(n, *shape)`."""
 
     message_type: ClassVar[str] = "query.reference"
     answer: ClassVar[type] = ReferenceResult
@@ -71,19 +71,19 @@ class ReferenceOrder(Order):
 
 @dataclass(frozen=True)
 class RepresentResult:
-    """A factor of the representations' kernel matrix: see common/alignment.py."""
+    """A factor of the representations' kernel matrix (common/alignment.py)."""
 
     factor: Weights
 
 
 @dataclass(frozen=True)
 class RepresentOrder(Order):
-    """Send what the network makes of this round's rows of the reference set, as it is before the training.
+    """Represent this round's rows of the reference set with the network before training.
 
     Attributes:
         reference: digest of the set.
-        rows: how many of its inputs.
-        draw: seed that says which.
+        rows: number of its inputs in this round.
+        draw: seed that selects them.
     """
 
     message_type: ClassVar[str] = "query.represent"
@@ -108,9 +108,9 @@ class DescribeOrder(Order):
     """Encode the training examples, without their labels.
 
     Attributes:
-        encoder: its name.
-        dim: of a descriptor.
-        version: hash of the encoder's parameters, which are `weights`.
+        encoder: name of the encoder.
+        dim: length of a descriptor.
+        version: hash of the encoder's parameters, which are in `weights`.
         keep: whether a `BackpropOrder` follows.
     """
 
@@ -135,7 +135,7 @@ class BackpropResult:
 
 @dataclass(frozen=True)
 class BackpropOrder(Order):
-    """Take a gradient back through the encoder that was kept: `weights` is the one with respect to the descriptor."""
+    """Propagate the gradient with respect to the descriptor, `weights`, back through the encoder that was kept."""
 
     message_type: ClassVar[str] = "train.backprop"
     answer: ClassVar[type] = BackpropResult
@@ -148,7 +148,7 @@ class BackpropOrder(Order):
 
 @dataclass(frozen=True)
 class Fit:
-    """How an encoder is fitted: `gamma` are its parameters, `descriptor` is what it shall give."""
+    """How to fit an encoder: `gamma` are its parameters, and `descriptor` is its target output."""
 
     encoder: str
     version: str
@@ -160,10 +160,10 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult(TrainResult):
-    """Also the change of the encoder of `version`, and how far its descriptor was from the given one before.
+    """A `TrainResult` with the change `gamma` of the encoder of `version`.
 
     Attributes:
-        distance: mean of the squared differences.
+        distance: mean squared difference of the client's descriptor to the target before the fit.
     """
 
     version: str
@@ -173,7 +173,7 @@ class FitResult(TrainResult):
 
 @dataclass(frozen=True, kw_only=True)
 class FitOrder(TrainOrder):
-    """Train as ordered, and beside it fit the encoder to the descriptor that the server has learned."""
+    """Train, and fit the encoder to the descriptor that the server has learned."""
 
     message_type: ClassVar[str] = "train.fit"
     answer: ClassVar[type] = FitResult
@@ -182,7 +182,7 @@ class FitOrder(TrainOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class TryOrder(EvaluateOrder):
-    """Evaluate many models, whose weights are the rows of one tensor `models`: each, or all together."""
+    """Evaluate many models, the rows of one tensor `models`: each by itself, or together by their mean logits."""
 
     message_type: ClassVar[str] = "evaluate.many"
     together: bool
@@ -190,14 +190,14 @@ class TryOrder(EvaluateOrder):
 
 @dataclass(frozen=True)
 class MomentsResult:
-    """Mean of the features, above their covariance: one tensor `moments` `(1 + F, F)`."""
+    """One tensor `moments` `(1 + F, F)`: the mean of the features in the first row, then their covariance."""
 
     weights: Weights
 
 
 @dataclass(frozen=True)
 class MomentsOrder(EvaluateOrder):
-    """Describe the training examples, without their labels, by what the head of the network sees of them."""
+    """Describe the training examples, without labels, by the moments of the features that enter the head."""
 
     message_type: ClassVar[str] = "evaluate.moments"
     answer: ClassVar[type] = MomentsResult
@@ -205,17 +205,17 @@ class MomentsOrder(EvaluateOrder):
 
 @dataclass(frozen=True)
 class ErrorsResult:
-    """For each classifier the share of examples that it takes for somebody else's."""
+    """The error rate of each classifier on the client's examples."""
 
     errors: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorsOrder(EvaluateOrder):
-    """Say how often each of linear classifiers `(M, F + 1)` takes a validation example for somebody else's.
+    """Return the error rates of linear classifiers `(M, F + 1)` that tell two clients' features apart.
 
     Attributes:
-        sign: of the values that classifiers should have here, 1 or -1.
+        sign: correct sign of the classifiers' values on this client's validation examples, 1 or -1.
     """
 
     message_type: ClassVar[str] = "evaluate.errors"

@@ -2,14 +2,14 @@
 
 | -- KeysOrder (train.keys) ----------->  |
 | <-------------------- KeysResult ------- |   keys for this round
-| -- SharesOrder (train.shares) ------->  |   everybody's keys
-| <------------------ SharesResult ------- |   sealed shares of its secrets, one for each of the others
-| -- MaskedOrder (train.masked) ------->  |   train; the shares that the others have sealed for this client
-| <------------------ MaskedResult ------- |   the change, masked
-| -- ConfirmOrder (train.confirm) ----->  |   who has sent one, and who has vanished
-| <----------------- ConfirmResult ------- |   a signature: this is what I was told
-| -- UnmaskOrder (train.unmask) ------->  |   everybody's signatures
-| <------------------ UnmaskResult ------- |   shares of what takes the masks off the sum
+| -- SharesOrder (train.shares) ------->  |   all clients' keys
+| <------------------ SharesResult ------- |   sealed shares of its secrets, one for each other client
+| -- MaskedOrder (train.masked) ------->  |   training, and the shares that others have sealed for this client
+| <------------------ MaskedResult ------- |   the masked change
+| -- ConfirmOrder (train.confirm) ----->  |   clients that sent a change, and clients that vanished
+| <----------------- ConfirmResult ------- |   a signature of all that the client was told
+| -- UnmaskOrder (train.unmask) ------->  |   all clients' signatures
+| <------------------ UnmaskResult ------- |   shares with which the server removes the masks from the sum
 """
 
 from dataclasses import dataclass
@@ -37,9 +37,10 @@ class KeysResult:
     """Public keys of one round, signed by the client.
 
     Attributes:
-        cipher_key: for what other clients seal for this one.
-        mask_key: for the masks that it shares with them.
-        identity: the public key of the signature, DER.
+        cipher_key: for messages that other clients seal for this one.
+        mask_key: for the masks that it shares with other clients.
+        identity: public key of the signature, in DER.
+        signature: signature of the two keys.
     """
 
     cipher_key: bytes
@@ -50,7 +51,7 @@ class KeysResult:
 
 @dataclass(frozen=True)
 class KeysOrder(Order):
-    """Make keys and a secret for a round of secure aggregation; what is left of an earlier round is forgotten."""
+    """Make keys and a secret for a round of secure aggregation, and forget those of earlier rounds."""
 
     message_type: ClassVar[str] = "train.keys"
     answer: ClassVar[type] = KeysResult
@@ -60,12 +61,13 @@ class KeysOrder(Order):
 
 @dataclass(frozen=True)
 class SharesResult:
-    """For each place the sealed shares, none for the client's own, and by what its secret and each share are known.
+    """The client's sealed shares, and commitments to its secret and to each share.
 
     Attributes:
-        secret: digest of the secret of which its own mask is made.
-        secret_shares: digests of the shares of that.
-        key_shares: digests of the shares of the private key of its masks.
+        sealed: sealed shares for each place; empty for the client's own.
+        secret: digest of the secret of the client's own mask.
+        secret_shares: digests of the shares of that secret.
+        key_shares: digests of the shares of the private mask key.
     """
 
     sealed: tuple[bytes, ...]
@@ -76,14 +78,14 @@ class SharesResult:
 
 @dataclass(frozen=True)
 class SharesOrder(Order):
-    """Deal shares of the round's secrets. Clients know each other by their places in the lists of keys only.
+    """Deal shares of the round's secrets. Clients know each other only by their places in the lists of keys.
 
     Attributes:
-        place: of the client itself.
-        threshold: clients whose shares put a secret together.
+        place: place of the client itself.
+        threshold: number of shares that reconstruct a secret.
         bound: largest change of a coordinate.
-        examples: beyond which a client counts for no more.
-        signatures: of the keys, as each client has sent them.
+        examples: most examples that a client counts for.
+        signatures: the clients' signatures of their keys.
     """
 
     message_type: ClassVar[str] = "train.shares"
@@ -102,7 +104,7 @@ class SharesOrder(Order):
 
 @dataclass(frozen=True)
 class MaskedResult:
-    """The weighted change as words of four bytes, the weighted loss behind it, under masks."""
+    """The masked words of four bytes: the weighted change, then the weighted loss."""
 
     seconds: float
     masked: bytes
@@ -112,16 +114,16 @@ class MaskedResult:
 class Masking:
     """What a client needs to mask its change.
 
-    The sum has one part for each tensor, one after the other. `parts`, `lengths` and `owners` describe it, the same to
-    all clients. What a client trains and finds no part for stays there.
+    The sum is a sequence of parts, one for each tensor. `parts`, `lengths` and `owners` describe it and are the same
+    for all clients. Tensors that a client trains but that have no part stay on the client.
 
     Attributes:
         there: places of the clients that have dealt shares.
         parts: digest of each tensor's name, shape and values.
-        lengths: numbers in each.
-        owners: for each the places of the clients that train it, a bit for a place.
-        sealed: the shares that each of those in `there` has sealed for this client.
-        digests: for each the digests of its two shares, one behind the other.
+        lengths: count of numbers in each part.
+        owners: places of the clients that train each part, one bit for each place.
+        sealed: the shares that each client in `there` has sealed for this client.
+        digests: for each of these clients the digests of its two shares, concatenated.
     """
 
     there: tuple[int, ...]
@@ -134,7 +136,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedOrder(TrainOrder):
-    """Train as ordered, and send the change masked."""
+    """Train, and send the masked change."""
 
     message_type: ClassVar[str] = "train.masked"
     answer: ClassVar[type] = MaskedResult
@@ -143,14 +145,14 @@ class MaskedOrder(TrainOrder):
 
 @dataclass(frozen=True)
 class ConfirmResult:
-    """A signature of whose changes are in the sum, and of all else that the client was told in this round."""
+    """A signature of the set of clients in the sum, and of all else that the client was told in this round."""
 
     signature: bytes
 
 
 @dataclass(frozen=True)
 class ConfirmOrder(Order):
-    """Sign whose masked changes are in the sum: those of `alive`. They and `dead` are those that dealt shares."""
+    """Sign that the masked changes of `alive` are in the sum. `alive` and `dead` together dealt shares."""
 
     message_type: ClassVar[str] = "train.confirm"
     answer: ClassVar[type] = ConfirmResult
@@ -162,17 +164,17 @@ class ConfirmOrder(Order):
 
 @dataclass(frozen=True)
 class UnmaskResult:
-    """The shares, in order of places; empty where the one that was dealt cannot be read."""
+    """The shares in order of places; empty if the client could not read the one that it was dealt."""
 
     shares: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class UnmaskOrder(Order):
-    """Reveal shares of the secrets of those who are alive, and of the keys of the dead.
+    """Reveal shares of the secrets of clients that are alive, and of the mask keys of dead ones.
 
     Attributes:
-        signatures: of those who are alive, in order of places; empty for who has not signed.
+        signatures: signatures of the clients that are alive, in order of places; empty for those that did not sign.
     """
 
     message_type: ClassVar[str] = "train.unmask"

@@ -1,9 +1,9 @@
-"""What a newcomer, whom no training has seen, and a server that hands out models say to each other.
+"""Messages between a newcomer, which took no part in training, and a server that hands out models.
 
-With `flower-server serve` and `flower-client join` nothing travels but
+`flower-server serve` and `flower-client join` exchange only these:
 
       | -- Offer (query.offer) -------------->   |   the encoder
-      | <------------------- Description ------- |   what it makes of the newcomer's examples
+      | <------------------- Description ------- |   the descriptor of the newcomer's examples
       | -- Delivery (query.deliver) --------->   |   weights
       | <------------------------ Notice ------- |   received
       | -- Notice (query.notice) ------------>   |
@@ -20,7 +20,7 @@ __all__ = ["Delivery", "Description", "Offer"]
 
 @dataclass(frozen=True)
 class Description:
-    """All that a newcomer sends: which size of model, and the descriptor of its examples, with noise or without."""
+    """All that a newcomer sends: the size of its model, and the descriptor of its examples, with or without noise."""
 
     size: str
     encoder_version: str
@@ -29,16 +29,16 @@ class Description:
 
 @dataclass(frozen=True)
 class Offer(Order):
-    """A server meets a node that may want a model: the encoder, and what a model will be.
+    """The server offers a node a model: the encoder, and a description of the models.
 
     Attributes:
         run: name of the run folder.
-        round: the one that was selected.
-        clients: how many took part.
-        accuracy: percent, mean over the run's own novel clients, if it had any.
-        divisor: what training divided stored numbers by; `mean` and `std` normalised the channels.
+        round: the selected round.
+        clients: number of clients that trained.
+        accuracy: mean accuracy in percent over the run's own novel clients, if it had any.
+        divisor: divisor of stored numbers in training; `mean` and `std` normalised the channels.
         weights: the encoder's parameters.
-        scaling_known_by: how the server knows what training did to stored numbers, in a sentence.
+        scaling_known_by: a sentence on how the server knows the scaling.
     """
 
     message_type: ClassVar[str] = "query.offer"
@@ -64,7 +64,7 @@ class Offer(Order):
 
 @dataclass(frozen=True)
 class Delivery(Order):
-    """The newcomer's model, and whether its descriptor is unlike those of all clients that trained."""
+    """The newcomer's model, and whether its descriptor differs from those of all clients that trained."""
 
     message_type: ClassVar[str] = "query.deliver"
     answer: ClassVar[type] = Notice

@@ -1,15 +1,15 @@
-"""What the server asks of clients in every strategy, and what they answer: plain values, without Flower.
+"""The orders and answers that all strategies share, as plain values without Flower.
 
     server                                   client
       | -- Greeting (query.greet) ------------> |
-      | <------------------- Introduction ------ |   who it is, how much data it has, what it can run
+      | <------------------- Introduction ------ |   identity, size of its data, size of its model
       | -- TrainOrder (train) ---------------->  |
       | <------------------- TrainResult ------- |
       | -- EvaluateOrder (evaluate) ---------->  |
       | <------------------- EvaluateResult ---- |
       | -- Notice (query.notice) ------------->  |   refused, or the run is over
 
-An order that a client cannot carry out is answered with `Failed`. `pack.py` turns all of them into Flower's records.
+A client answers an order that it cannot carry out with `Failed`. `pack.py` converts all of them to Flower's records.
 """
 
 import math
@@ -45,30 +45,30 @@ __all__ = [
 ]
 
 ASKS = ("own", "types", "graph")
-"""What a strategy asks clients about their own models: nothing but to use them, their layer types, their graphs."""
+"""What a strategy must know of clients' own models: only that they exist, their layer types, or their graphs."""
 
 PRIVATE = ("none", "head", "body", "all", "copy")
-"""What of the target network stays on the client: nothing, the personal classifier, all else, or everything. With
-'copy' all weights travel, and the client has a model of the same shapes beside them that never does; orders to train
-then need a method that says how."""
+"""The part of the target network that stays on the client: nothing, the head, all but the head, or everything. With
+'copy' all weights travel, and the client also keeps a private model of the same shapes. Training orders then need a
+method that trains it."""
 
 REFINED = ("head", "all")
-"""What is trained on the client's own examples before an evaluation, and forgotten after it."""
+"""The part that a client trains on its own examples before an evaluation and forgets afterwards."""
 
 REPLIES = ("delta", "weights", "nothing")
-"""What a client sends back from training: trained - sent, trained, or only its metrics."""
+"""What a client sends back after training: trained - sent, trained, or only its metrics."""
 
 LARGEST_LOSS = 1e30
-"""Loss beyond which sums over clients might overflow."""
+"""Largest accepted loss, so that sums over clients do not overflow."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The run and the round that an order belongs to.
+    """The run and the round of an order.
 
     Attributes:
-        seed: of the run; client and round are mixed in on the client.
-        resume_points: rounds to which a server that crashes may go back.
+        seed: seed of the run; the client mixes in its name and the round.
+        resume_points: rounds to which the server may go back after a crash.
         rewound: rounds to which it has gone back, in order of time.
     """
 
@@ -81,12 +81,12 @@ class Scope:
 
 @dataclass(frozen=True)
 class Target:
-    """The target network that an order is about.
+    """The target network of an order.
 
     Attributes:
-        private: what of it stays on the client, one of `PRIVATE`.
-        norms: with the client's own model: as in the greeting.
-        hypernetwork: settings of the graph hypernetwork whose parameters travel in place of weights, as JSON.
+        private: the part that stays on the client, one of `PRIVATE`.
+        norms: for the client's own model: as in the greeting.
+        hypernetwork: settings, as JSON, of the graph hypernetwork whose parameters travel in place of weights.
     """
 
     model: str
@@ -98,7 +98,7 @@ class Target:
 
 @dataclass(frozen=True)
 class SGD:
-    """Hyperparameters of local SGD; `clip` is the total norm to which a gradient is clipped."""
+    """Hyperparameters of local SGD; `clip` is the largest total norm of a gradient."""
 
     steps: int
     batch_size: int
@@ -110,7 +110,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Noise:
-    """Gaussian noise on a change: it is clipped to the norm `clip`; the deviation is `scale` times that."""
+    """Gaussian noise on a change that is clipped to norm `clip`; its standard deviation is `scale * clip`."""
 
     clip: float
     scale: float
@@ -118,14 +118,14 @@ class Noise:
 
 @dataclass(frozen=True)
 class Refinement:
-    """What a client does with the weights before it scores them.
+    """Local training that a client does before it scores the weights.
 
     Attributes:
         epochs: passes of plain SGD over the training examples.
-        rate: learning rate of these.
-        batch: their batch size; a client with fewer examples takes all.
-        part: what they train, one of `REFINED`.
-        distil_temperature: they train the client's own model instead, with the ordered one as its teacher.
+        rate: learning rate.
+        batch: batch size; a client with fewer examples takes all.
+        part: the part to train, one of `REFINED`.
+        distil_temperature: if given, the client trains its own model with the ordered one as teacher.
     """
 
     epochs: int
@@ -137,7 +137,7 @@ class Refinement:
 
 @dataclass(frozen=True)
 class Order:
-    """Base of all that a client answers; `answer` is the type of the answer."""
+    """Base of all orders; `answer` is the type of a client's answer."""
 
     message_type: ClassVar[str]
     answer: ClassVar[type]
@@ -153,16 +153,16 @@ class Failed:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a client says of itself. Nothing in it comes from single examples.
+    """A client's description of itself. It reveals no single example.
 
     Attributes:
-        token: a secret of the client's own making: who shows it again is the same client.
-        size: of the target network that it can run: S, M or L.
-        class_shares: empty unless the client chose to disclose them.
-        types: layer types of its own model, in no telling order, or ("all",); () tells that there is one.
-        graph: the whole graph of its own model; if asked, and if the client chose to disclose it.
-        has_reference: whether the reference set of the greeting is here; None if none was named.
-        divisor: what it divides stored numbers by, before it normalises channels by `mean` and `std`.
+        token: a secret that the client made, by which the server recognises it.
+        size: size of the target network that it can run: S, M or L.
+        class_shares: shares of the classes; empty unless the client's user chose to disclose them.
+        types: layer types of its own model in sorted order, or ("all",); () means only that there is one.
+        graph: graph of its own model, if the server asks and the user chose to disclose it.
+        has_reference: whether the client has the reference set of the greeting; None if the greeting names none.
+        divisor: divisor of stored numbers, before `mean` and `std` normalise the channels.
     """
 
     client_id: str
@@ -185,12 +185,12 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Greeting(Order):
-    """The server meets a node: who are you?
+    """The server asks a new node to introduce itself.
 
     Attributes:
-        asks: what the strategy must know of clients' own models, one of `ASKS`; None: it chooses the model itself.
+        asks: what the strategy must know of clients' own models, one of `ASKS`; None if the server chooses the model.
         norms: how the graph of an own model treats the affine parameters of its norms.
-        reference: digest of the reference set that clients will need: is it here already?
+        reference: digest of the reference set that clients will need.
     """
 
     message_type: ClassVar[str] = "query.greet"
@@ -203,10 +203,10 @@ class Greeting(Order):
 
 @dataclass(frozen=True)
 class Notice(Order):
-    """The server's last word to a node: `kind` is 'refused' or 'finished'. The client answers with the same.
+    """The server's last message to a node: `kind` is 'refused' or 'finished'. The client answers with the same.
 
     Attributes:
-        complete: id of a run that will not be resumed: nothing needs to be kept for it any more.
+        complete: id of a run that will not be resumed; the client may delete its earlier versions.
     """
 
     message_type: ClassVar[str] = "query.notice"
@@ -220,13 +220,13 @@ Notice.answer = Notice
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a client sends back from training.
+    """A client's answer to a `TrainOrder`.
 
     Attributes:
         seconds: wall time of the local training.
         weights: trained - sent, or trained, as the order says; None if nothing travels.
-        loss: mean training loss over the local steps; None where the client keeps it to itself.
-        encoded: instead of weights: the change, trained - sent, in the codec of the order.
+        loss: mean training loss over the local steps; None if the client does not disclose it.
+        encoded: the change, trained - sent, in the codec of the order, in place of `weights`.
     """
 
     seconds: float
@@ -235,25 +235,25 @@ class TrainResult:
     encoded: bytes | None = None
 
     def check(self) -> None:
-        """Refuse an impossible loss with a WireError."""
+        """Raise a WireError if the loss is out of range."""
         if self.loss is not None and not 0 <= self.loss <= LARGEST_LOSS:
             raise WireError(f"loss: expected 0 to {LARGEST_LOSS:.0e}, found {self.loss}")
 
 
 @dataclass(frozen=True)
 class TrainOrder(Order):
-    """Train: load the weights, take the steps of SGD, send back what `reply` says.
+    """Train: load the weights, take the steps of SGD, and send back what `reply` says.
 
-    `weights` are what is not private. With 'body' they may be the whole network: then what is private starts from that,
-    if the client has none yet. What it sends back is without the private part in either case.
+    `weights` hold the part that is not private. With 'body' they may hold the whole network, from which a client
+    initialises a private part that it does not have yet. The answer never contains the private part.
 
     Attributes:
         reply: one of `REPLIES`.
-        method: what the client minimises; None: the loss, by plain SGD.
-        resemble: FedHeNN: factor of the kernel matrix that the representations are to resemble.
-        codec: encodes the change that is sent back; None: it travels as `reply` says.
-        noise: what is added to the change before it leaves.
-        quiet: whether the loss, which is of training examples, stays on the client.
+        method: the local method; None means plain SGD on the loss.
+        resemble: FedHeNN: factor of the kernel matrix that the representations should resemble.
+        codec: codec of the change in the answer; None sends `weights` as `reply` says.
+        noise: noise that the client adds to the change before it sends it.
+        quiet: whether the loss, which depends on training examples, stays on the client.
     """
 
     message_type: ClassVar[str] = "train"
@@ -292,7 +292,7 @@ class EvaluateResult:
     test: SplitScore
 
     def check(self) -> None:
-        """Refuse impossible counts and losses with a WireError."""
+        """Raise a WireError if a count or a loss is out of range."""
         for split, score in (("val", self.val), ("test", self.test)):
             if not 0 <= score.correct <= score.total or score.total == 0:
                 raise WireError(f"{split}: expected 0 <= correct <= total and examples, found {score}")
@@ -302,7 +302,7 @@ class EvaluateResult:
 
 @dataclass(frozen=True)
 class EvaluateOrder(Order):
-    """Evaluate the weights, with the private part that the client holds, on its validation and test examples."""
+    """Evaluate the weights, together with the client's private part, on its validation and test examples."""
 
     message_type: ClassVar[str] = "evaluate"
     answer: ClassVar[type] = EvaluateResult

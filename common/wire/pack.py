@@ -1,8 +1,8 @@
-"""The one place that turns orders and answers into Flower's records, and back.
+"""Conversion of orders and answers to Flower's records and back.
 
-A message is one `ConfigRecord`, weights included, as one run of bytes: Flower sends each record, array and chunk as an
-object with a request of its own, so three objects instead of six per message halve the time of a small round.
-What arrives is checked field by field before anything is done with it.
+A message is one `ConfigRecord` that holds the weights as one run of bytes. Flower sends each record, array and chunk as
+an object with its own request, so three objects per message instead of six halve the time of a small round. `unpack`
+checks every field before any other code uses the message.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ from hyperbloom.common.wire.weights import Weights
 __all__ = ["LONGEST_LAYOUT", "LONGEST_REASON", "pack", "unpack", "unpack_answer", "weigh"]
 
 LONGEST_LAYOUT = 2**22
-"""Characters of names and shapes as JSON; ResNet-152 has some 30,000."""
+"""Most characters of names and shapes as JSON; ResNet-152 has about 30,000."""
 
 LONGEST_REASON = 300
-"""Characters that are kept of what a client says about a failure."""
+"""Characters that the server keeps of a client's error text."""
 
 LONGEST_TENSOR_NAME, MOST_DIMENSIONS, LONGEST_SIDE = 1000, 16, 2**40
 
@@ -43,7 +43,7 @@ MessageT = TypeVar("MessageT")
 
 
 def pack(message: Any) -> RecordDict:
-    """Return an order or an answer, a frozen dataclass, as the content of a Flower message."""
+    """Return the content of a Flower message for an order or an answer, which is a frozen dataclass."""
     key = _FAILED if isinstance(message, Failed) else _KEY
     return RecordDict({key: ConfigRecord(_flat(message, ""), keep_input=False)})
 
@@ -61,20 +61,20 @@ def unpack(kind: type[MessageT], content: RecordDict) -> MessageT:
 
 
 def unpack_answer(kind: type[MessageT], content: RecordDict) -> MessageT | Failed:
-    """Read a client's answer, or why it has none; WireError as in `unpack`."""
+    """Read a client's answer, or its `Failed`; WireError as in `unpack`."""
     record = content.get(_FAILED)
     if not isinstance(record, ConfigRecord):
         return unpack(kind, content)
     failed = _read(Failed, dict(record))
     text = "".join(letter if letter.isprintable() else " " for letter in failed.text[:LONGEST_REASON])
-    # A client cannot accuse itself of a lie.
+    # Only the server gives the reason CONTENT.
     return Failed(Reason.FAILED if failed.reason is Reason.CONTENT else failed.reason, text)
 
 
 def weigh(content: RecordDict) -> int:
-    """Return the bytes of what a message carries: texts and bytes as they are, eight for a number.
+    """Return the size of a message's values in bytes: the length of texts and bytes, eight for a number.
 
-    Flower's framing comes on top, some 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
+    Flower's framing adds about 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
     """
     values = (value for record in content.config_records.values() for value in record.values())
     return sum(_weight(value) for value in values)
@@ -90,7 +90,7 @@ def _weight(value: object) -> int:
 
 
 def _flat(message: Any, prefix: str) -> dict[str, Any]:
-    """Return the fields of a dataclass by name; those of a part have the part's name before theirs."""
+    """Return the fields of a dataclass by name; nested fields have the name of their part as prefix."""
     record: dict[str, Any] = {}
     for field in dataclasses.fields(message):
         value, name = getattr(message, field.name), prefix + field.name
@@ -110,7 +110,7 @@ def _flat(message: Any, prefix: str) -> dict[str, Any]:
 
 
 def _inside(name: str) -> str:
-    """Return what the parts of `Weights` have before their names; the usual ones need nothing."""
+    """Return the prefix for the parts of `Weights`, which is empty for the field `weights`."""
     return "" if name == "weights" else f"{name}."
 
 
@@ -135,7 +135,7 @@ def _read(kind: type[MessageT], left: dict[str, Any]) -> MessageT:
 
 @cache
 def _fields(kind: Hashable) -> dict[str, tuple[Any, bool]]:
-    """Return type, and whether it may be None, of each field of a dataclass."""
+    """Return the type of each field of a dataclass, and whether it may be None."""
     found: dict[str, tuple[Any, bool]] = {}
     for name, hint in get_type_hints(cast(type, kind)).items():
         if get_origin(hint) is ClassVar:
@@ -178,7 +178,7 @@ def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str
 
 @cache
 def _keys(kind: Hashable, inside: str) -> tuple[str, ...]:
-    """Return the keys of which one at least is there where a part is there."""
+    """Return all keys of a nested part; the part is present if one of them is."""
     if kind is Weights:
         return tuple(inside + key for key in _WEIGHTS)
     keys: list[str] = []
@@ -199,7 +199,7 @@ def _reason(value: str) -> Reason:
     try:
         return Reason(value)
     except ValueError:
-        return Reason.FAILED  # of a version that knows more kinds
+        return Reason.FAILED  # from a client of a newer version
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
@@ -241,6 +241,6 @@ def _unpack_weights(left: dict[str, Any], inside: str, where: str) -> Weights:
 
 
 def _is_tensor(name: object, shape: tuple[object, ...]) -> bool:
-    """Tell whether a name can be printed and sent on, and lengths multiplied: beyond all memory that takes minutes."""
+    """Return whether a name is short and printable, and lengths are small enough to multiply quickly."""
     sound = type(name) is str and len(name) <= LONGEST_TENSOR_NAME and name.isprintable()
     return sound and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < LONGEST_SIDE for n in shape)

@@ -1,4 +1,4 @@
-"""Named tensors as one flat vector, in the form in which they travel."""
+"""Named tensors as one flat vector, the form of weights on the wire."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from hyperbloom.common.layout import Layout
 __all__ = ["LARGEST_NORM", "Weights"]
 
 LARGEST_NORM = 1e6
-"""Norm beyond which what a client returns is refused. Sound ones are of order 1 to 1,000; the squares of larger ones
-would overflow in the product with the Jacobian and reach everybody as NaN."""
+"""Largest accepted norm of a client's result. Normal ones are of order 1 to 1,000. Squares of much larger ones would
+overflow in the product with the Jacobian and reach all clients as NaN."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Weights:
     values: Tensor
 
     def part(self, wanted: Layout) -> Tensor:
-        """Return the values of the parameters of `wanted`, which all are among these."""
+        """Return the values `(wanted.numel,)` of the parameters of `wanted`, a subset of these."""
         return self.values if wanted == self.layout else wanted.flatten(self.layout.views(self.values))
 
     def check(self, expected: Layout, dtype: torch.dtype) -> None:
-        """Compare names, shapes, dtype and finiteness with what was expected.
+        """Check names, order, shapes, dtype and finiteness.
 
         Raises:
-            WireError: names the first tensor that differs.
+            WireError: a tensor differs. The message names the first one.
         """
         here, there = dict(self.layout.shapes), dict(expected.shapes)
         for name in there:
@@ -46,7 +46,7 @@ class Weights:
             raise WireError(f"tensors: expected in the order {', '.join(there)}, found {', '.join(here)}")
         if self.values.dtype != dtype:
             raise WireError(f"tensor {next(iter(there), '')}: expected {dtype}, found {self.values.dtype}")
-        # A sum is finite only if all terms are. It is the cheap test; the exact one tells overflow apart.
+        # A sum is finite only if all terms are. This test is cheap; the exact one below excludes overflow of the sum.
         if not math.isfinite(self.values.sum().item()):
             bad = torch.nonzero(~torch.isfinite(self.values))
             if len(bad):
