@@ -229,7 +229,7 @@ class ODPFL(PFedHN):
         deviation = descriptors.std(0)
         if bounded:
             deviation = deviation.square().mean().sqrt().expand_as(deviation)
-        # A dimension in which clients hardly differ must not be blown up to rounding errors.
+        # Without a floor, scaling would turn a dimension in which clients hardly differ into noise of rounding.
         deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
         views["tail.weight"].div_(deviation[:, None])
         views["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
@@ -303,7 +303,7 @@ class ODPFL(PFedHN):
         return [client for client in clients if self._embedded(client) or client.row in self._descriptors]
 
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
-        """Ask clients for their descriptors. With `keep` they hold the graph, for the encoder's gradient later."""
+        """Ask clients for their descriptors. With `keep`, clients will also be asked for the encoder's gradient later."""
         dim = self.spec_of_encoder.dim
         order = DescribeOrder(
             run_id=turn.scope.run_id,

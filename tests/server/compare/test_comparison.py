@@ -244,9 +244,9 @@ def test_one_that_is_killed_before_its_first_round_can_be_begun_again(
 
     here = tmp_path / "stopped"
     for name in (
-        "running.adopt_identities",
-        "engine.inline_grid",
-        "comparison.shutil.rmtree",
+        "runs.running.adopt_identities",
+        "grids.engine.inline_grid",
+        "compare.comparison.shutil.rmtree",
         "loop.session.Session.run",
     ):
         with monkeypatch.context() as patch:  # the one behind meets what this one has left
