@@ -83,10 +83,10 @@ class ModelMaker:
             divisor=scaling.divisor,
             mean=scaling.mean,
             std=scaling.std,
-            encoder=strategy.spec_of_encoder.name,
-            dim=strategy.spec_of_encoder.dim,
-            encoder_version=strategy.version,
-            weights=strategy.encoder_weights,
+            encoder=strategy.encoder.spec.name,
+            dim=strategy.encoder.spec.dim,
+            encoder_version=strategy.encoder.version,
+            weights=strategy.encoder.weights,
             scaling_known_by=known_by,
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
