@@ -1,1 +1,1 @@
-"""`flower-server`: the SuperLink, the round loop, the run folder and what a person sees of them."""
+"""The server: `flower-server`, the SuperLink, the round loop, run folders, and views of a run."""

@@ -1,4 +1,4 @@
-"""`flower-server`, and `python -m hyperbloom.server`."""
+"""Entry point of `flower-server` and `python -m hyperbloom.server`."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""What there is to choose from: `flower-server --list` and `--explain`."""
+"""The available choices: `flower-server --list` and `--explain`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,7 +19,7 @@ NO_LINES: Mapping[str, str] = MappingProxyType({})
 
 
 def print_catalogue(console: Console) -> None:
-    """Print strategies, models, data sets and splits with a line on each; of plug-ins, where they come from."""
+    """Print strategies, models, data sets and splits with a line each, and where plug-ins come from."""
     strategies = {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()}
     models = {name: info.description for name, info in MODELS.items()}
     datasets = {name: info.description for name, info in DATASETS.items()}
@@ -31,7 +31,7 @@ def print_catalogue(console: Console) -> None:
 
 
 def print_keys(console: Console, strategy: str) -> None:
-    """Print every key of a run, the options of `strategy` included, with default and meaning.
+    """Print every key of a run with default and meaning, including the options of `strategy`.
 
     Raises:
         ConfigError: there is no such strategy.

@@ -1,4 +1,4 @@
-"""`flower-server`: the flags of a run, and what they ask for."""
+"""`flower-server`: the flags of a run, and the run that they describe."""
 
 import json
 import os
@@ -52,15 +52,15 @@ failed or its port is taken, 6 the disk is full, 130 Ctrl-C
 
 
 class KeyFlag(Flag):
-    """A flag for a key of the run; its help is what the configuration says of the key."""
+    """A flag for a key of the run. Its help text comes from the configuration."""
 
     def __init__(self, flag: str, key: str, **details: Any) -> None:
-        """Take the key, dotted if it is one of a section; `details` as in `Flag`."""
+        """Take the key, dotted for a key of a section, and `details` as for `Flag`."""
         super().__init__(f"{flag} {key.replace('.', '_')}", "", show_default=False, **details)
         self.key = key
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Read the description; the configuration takes time to import, and only `--help` needs it."""
+        """Fill in the help text now: importing the configuration takes time, and only `--help` needs it."""
         from hyperbloom.common.config import RunConfig
 
         first, _, name = self.key.partition(".")
@@ -140,7 +140,7 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
 
 
 def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
-    """Do what the flags ask for."""
+    """Print a list, resume a run or begin one, as the flags say."""
     from rich.console import Console
 
     console, resume = Console(), flags["resume"]
@@ -164,7 +164,7 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
             return
     machines = check(Machines, flags, "the flags of the run")
     _check(config, machines)
-    # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
+    # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
     from hyperbloom.server.runs.running import run_federation
 
     run_federation(config, machines, console, flags["run_dir"], flags["go_on"], resume)
@@ -189,7 +189,7 @@ def _config(flags: dict[str, Any]) -> "RunConfig":
 
 
 def _check(config: "RunConfig", machines: "Machines") -> None:
-    """Refuse flags that do not go together."""
+    """Raise a ConfigError for flags that contradict each other."""
     if machines.engine == "grpc":
         machines.certificates()
     if machines.vectorise is not None and machines.engine != "inline":
@@ -205,10 +205,10 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
 
 
 def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, bool]:
-    """Return the folder of `--go-on` if its run has begun, and whether it is over.
+    """Return the folder of `--go-on` if its run has begun, and whether the run is complete.
 
     Raises:
-        ConfigError: there is no --run-dir or no port, or the run in the folder is another than the flags describe.
+        ConfigError: --run-dir or the port is missing, or the folder holds a different run.
     """
     folder = flags["run_dir"]
     if flags["resume"] or not folder:
@@ -226,10 +226,10 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
 
 
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that the run of `--resume` began with, but for those that the command line gives anew.
+    """Return the flags with which the run of `--resume` began, except those given anew on the command line.
 
     Raises:
-        ConfigError: a flag would change the run, or the folder is not one of a run.
+        ConfigError: a flag would change the run, or the folder holds no run.
     """
     from hyperbloom.server.grids.fleet import SECURITY, Machines
 

@@ -1,4 +1,4 @@
-"""Flags that several commands of `flower-server` have."""
+"""Flags that several commands of `flower-server` share."""
 
 import click
 
@@ -21,9 +21,9 @@ SERIES = [
     Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),
     Flag("--engine", "clients as processes over gRPC, in this process, or in Ray", type=ENGINES, default="inline"),
 ]
-"""What `compare` and `reproduce` have in common."""
+"""Flags that `compare` and `reproduce` share."""
 
 
 def set_flag(text: str) -> Flag:
-    """Return the flag `--set`; `text` says what it sets."""
+    """Return the flag `--set`; `text` describes what it sets."""
     return Flag("--set assignments", f"{text}; may be repeated", multiple=True, metavar="KEY=VALUE")

@@ -1,4 +1,4 @@
-"""Any of our algorithms as a Flower strategy: `strategy.start(grid=grid, num_rounds=20)` in anybody's ServerApp."""
+"""Our algorithms as Flower strategies: call `strategy.start(grid=grid, num_rounds=20)` in any ServerApp."""
 
 import time
 import uuid
@@ -19,22 +19,22 @@ __all__ = ["FlowerStrategy"]
 
 
 class FlowerStrategy(Strategy):
-    """A run of ours behind Flower's interface for strategies.
+    """A Hyperbloom run behind Flower's strategy interface.
 
-    Flower's own loop sends each node one message a round. A round of ours may have several exchanges, and clients say
-    who they are before the first one. So `start` runs our loop over Flower's grid, and the methods that Flower's loop
-    would call refuse to work.
+    Flower's own loop sends each node one message per round. Our rounds may have several exchanges, and clients
+    introduce themselves before the first round. So `start` runs our loop over Flower's grid, and the methods that
+    Flower's loop would call raise a NotImplementedError.
 
     Args:
         config: the run; `start` overrides its number of rounds.
-        listeners: told of everything, beside the result.
+        listeners: receive all events of the run.
     """
 
     def __init__(self, config: RunConfig, listeners: Sequence[Listener] = ()) -> None:
         """Check the run.
 
         Raises:
-            ConfigError: it cannot work.
+            ConfigError: the run cannot work.
         """
         check_run(config, uses_data_section=False)
         self.config, self.listeners = config, listeners
@@ -52,20 +52,20 @@ class FlowerStrategy(Strategy):
         """Run all rounds over Flower's grid, whose nodes run our `ClientApp`.
 
         Args:
-            grid: Flower's.
-            initial_arrays: not used: networks are made from the run's seed when the first client has come. To start
-                from another run's, set `init_from`.
-            num_rounds: in place of `config.rounds`.
-            timeout: seconds for a round, in place of `config.round_timeout_s`.
-            train_config: not used: `config.local` says how clients train.
+            grid: Flower's grid.
+            initial_arrays: must be empty: networks start from the run's seed. To start from another run, set
+                `init_from`.
+            num_rounds: replaces `config.rounds`.
+            timeout: seconds for a round; replaces `config.round_timeout_s`.
+            train_config: not used: `config.local` describes local training.
             evaluate_config: not used.
-            evaluate_fn: called with the number of a round and the server's state when it has been evaluated.
+            evaluate_fn: called after each evaluation with the round's number and the server's state.
 
         Returns:
-            the server's last state, and metrics of training and evaluation by round.
+            the server's final state, and metrics of training and evaluation by round.
 
         Raises:
-            HyperbloomError: too few clients, or nobody answers any more.
+            HyperbloomError: initial arrays are given, too few clients joined, or none answers any more.
         """
         if initial_arrays is not None and len(initial_arrays):
             raise ConfigError("initial_arrays: networks start from the run's seed; set init_from to start from a run")
@@ -77,28 +77,28 @@ class FlowerStrategy(Strategy):
         return results.result
 
     def summary(self) -> None:
-        """Say nothing: listeners do."""
+        """Print nothing; listeners report the run."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Refuse: see the class."""
+        """Refuse; see the class."""
         _refuse()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refuse: see the class."""
+        """Refuse; see the class."""
         _refuse()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Refuse: see the class."""
+        """Refuse; see the class."""
         _refuse()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Refuse: see the class."""
+        """Refuse; see the class."""
         _refuse()
 
 
@@ -107,7 +107,7 @@ def _refuse() -> NoReturn:
 
 
 class _Results(Listener):
-    """Collects what Flower's `Result` holds, of the run's strategy; its baselines are for the listeners."""
+    """Collects Flower's `Result` for the run's strategy; baselines are only reported to listeners."""
 
     def __init__(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> None:
         self.result = Result()
@@ -116,11 +116,11 @@ class _Results(Listener):
         self._over = False
 
     def phase(self, algorithm: Algorithm, name: str) -> None:
-        """Listen to the first strategy."""
+        """Remember the first strategy."""
         self._algorithm = self._algorithm or algorithm
 
     def round_done(self, report: RoundReport) -> None:
-        """Keep a round's metrics."""
+        """Store a round's metrics."""
         if self._over:
             return
         outcome = report.outcome
@@ -135,7 +135,7 @@ class _Results(Listener):
                 self.result.evaluate_metrics_serverapp[report.number] = own
 
     def phase_done(self, algorithm: Algorithm) -> None:
-        """Keep the server's state."""
+        """Store the server's state when the first strategy ends."""
         if not self._over:
             self.result.arrays, self._over = self._arrays(), True
 

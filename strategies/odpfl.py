@@ -40,19 +40,11 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section
-from hyperbloom.common.encoders import (
-    ENCODERS,
-    EncoderSpec,
-    build_encoder,
-    descriptor_layout,
-    encoder_layout,
-    version_of,
-)
-from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.seeds import derive
+from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.wire import (
     BackpropOrder,
     BackpropResult,
@@ -67,6 +59,7 @@ from hyperbloom.common.wire import (
     Weights,
 )
 from hyperbloom.strategies.algorithm import Evaluation, Turn
+from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, draw, train
 from hyperbloom.strategies.hypernetworks import Hypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
@@ -78,14 +71,6 @@ CALIBRATION = 64
 
 FARTHEST = 100.0
 """Largest root mean square of an accepted descriptor. Sound ones have deviation 1, fresh ones less."""
-
-OUTLIER = 7.5
-"""Largest distance from the median, in median distances, in calibration: 5 deviations of a Gaussian."""
-
-FEWEST = 8
-
-ADAM = "adam.encoder."
-"""Prefix for the state of the encoder's optimiser."""
 
 
 class ODPFLOptions(PFedHNOptions):
@@ -110,9 +95,7 @@ class ODPFL(PFedHN):
     options: ODPFLOptions
     asynchronous: ClassVar[bool] = False
     noise_at: ClassVar[tuple[str, ...]] = ()
-    spec_of_encoder: EncoderSpec
-    gamma: nn.Parameter  # all parameters of the encoder; the server never runs it
-    version: str
+    encoder: ServerEncoder
 
     def check(self) -> None:
         """Refuse options that do not work with descriptors from an encoder."""
@@ -134,24 +117,12 @@ class ODPFL(PFedHN):
     def make(self, dim: int) -> None:
         """Make hypernetwork and encoder from the run's seed."""
         super().make(dim)
-        self.spec_of_encoder = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.config.seed, "encoder"))
-            module = build_encoder(self.spec_of_encoder)
-        self._layout = encoder_layout(self.spec_of_encoder)
-        self.gamma = nn.Parameter(self._layout.flatten(dict(module.named_parameters())))
-        self._optimizer = torch.optim.Adam([self.gamma], lr=self.options.encoder_learning_rate)
+        spec = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
+        self.encoder = ServerEncoder(spec, self.config.seed, self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
         self._original_scores: dict[int, EvaluateResult] = {}  # cached, as these models no longer change
         self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
-        self._calibrated = False
         self.learner.given = self.options.mode == "end-to-end"
-        self.version = version_of(self.gamma)
-
-    @property
-    def encoder_weights(self) -> Weights:
-        """Return the encoder's parameters as they travel."""
-        return Weights(self._layout, self.gamma.detach())
 
     def join(self, client: Client, first: bool) -> None:
         """Discard the descriptor of a client that comes back: it may have other examples."""
@@ -190,58 +161,32 @@ class ODPFL(PFedHN):
         gradients = {update.client.row: gradient[update.client.row] for update in updates}
         changes = yield from self._backpropagate(turn, [update.client for update in updates], gradients)
         if changes:
-            self.gamma.grad = torch.stack(changes).sum(0)
-            nn.utils.clip_grad_norm_([self.gamma], self.options.clip)
-            self._optimizer.step()
-            self._renew()
+            self.encoder.step(changes, self.options.clip)
+            self._descriptors = {}  # of the encoder before
 
     def _round_of_phase_1(self, turn: Turn) -> Exchanges[None]:
         """Train with learned embeddings while each client fits the encoder to its own; average the encoders."""
         updates = yield from train(self._fitting(turn, turn.cohort))
         self.learn(updates)
         if updates:
-            changes = [_gamma_of(update).values for update in updates]
-            with torch.no_grad():
-                self.gamma.add_(torch.stack(changes).mean(0))
-            self._renew()
+            self.encoder.add([_gamma_of(update).values for update in updates])
+            self._descriptors = {}
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:
-        """Once per run, give a fresh encoder's descriptors mean 0 and deviation 1 over some clients.
-
-        Each dimension is scaled on its own. For `encoder: private`, one factor scales all: its norm is bounded,
-        and a dimension in which clients hardly differ would decide how much noise all dimensions get.
-        """
-        if self._calibrated:
+        """Once per run, give a fresh encoder's descriptors mean 0 and deviation 1 over some clients."""
+        if self.encoder.calibrated:
             return
         clients = draw(self.config.seed, 0, CALIBRATION, turn.candidates)
-        views = self._layout.views(self.gamma.detach())
-        bounded = "centre" in views  # encoder: private
-        if bounded:
+        if self.encoder.is_bounded:
             yield from self._describe(turn, clients, keep=False)
-            if self._descriptors:
-                views["centre"].copy_(self._some_descriptors().mean(0))  # features, as the tail is fresh
-                self._renew()
+            if self._descriptors:  # features, as the tail is fresh
+                self.encoder.centre(torch.stack(list(self._descriptors.values())))
+                self._descriptors = {}
         yield from self._describe(turn, clients, keep=False)
-        self._calibrated = True
-        if len(self._descriptors) < 2:  # nothing to compare
-            return
-        descriptors = self._some_descriptors()
-        deviation = descriptors.std(0)
-        if bounded:
-            deviation = deviation.square().mean().sqrt().expand_as(deviation)
-        # A dimension in which clients hardly differ must not be blown up to rounding errors.
-        deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
-        views["tail.weight"].div_(deviation[:, None])
-        views["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
-        self._renew()
-
-    def _some_descriptors(self) -> Tensor:
-        return without_outliers(torch.stack(list(self._descriptors.values())))
-
-    def _renew(self) -> None:
-        """Update the version of the changed encoder, and discard the descriptors of the old one."""
-        self.version = version_of(self.gamma)
-        self._descriptors = {}
+        self.encoder.calibrated = True
+        if len(self._descriptors) > 1:
+            self.encoder.scale(torch.stack(list(self._descriptors.values())))
+            self._descriptors = {}
 
     def _freeze(self) -> None:
         """Begin phase 2: keep the models of the clients that trained, and take new descriptors from the encoder."""
@@ -303,24 +248,26 @@ class ODPFL(PFedHN):
         return [client for client in clients if self._embedded(client) or client.row in self._descriptors]
 
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
-        """Ask clients for their descriptors. With `keep` they hold the graph, for the encoder's gradient later."""
-        dim = self.spec_of_encoder.dim
+        """Ask clients for their descriptors. With `keep`, they will also be asked for the encoder's gradient."""
+        dim = self.encoder.spec.dim
         order = DescribeOrder(
             run_id=turn.scope.run_id,
             round=turn.number,
             encoder=self.options.encoder,
             dim=dim,
-            version=self.version,
+            version=self.encoder.version,
             keep=keep,
-            weights=self.encoder_weights,
+            weights=self.encoder.weights,
         )
 
         def check(client: Client, result: DescribeResult) -> None:
-            self._check_version(result.version)
-            result.weights.check(descriptor_layout(dim), self.gamma.dtype)
+            self.encoder.check_version(result.version)
+            result.weights.check(descriptor_layout(dim), self.encoder.gamma.dtype)
             result.weights.check_norm(FARTHEST * math.sqrt(dim))
 
-        answers = yield from ask(Ask(clients, lambda some: [order] * len(some), check, self.gamma.numel(), quorum=keep))
+        answers = yield from ask(
+            Ask(clients, lambda some: [order] * len(some), check, self.encoder.gamma.numel(), quorum=keep)
+        )
         for client, result in answers:
             self._descriptors[client.row] = result.weights.values
             if not self._embedded(client):  # novel clients too, so that the stored table comes from one encoder
@@ -331,21 +278,21 @@ class ODPFL(PFedHN):
         self, turn: Turn, clients: Sequence[Client], gradients: Mapping[int, Tensor]
     ) -> Exchanges[list[Tensor]]:
         """Send each client the gradient for its descriptor; return its gradients for the encoder, `(Q,)` each."""
-        layout = descriptor_layout(self.spec_of_encoder.dim)
+        layout = descriptor_layout(self.encoder.spec.dim)
 
         def orders(some: Sequence[Client]) -> list[BackpropOrder]:
-            about = (turn.scope.run_id, self.options.encoder, self.spec_of_encoder.dim, self.version)
+            about = (turn.scope.run_id, self.options.encoder, self.encoder.spec.dim, self.encoder.version)
             return [BackpropOrder(*about, Weights(layout, gradients[client.row])) for client in some]
 
         def check(client: Client, result: BackpropResult) -> None:
-            self._check_change(result.version, result.weights)
+            self.encoder.check_change(result.version, result.weights)
 
         answers = yield from ask(Ask(clients, orders, check))
         return [result.weights.values for _, result in answers]
 
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
         """Return the exchange in which clients train and fit the encoder to their embeddings."""
-        wanted, layout = self.training(turn, clients), descriptor_layout(self.spec_of_encoder.dim)
+        wanted, layout = self.training(turn, clients), descriptor_layout(self.encoder.spec.dim)
         table, options = self.learner.table.weight.detach(), self.options
 
         def orders(some: Sequence[Client]) -> list[TrainOrder]:
@@ -354,8 +301,8 @@ class ODPFL(PFedHN):
                     **vars(order),
                     fit=Fit(
                         options.encoder,
-                        self.version,
-                        self.encoder_weights,
+                        self.encoder.version,
+                        self.encoder.weights,
                         Weights(layout, table[client.row]),
                         options.fit_steps,
                         options.fit_rate,
@@ -366,21 +313,9 @@ class ODPFL(PFedHN):
 
         def check(client: Client, result: TrainResult) -> None:
             assert isinstance(result, FitResult)
-            self._check_change(result.version, result.gamma)
+            self.encoder.check_change(result.version, result.gamma)
 
-        return replace(wanted, orders=orders, check=check, size=wanted.size + self.gamma.numel())
-
-    def _check_change(self, version: str, weights: Weights | None) -> None:
-        """Raise a WireError for anything but a gradient or change of the current encoder."""
-        self._check_version(version)
-        if weights is None:
-            raise WireError("expected a change of the encoder, found none")
-        weights.check(self._layout, self.gamma.dtype)
-        weights.check_norm()
-
-    def _check_version(self, version: str) -> None:
-        if version != self.version:
-            raise WireError(f"expected what the encoder {self.version} makes, found {version}; its reply is dropped")
+        return replace(wanted, orders=orders, check=check, size=wanted.size + self.encoder.gamma.numel())
 
     def descriptors_of_trained(self) -> Tensor:
         """Return the descriptors `(n, k)` of the training clients, as the state holds them after an evaluation."""
@@ -393,8 +328,7 @@ class ODPFL(PFedHN):
     def state(self) -> dict[str, Tensor]:
         """Return hypernetwork, embeddings and encoder; in phase 2 also the models of the clients that trained."""
         tensors = super().state()
-        tensors |= {f"encoder.{name}": value for name, value in self._layout.views(self.gamma.detach()).items()}
-        tensors |= {f"{ADAM}{name}": value for name, value in self._optimizer.state.get(self.gamma, {}).items()}
+        tensors |= self.encoder.state()
         if self._original is not None:
             network, table = self._original
             tensors |= {f"original.hypernetwork.{name}": value for name, value in network.state_dict().items()}
@@ -403,16 +337,13 @@ class ODPFL(PFedHN):
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return the state and whether the encoder is calibrated."""
-        return super().checkpoint() | {"calibrated": torch.tensor(self._calibrated)}
+        return super().checkpoint() | {"calibrated": torch.tensor(self.encoder.calibrated)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore everything but the descriptors, which are requested again."""
         super().restore(tensors)
-        self._load_encoder(tensors)
-        self._calibrated = bool(tensors["calibrated"])
-        moments = {name.removeprefix(ADAM): x.clone() for name, x in tensors.items() if name.startswith(ADAM)}
-        if moments:
-            self._optimizer.state[self.gamma] = moments
+        self.encoder.load(tensors, with_optimizer=True)
+        self.encoder.calibrated = bool(tensors["calibrated"])
         if "original.embeddings" in tensors:
             self._freeze()
             assert self._original is not None
@@ -430,33 +361,10 @@ class ODPFL(PFedHN):
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and encoder."""
         super().start_from(tensors)
-        self._load_encoder(tensors)
-        self._calibrated = True
-
-    def _load_encoder(self, tensors: Mapping[str, Tensor]) -> None:
-        prefix = "encoder."
-        found = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        if {name: tuple(value.shape) for name, value in found.items()} != dict(self._layout.shapes):
-            raise ConfigError(f"options.encoder: expected the encoder of init_from, found {self.options.encoder}")
-        with torch.no_grad():
-            self.gamma.copy_(self._layout.flatten(found))
-        self._renew()
+        self.encoder.load(tensors, with_optimizer=False)
+        self.encoder.calibrated = True
 
 
 def _gamma_of(update: Update) -> Weights:
     assert isinstance(update.result, FitResult) and update.result.gamma is not None
     return update.result.gamma
-
-
-def without_outliers(descriptors: Tensor) -> Tensor:
-    """Return descriptors `(n, dim)` with the outliers of each dimension clamped.
-
-    Calibration happens once and is permanent, so one client's lie must not decide the scale for all. Among fewer than
-    `FEWEST` descriptors, outliers cannot be told.
-    """
-    if len(descriptors) < FEWEST:
-        return descriptors
-    middle = descriptors.quantile(0.5, dim=0)
-    spread = (descriptors - middle).abs().quantile(0.5, dim=0)
-    reach = OUTLIER * spread.clamp_min(0.1 * float(spread.mean()))
-    return descriptors.clamp(middle - reach, middle + reach)

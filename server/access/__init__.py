@@ -1,1 +1,1 @@
-"""Who may reach the server: certificates, and the clients' public keys."""
+"""Access to the server: certificates, and the clients' public keys."""

@@ -1,8 +1,8 @@
-"""A certificate authority for one federation: its certificate, and the server's.
+"""A certificate authority (CA) for one federation: its certificate and the server's.
 
     CERTS/ca.pem, ca.key            signs the server's certificate; clients get ca.pem, ca.key can go into a safe
-    CERTS/server.pem, server.key    what the server shows; it names every address under which clients reach it
-    CERTS/clients.json              who may join (`server/access/registry.py`)
+    CERTS/server.pem, server.key    the server's certificate; it names every address under which clients reach it
+    CERTS/clients.json              the clients that may join (`server/access/registry.py`)
 
 The folder has mode 0700, keys and the registry 0600.
 """
@@ -33,33 +33,33 @@ _ALWAYS = ("localhost", "127.0.0.1", "::1")  # Flower uses the certificate for i
 
 @dataclass(frozen=True)
 class Certificates:
-    """The files of one folder."""
+    """The paths of the files in one folder of certificates."""
 
     folder: Path
 
     @property
     def ca(self) -> Path:
-        """The CA's certificate, which clients need."""
+        """Return the path of the CA's certificate, which clients need."""
         return self.folder / "ca.pem"
 
     @property
     def ca_key(self) -> Path:
-        """The CA's private key."""
+        """Return the path of the CA's private key."""
         return self.folder / "ca.key"
 
     @property
     def server(self) -> Path:
-        """The server's certificate."""
+        """Return the path of the server's certificate."""
         return self.folder / "server.pem"
 
     @property
     def server_key(self) -> Path:
-        """The server's private key."""
+        """Return the path of the server's private key."""
         return self.folder / "server.key"
 
     @property
     def clients(self) -> Path:
-        """The registry of clients' keys."""
+        """Return the path of the registry of clients' keys."""
         return self.folder / "clients.json"
 
 
@@ -72,16 +72,16 @@ def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> 
     """Make a CA and a server certificate.
 
     Args:
-        folder: where the files go; made if missing.
-        hosts: names and IP addresses of the server, beside localhost and this machine's name.
-        days: how long the server's certificate holds.
-        force: replace the files that are there; clients of the old CA then need the new `ca.pem`.
+        folder: receives the files; created if missing.
+        hosts: names and IP addresses of the server, besides localhost and this machine's name.
+        days: validity of the server's certificate.
+        force: replace existing files; clients of the old CA then need the new `ca.pem`.
 
     Raises:
-        ConfigError: there are such files already, or a host is neither a name nor an address.
+        ConfigError: such files exist already, or a host is neither a name nor an address.
     """
     files = Certificates(folder)
-    alternatives = _alternatives(hosts)  # before anything is written
+    alternatives = _alternatives(hosts)  # may raise, so do it before writing
     there = [path.name for path in (files.ca, files.ca_key, files.server, files.server_key) if path.exists()]
     if there and not force:
         raise ConfigError(
@@ -105,10 +105,10 @@ def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> 
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
-    """Make a new server certificate, with a new key, of the same CA, for the old names and `hosts`.
+    """Make a new server certificate and key from the same CA, for the old names and `hosts`.
 
     Raises:
-        ConfigError: the CA or its key is not there.
+        ConfigError: the CA or its key is missing.
     """
     files = Certificates(folder)
     if not files.ca.is_file() or not files.ca_key.is_file():
@@ -123,7 +123,7 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
 
 
 def names(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is good for."""
+    """Return the names and addresses for which a certificate is valid."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -133,10 +133,10 @@ def names(certificate: x509.Certificate) -> list[str]:
 
 
 def describe(folder: Path) -> list[str]:
-    """Return a line for each certificate of a folder: whose it is, until when, and for which names.
+    """Return a line for each certificate of a folder: subject, validity and names.
 
     Raises:
-        ConfigError: one of them is not there, or no certificate.
+        ConfigError: a file is missing or is not a certificate.
     """
     files = Certificates(folder)
     lines = []
@@ -150,11 +150,11 @@ def describe(folder: Path) -> list[str]:
 
 
 def check_files(files: Certificates) -> list[str]:
-    """Check what the server is about to show, and return the names that its certificate is good for.
+    """Check the server's certificate, its key and the CA's certificate; return the names in the server's certificate.
 
     Raises:
-        ConfigError: a file is missing or no certificate, everyone can read the key, it belongs to another certificate,
-            the certificate does not hold today, or does not name 127.0.0.1.
+        ConfigError: a file is missing or no certificate, everyone can read the key, the key belongs to another
+            certificate, a certificate is not valid today, or the server's does not name 127.0.0.1.
     """
     certificate, key, ca = files.server, files.server_key, files.ca
     shown, issuer = _read(certificate, "server.pem"), _read(ca, "ca.pem")
@@ -167,7 +167,7 @@ def check_files(files: Certificates) -> list[str]:
         raise ConfigError(f"server.key: expected the key of {certificate}, found another one in {key}")
     for path, one in ((certificate, shown), (ca, issuer)):
         if one.not_valid_after_utc < _now():
-            # --dir, because the folder may be named by the environment or on the command line
+            # --dir, because the environment or the command line may name the folder
             mend = f"flower-server certs renew --dir {shlex.quote(str(certificate.parent))}"
             raise ConfigError(f"{path} has expired on {_day(one.not_valid_after_utc)}; make a new one ({mend})")
         if one.not_valid_before_utc > _now():

@@ -1,9 +1,9 @@
-"""Who may join: a file that binds each client's name to its public key, read by a running server.
+"""The registry of clients: a file that binds each client's name to its public key. A running server reads it.
 
     {"clients": {"ward-7": {"public_key": "-----BEGIN ...", "added": "2026-01-31", "revoked": null}},
      "retired": ["SHA256:..."]}
 
-A key that was revoked or replaced is retired, and never accepted again. Private keys are not in it.
+A revoked or replaced key is retired and never accepted again. The file holds no private keys.
 """
 
 import datetime as dt
@@ -25,7 +25,7 @@ __all__ = ["ClientRegistry", "RegisteredClient"]
 
 @dataclass(frozen=True)
 class RegisteredClient:
-    """A client's key; days are ISO dates, `revoked` is None while it may join."""
+    """A client's key. Days are ISO dates; `revoked` is None while the client may join."""
 
     public_key: str
     added: str
@@ -33,14 +33,14 @@ class RegisteredClient:
 
 
 class ClientRegistry:
-    """The file at `path`; missing, it is empty."""
+    """The registry in the file at `path`; a missing file is an empty registry."""
 
     def __init__(self, path: Path) -> None:
-        """Read nothing yet."""
+        """Remember the path; reading comes later."""
         self.path = path
 
     def clients(self) -> dict[str, RegisteredClient]:
-        """Return all clients by name, the revoked among them.
+        """Return all clients by name, including revoked ones.
 
         Raises:
             ConfigError: the file is damaged.
@@ -48,19 +48,19 @@ class ClientRegistry:
         return self._read()[0]
 
     def keys(self) -> dict[str, str]:
-        """Return who may join now: names by public key."""
+        """Return the names of the clients that may join now, by public key."""
         return {client.public_key: name for name, client in self.clients().items() if client.revoked is None}
 
     def add(self, name: str, public_key: str, replace: bool = False) -> None:
         """Let a client join with a key.
 
         Args:
-            name: the client's.
-            public_key: PEM, as `common.keys` returns it.
-            replace: give a client that has a key this one instead; the old one is retired.
+            name: the client's name.
+            public_key: PEM, as `common.secrecy.keys` returns it.
+            replace: replace the client's present key, which is then retired.
 
         Raises:
-            ConfigError: the client has a key already, or the key is retired or another client's.
+            ConfigError: the client has a key already, or the key is retired or belongs to another client.
         """
         check_name(name, "NAME")
         with self._locked():
@@ -79,7 +79,7 @@ class ClientRegistry:
             self._write(clients, retired)
 
     def revoke(self, name: str) -> None:
-        """Let a client join no more, and end its session if it is here.
+        """Revoke a client's key for good, which also ends its session.
 
         Raises:
             ConfigError: there is no such client.
@@ -113,9 +113,9 @@ class ClientRegistry:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from changing the file between our reading and our writing."""
+        """Lock the registry against other processes while it is read and written."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = os.open(self.path.parent, os.O_RDONLY)  # the file itself is replaced, which would lose the lock
+        folder = os.open(self.path.parent, os.O_RDONLY)  # the file is replaced, which would lose its lock
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield

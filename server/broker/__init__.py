@@ -1,1 +1,1 @@
-"""Flower's SuperLink as a child process: the door at its port, and limits on what clients can take of it."""
+"""Flower's SuperLink as a child process, with our authentication at its port and limits on clients' resources."""

@@ -1,6 +1,6 @@
-"""The process that is Flower's SuperLink, with our door, our limits and our port in the place of its own.
+"""The child process that runs Flower's SuperLink with our authentication, limits and port.
 
-`superlink_door.py` decides who may call, `superlink_limits.py` what is kept, and `superlink_port.py` what gRPC takes.
+`door.py` decides who may call, `limits.py` what is stored, and `port.py` what gRPC accepts.
 
 Internals used: names of `flwr.superlink.cli.flower_superlink` that are replaced, and the store's factory.
 
@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.3
 
 
 def _door(registries: Sequence[ClientRegistry], connections: Connections) -> Callable[[LinkStateFactory], Door]:
-    """Return what stands in for Flower's `NodeAuthServerInterceptor`, and looks after keys and connections."""
+    """Return the replacement for Flower's `NodeAuthServerInterceptor`. It also watches keys and connections."""
 
     def make(state_factory: LinkStateFactory) -> Door:
         keys = Keys(state_factory.state(), registries) if registries else None
@@ -39,7 +39,7 @@ def _door(registries: Sequence[ClientRegistry], connections: Connections) -> Cal
             keys.follow()
 
         def look() -> None:
-            # Also while nobody calls: a client that was revoked in the middle of its training is out at once.
+            # Do this even without calls, so that a client revoked during its training is disconnected at once.
             while True:
                 connections.wait(LOOK_EVERY_S)
                 connections.sweep()
@@ -54,10 +54,10 @@ def _door(registries: Sequence[ClientRegistry], connections: Connections) -> Cal
 
 
 def main(arguments: list[str]) -> None:
-    """Be the SuperLink until the parent process ends."""
+    """Run the SuperLink until the parent process ends."""
     parent, registries, *flags = arguments
     start_parent_process_monitor(int(parent))
-    # By its full name: the package has a function of the same name.
+    # Import by the full name: the package has a function of the same name.
     program = importlib.import_module("flwr.superlink.cli.flower_superlink")
     connections = Connections()
     paths = [ClientRegistry(Path(path)) for path in registries.split("\n")] if registries else []

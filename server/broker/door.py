@@ -1,17 +1,16 @@
-"""Who may call the SuperLink: the registered keys, and the check of each call before its message is read.
+"""The check of each call to the SuperLink, before its message is read.
 
-Flower's SuperNode authentication (flwr 1.39) lets gRPC read a call's message, for as long as the caller likes, before
-it refuses the call, and leaves some things unchecked. `Door` stands in its place:
+Flower's SuperNode authentication (flwr 1.39) reads a call's message, for as long as the caller likes, before it refuses
+the call. It also leaves some things unchecked. `Door` replaces it:
 
-* it checks key, signature and timestamp in the metadata. A call that fails is refused before a byte of its message is
-  read;
-* it reads one message of `MOST_WORDS` bytes at most, or one object, within `READING_S` or `UPLOAD_S` seconds, and reads
-  few messages of one key at a time. gRPC itself limits a message to `largest_message()` bytes, for all methods alike;
-* a key activates its own node only (Flower compares them in every call but this one), and at once even where Flower
-  still takes the node for alive: whoever holds the key is that client, come back after a crash;
-* a node answers in its own name only (Flower does not compare the sender's id in a reply).
+* It checks key, signature and timestamp in the metadata, and refuses a bad call before reading a byte of its message.
+* It reads one message of at most `MOST_WORDS` bytes, or one object, within `READING_S` or `UPLOAD_S` seconds. It limits
+  the messages of one key that are read at a time. gRPC itself limits messages of all methods to `largest_message()`.
+* A key activates only its own node; Flower compares them in every other call. Activation works at once even if Flower
+  believes that the node is alive, because the owner of the key is that client, back after a crash.
+* A node answers only in its own name; Flower does not compare the sender's id in a reply.
 
-Without registries any client may make a key for itself, as Flower allows. The rest holds all the same.
+Without registries, any client may make a key for itself, as Flower allows. All else still applies.
 
 Internals used: `LinkState`'s methods for nodes, `rpc_error_translator`, functions for metadata and signatures.
 """
@@ -54,25 +53,25 @@ __all__ = ["Door", "Keys"]
 UPLOAD = "/flwr.proto.Fleet/PushObject"
 
 READING_S, UPLOAD_S = 20.0, 900.0
-"""Seconds that a message, and that an object of a reply, may take to arrive."""
+"""Most seconds for a message, and for an object of a reply, to arrive."""
 
 MOST_CALLS, MOST_UPLOADS = 8, 4
-"""Messages and objects of one key that are read at a time. Flower's client uploads two at a time."""
+"""Most messages and objects of one key that are read at a time. Flower's client uploads two at a time."""
 
 AHEAD_S, BEHIND_S = 60.0, 300.0
-"""How far a client's clock may be ahead of ours; and behind, which includes what the call waited on its way."""
+"""Most seconds that a client's clock may be ahead of ours or behind; behind includes the call's waiting time."""
 
 
 class Keys:
-    """The SuperLink's list of nodes, kept like the registry files: one node per client that may join.
+    """Keeps the SuperLink's list of nodes equal to the registries: one node per client that may join.
 
     Args:
-        state: Flower's.
-        registries: the files; a client in two of them has the key of the later one.
+        state: Flower's state.
+        registries: the files; a client in several of them has the key of the last one.
     """
 
     def __init__(self, state: LinkState, registries: Sequence[ClientRegistry]) -> None:
-        """Know no key yet."""
+        """Start without keys."""
         self._state = state
         self._registries = registries
         self._nodes: dict[str, int] = {}  # by public key
@@ -85,7 +84,7 @@ class Keys:
         return key.decode(errors="replace") in self._nodes
 
     def follow(self) -> None:
-        """Register and unregister what has changed in the files since the last call; a damaged file changes nothing."""
+        """Apply the changes in the files since the last call. A damaged file changes nothing."""
         with self._lock:
             seen = [_version(registry.path) for registry in self._registries]
             if seen == self._seen:
@@ -104,14 +103,14 @@ class Keys:
     def _register(self, key: str, name: str) -> None:
         try:
             node = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key.encode(), 0, name=name)
-        except ValueError:  # it was unregistered before; Flower remembers
+        except ValueError:  # Flower refuses a key that was unregistered before
             say(f"{name} needs a new key, or a new start of the server: this one was taken away from it")
             return
         self._nodes[key], self._names[key] = node, name
 
     def _unregister(self, key: str) -> None:
         node, name = self._nodes.pop(key), self._names.pop(key)
-        with suppress(TypeError):  # Flower 1.39 stumbles over a node that never came, after it has removed it
+        with suppress(TypeError):  # flwr 1.39 raises this for a node that never came, after removing it
             self._state.delete_node(NOOP_FLWR_AID, node)
         say(f"{name} may not join any more: its key {fingerprint(key)} was revoked or replaced")
 
@@ -120,26 +119,26 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     """Checks each call before it is read, and reads it within limits.
 
     Args:
-        state_factory: of Flower's state.
-        keys: the keys that may join; None lets any key.
-        connections: hears which ones bring calls that are refused.
+        state_factory: makes Flower's state.
+        keys: the keys that may join; None accepts any key.
+        connections: learns which connections bring good and refused calls.
     """
 
     def __init__(self, state_factory: LinkStateFactory, keys: Keys | None, connections: Connections) -> None:
-        """Let nobody wait yet."""
+        """Start without calls."""
         self._state_factory = state_factory
         self._keys = keys
         self._connections = connections
         self._lock = threading.Lock()
-        self._reading = Counter[tuple[bytes, bool]]()  # messages under way, by key and whether it is an upload
+        self._reading = Counter[tuple[bytes, bool]]()  # open messages, by key and kind
         self._due: dict[grpc.ServicerContext, float] = {}
 
     def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler:
-        """Return what serves any call, known method or not.
+        """Return a handler for any call, even of an unknown method.
 
-        gRPC reads the message of a method that takes one before it calls us. It leaves a stream to us.
+        gRPC reads the message of a unary method before it calls us. It leaves a stream for us to read.
         """
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -148,7 +147,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(serve)
 
     def cancel_overdue(self) -> None:
-        """End the calls whose message has not come in time."""
+        """Cancel the calls whose message has not arrived in time."""
         with self._lock:
             overdue = [context for context, due in self._due.items() if due < time.monotonic()]
         for context in overdue:
@@ -184,7 +183,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         return response
 
     def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
-        """Return the public key of whoever signed a call."""
+        """Return the public key that signed a call; abort the call if the check fails."""
         key = get_metadata_bytes(metadata, PUBLIC_KEY_HEADER)
         if self._keys is not None:
             self._keys.follow()
@@ -196,7 +195,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         try:
             signed = verify_signature(_public_key(key), stamp.encode(), signature)
             age = (now() - dt.datetime.fromisoformat(stamp)).total_seconds()
-        except Exception:  # whatever the parsers make of bytes that anybody may have written
+        except Exception:  # parsers may raise anything for hostile bytes
             signed, age = False, 0.0
         if not signed:
             self._refuse(context, "its signature is not that of its key", "Invalid signature")
@@ -208,7 +207,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextmanager
     def _turn(self, key: bytes, is_upload: bool, context: grpc.ServicerContext) -> Iterator[None]:
-        """Hold one of the few places in which messages of a key are read."""
+        """Hold one of the few places for reading messages of a key."""
         most, seconds = (MOST_UPLOADS, UPLOAD_S) if is_upload else (MOST_CALLS, READING_S)
         kind = (key, is_upload)
         with self._lock:
@@ -228,7 +227,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
                     del self._reading[kind]
 
     def _check(self, request: Any, key: bytes, context: grpc.ServicerContext) -> None:
-        """Refuse what a node does in another's name, and a key that was revoked while we read."""
+        """Refuse a call in another node's name, or with a key that was revoked during the reading."""
         if isinstance(request, RegisterNodeFleetRequest):
             return
         if self._keys is not None and key not in self._keys:

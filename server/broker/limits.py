@@ -1,16 +1,16 @@
-"""How much of the SuperLink's memory its clients can take.
+"""Limits on the SuperLink's memory that clients can use.
 
-Flower 1.39 lets every call to the Fleet port have 2 GB, and keeps whatever was announced. Here
+Flower 1.39 accepts 2 GB in every call to the Fleet port, and stores whatever was announced. These limits apply here:
 
-* gRPC refuses a message of over `largest_message()` bytes when it has read the five bytes that say how long it is;
-* an object of a reply over `reply_limit` is thrown away as it comes: the store notes `TOO_LARGE` in its place, so that
-  the server, which collects the reply, can count it against its sender;
-* all objects of a reply together may have twice that, and a reply may be announced as `MOST_OBJECTS` objects and one;
-* of an announcement that answers no order nothing is kept, and objects that are announced as parts of each other are
-  walked once.
+* gRPC refuses a message of over `largest_message()` bytes as soon as it has read the five bytes of its length.
+* The store discards an object of a reply over `reply_limit`, and notes `TOO_LARGE` instead. The server, which collects
+  the reply, can then count it against its sender.
+* All objects of a reply together may have twice that size. A reply may have at most `MOST_OBJECTS` + 1 objects.
+* An announcement that answers no order is not stored. Objects that are announced as parts of each other are walked
+  once.
 
-Flower takes one reply to each order, from the node that it went to. So what clients have in the store is bounded by the
-orders that are out. `superlink_door.py` bounds what they have in calls.
+Flower accepts one reply to each order, from the order's node. So the open orders bound what clients have in the store.
+`door.py` bounds what they have in calls.
 
 Internals used: `FleetServicer`, `InMemoryObjectStore`.
 """
@@ -43,25 +43,25 @@ __all__ = [
 LARGEST_VARIABLE, LARGEST_MIB = "HYPERBLOOM_MESSAGE_MIB", 512
 
 MOST_OBJECTS = 64
-"""Objects of a reply: ours have three."""
+"""Most objects of a reply; ours have three."""
 
 MOST_WORDS = 2**20
-"""Bytes of a call that uploads no object."""
+"""Most bytes of a call that uploads no object."""
 
-MOST_REPLIES = 10_000  # that are being uploaded
+MOST_REPLIES = 10_000  # under upload
 
 TOO_LARGE = b"too large"
-"""What the store holds in place of an object that is."""
+"""Content that the store keeps in place of a too large object."""
 
 SMALLEST_LIMIT = 16 * 2**20
-"""Bytes that a reply may have, and twice those of the largest order beside."""
+"""Bytes that any reply may have; twice the size of the largest order comes on top."""
 
 
 def largest_message() -> int:
-    """Return the bytes that one message over the network may have: 512 MiB, or `$HYPERBLOOM_MESSAGE_MIB`.
+    """Return the most bytes of a message over the network: 512 MiB, or `$HYPERBLOOM_MESSAGE_MIB`.
 
     Raises:
-        ConfigError: that is no number from 1 to 2047.
+        ConfigError: the variable is not a number from 1 to 2047.
     """
     text = os.environ.get(LARGEST_VARIABLE, "") or str(LARGEST_MIB)
     if not text.isdecimal() or not 1 <= int(text) <= 2047:
@@ -70,31 +70,31 @@ def largest_message() -> int:
 
 
 def reply_limit(largest_order: int) -> int:
-    """Return the bytes that a reply may have when the largest order had so many."""
+    """Return the most bytes of a reply, given the bytes of the largest order."""
     return SMALLEST_LIMIT + 2 * largest_order
 
 
 @dataclass
 class _Reply:
-    """One that is being uploaded."""
+    """A reply under upload."""
 
     missing: int
     size: int = 0
 
 
-_call = threading.local()  # `reply`: whose object the Fleet call in this thread brings; the server's calls have none
+_call = threading.local()  # `reply`: to which the Fleet call in this thread uploads; the server's calls have none
 
 
 class Store(InMemoryObjectStore):
-    """Flower's store of objects, which keeps no more of a client's than a reply may have."""
+    """Flower's object store, limited to the size of a reply for each upload of a client."""
 
-    largest = 0  # bytes of an object that the server put here
+    largest = 0  # bytes of the server's largest object
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        """Keep an object, or, if a client's is too large by itself, that it was.
+        """Store an object. If a client's object alone is too large, store `TOO_LARGE` instead.
 
         Raises:
-            ValueError: its reply is too large, or Flower does not take it.
+            ValueError: the whole reply is too large, or Flower rejects the object.
         """
         size, reply = len(object_content), getattr(_call, "reply", None)
         if reply is None:
@@ -108,7 +108,7 @@ class Store(InMemoryObjectStore):
             super().put(object_id, object_content)
             reply.size += size
             return
-        # Or a client could make another's object unreadable, one that they have in common.
+        # Check the hash, or a client could make an object unreadable that another client shares.
         if self.verify and get_object_id(object_content) != object_id:
             raise ValueError(f"object {object_id} has another content")
         with self.lock_store:
@@ -117,12 +117,12 @@ class Store(InMemoryObjectStore):
                 entry.content, entry.is_available = TOO_LARGE, True
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """Return an object and those under it, each once, and no more than show that they are too many.
+        """Return an object's tree with each object once, cut off as soon as it shows that there are too many.
 
-        Flower's own walk goes every way to an object: the 61 objects of an announcement can have 2^30 of them.
+        Flower's own walk follows every path to an object: an announcement of 61 objects can have 2^30 paths.
 
         Raises:
-            NoObjectInStoreError: one is missing.
+            NoObjectInStoreError: an object is missing.
         """
         seen: set[str] = set()
 
@@ -139,7 +139,7 @@ class Store(InMemoryObjectStore):
 
 
 class Fleet(FleetServicer):
-    """Flower's answers to clients' calls, within the limits above."""
+    """Flower's servicer for clients' calls, within these limits."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         """Take Flower's arguments."""
@@ -147,7 +147,7 @@ class Fleet(FleetServicer):
         self._replies: dict[str, _Reply] = {}  # by session
 
     def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
-        """Take the announcement of a reply; of too many objects as many as show that there are."""
+        """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
         for tree in request.message_object_trees:
             ids = [node.object_id for node in iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
@@ -156,14 +156,14 @@ class Fleet(FleetServicer):
         response = super().PushMessages(request, context)
         if response.objects_to_push:
             self._replies[response.session_id] = _Reply(len(response.objects_to_push))
-            if len(self._replies) > MOST_REPLIES:  # the oldest was given up long ago
+            if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
                 self._replies.pop(next(iter(self._replies)), None)
-        else:  # to no order, or of objects that are all there: Flower would keep the session until the run ends
+        else:  # nothing to upload; Flower would keep the session until the run ends
             self.state_factory.state()._cleanup_push_session(response.session_id, cleanup_messages=False)
         return response
 
     def PushObject(self, request: PushObjectRequest, context: grpc.ServicerContext) -> PushObjectResponse:
-        """Take an object of a reply that was announced."""
+        """Accept an object of an announced reply."""
         reply = self._replies.get(request.session_id)
         if reply is None:
             return PushObjectResponse(stored=False)

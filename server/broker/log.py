@@ -1,8 +1,8 @@
-"""The SuperLink's log: what is kept of it, and what in it the server's user is told.
+"""The SuperLink's log: which lines are kept, and which the server's user sees.
 
-gRPC says why a TLS handshake failed only in its trace (`GRPC_TRACE=handshaker`), a dozen lines per connection; they are
-read here and not kept. A stranger who knocks again and again does not flood the terminal: a line that differs only in
-the port that it came from is told and kept once in `AGAIN_AFTER_S`.
+gRPC gives the reason of a failed TLS handshake only in its trace (`GRPC_TRACE=handshaker`), a dozen lines per
+connection. They are parsed here and not kept. To keep a stranger from flooding the terminal, lines that differ only in
+the sender's port are shown and kept once in `AGAIN_AFTER_S` seconds.
 """
 
 import re
@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 __all__ = ["TRACE", "relay", "say"]
 
-SAYS = "door: "  # what a line starts with that the server's user is told
+SAYS = "door: "  # prefix of lines for the server's user
 
 TRACE = {"GRPC_TRACE": "handshaker", "GRPC_VERBOSITY": "info"}
-"""What the SuperLink needs in its environment."""
+"""Variables that the SuperLink needs in its environment."""
 
 AGAIN_AFTER_S = 60.0
 MOST = 1000  # different lines remembered
@@ -32,19 +32,19 @@ _ADDRESS = re.compile(r"ipv4:([\d.]+):\d+|ipv6:\[([^\]]+)\]:\d+")
 
 
 def say(text: str) -> None:
-    """Tell the server's user something, from within the SuperLink's process."""
-    # At once, or gRPC's own lines come between the text and its end.
+    """Show the server's user a line, from within the SuperLink's process."""
+    # A single write, or gRPC's own lines could come between text and newline.
     sys.stderr.write(f"{SAYS}{text}\n")
     sys.stderr.flush()
 
 
 def relay(lines: Iterable[bytes], log: IO[bytes], tell: Callable[[str], None]) -> None:
-    """Copy the SuperLink's output into its log, until it ends, and tell what it says of refused clients.
+    """Copy the SuperLink's output to its log until it ends, and report refused clients.
 
     Args:
-        lines: of the child's output.
-        log: what is worth keeping.
-        tell: gets one line for each thing that the server's user should hear.
+        lines: the child's output.
+        log: receives the lines worth keeping.
+        tell: receives each line for the server's user.
     """
     said: dict[str, float] = {}
     reason = ""

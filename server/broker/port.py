@@ -1,14 +1,14 @@
-"""The Fleet port: what gRPC is told to allow, and the connections of strangers, which it cannot count.
+"""The Fleet port: gRPC's options, and limits on connections of strangers, which gRPC cannot count.
 
-gRPC Python neither says who connects nor closes a connection. So we look at this process's own sockets, and shut down
+gRPC Python neither reports nor closes connections. So this module looks at the process's own sockets, and shuts down
 
-* a connection whose calls are refused, once its address had `PATIENCE` refused calls within a minute;
+* a connection with refused calls, once its address had `PATIENCE` refused calls within a minute;
 * a connection that has brought no call with a valid key for `SILENT_S` seconds;
-* the oldest of more than `MOST_STRANGERS` of such connections from one address.
+* the oldest such connections of an address that has more than `MOST_STRANGERS` of them.
 
-gRPC notices and cleans up as after any lost connection. Connections of known clients stay, whatever their address.
+gRPC cleans up as after any lost connection. Connections of known clients stay, whatever their address.
 
-Internals used: the arguments of `generic_create_grpc_server`, in whose place `fleet_server` is.
+Internals used: the arguments of `generic_create_grpc_server`, which `fleet_server` replaces.
 """
 
 import os
@@ -37,21 +37,21 @@ MOST_STRANGERS = 256
 MINUTE_S = 60.0
 
 WORKERS = 1000
-"""Calls that are served at a time; a call is refused beyond that (Flower's number)."""
+"""Most calls served at a time; further calls are refused (Flower's number)."""
 
 MOST_FILES = 65_536
-SPARE_FILES = 256  # for all but connections
+SPARE_FILES = 256  # for everything but connections
 
 
 class Connections:
-    """The connections to a port of this process; `peer` is one as gRPC names it, for example `ipv4:10.0.0.9:53334`."""
+    """The connections to a port of this process. A `peer` is named as in gRPC, for example `ipv4:10.0.0.9:53334`."""
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Start without connections."""
         self.port = 0
         self._lock = threading.Lock()
         self._known: set[str] = set()
-        self._refused: Counter[str] = Counter()  # calls within this minute, by address
+        self._refused: Counter[str] = Counter()  # refused calls in this minute, by address
         self._doomed: set[str] = set()
         self._opened: dict[str, float] = {}
         self._minute = 0.0
@@ -59,11 +59,11 @@ class Connections:
         self._rest = 0.0
 
     def served(self, peer: str) -> None:
-        """Note that a connection brought a call with a valid key."""
+        """Record that a connection brought a call with a valid key."""
         self._known.add(peer)
 
     def refused(self, peer: str) -> bool:
-        """Note that a call was refused, and return whether a line should tell why: not if there are too many."""
+        """Record a refused call; return whether to report it, which is False once an address has too many."""
         address = _address(peer)
         with self._lock:
             self._refused[address] += 1
@@ -76,12 +76,12 @@ class Connections:
         return count <= PATIENCE
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is a connection to close, or so long; longer when there are so many that looking costs."""
+        """Wait until a connection must be closed, at most `seconds`, and longer if sweeping has become expensive."""
         time.sleep(self._rest)
         self._something.wait(seconds)
 
     def sweep(self) -> None:
-        """Close what should be closed now."""
+        """Close the connections that exceed the limits."""
         self._something.clear()
         began = time.thread_time()
         sockets, now = _sockets(self.port), time.monotonic()
@@ -110,10 +110,10 @@ def _address(peer: str) -> str:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Yield the socket of an open file, which stays open.
+    """Yield the socket of an open file descriptor, and leave it open.
 
     Raises:
-        OSError: it is none, or closed by now.
+        OSError: it is not a socket, or is closed by now.
     """
     borrowed = socket.socket(fileno=descriptor)
     try:
@@ -123,7 +123,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _sockets(port: int) -> dict[str, int]:
-    """Return the open files of the connections to a port of this process, by peer."""
+    """Return the file descriptors of the connections to a port of this process, by peer."""
     found = {}
     for name in os.listdir("/dev/fd"):
         with suppress(OSError), _borrowed(int(name)) as each:
@@ -133,7 +133,7 @@ def _sockets(port: int) -> dict[str, int]:
 
 
 def _peer(connection: socket.socket) -> str:
-    """Return a connection's peer as gRPC names it, or nothing for a socket of another kind."""
+    """Return a connection's peer as gRPC names it, or "" for other kinds of sockets."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return ""
     host, port = connection.getpeername()[:2]
@@ -142,7 +142,7 @@ def _peer(connection: socket.socket) -> str:
 
 
 def _shut(descriptor: int, peer: str) -> None:
-    """End a connection; nothing happens if the open file is another one by now."""
+    """Shut a connection down, unless the descriptor belongs to another one by now."""
     with suppress(OSError):
         copy = os.dup(descriptor)
         try:
@@ -154,7 +154,7 @@ def _shut(descriptor: int, peer: str) -> None:
 
 
 def options() -> list[tuple[str, int]]:
-    """Return what gRPC is to allow on the Fleet port."""
+    """Return gRPC's options for the Fleet port."""
     return [
         ("grpc.max_send_message_length", largest_message()),
         ("grpc.max_receive_message_length", largest_message()),
@@ -164,14 +164,14 @@ def options() -> list[tuple[str, int]]:
         # Refuse compressed messages: a few bytes would unpack to gigabytes.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.per_message_decompression", 0),
-        # A window that does not grow, so that what nobody reads stays small.
+        # A fixed flow-control window: data that nobody reads stays small.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 300_000),
-        # The grace is for the upload of a large object.
+        # The grace lets the upload of a large object finish.
         ("grpc.max_connection_age_ms", 3_600_000),
         ("grpc.max_connection_age_grace_ms", 900_000),
-        # Flower's: some clouds end connections after four minutes of silence.
+        # Flower's value: some clouds end connections after four minutes of silence.
         ("grpc.keepalive_time_ms", 210_000),
         ("grpc.so_reuseport", 0),
     ]
@@ -185,15 +185,15 @@ def fleet_server(
     interceptors: Sequence[grpc.ServerInterceptor],
     connections: Connections,
 ) -> grpc.Server:
-    """Return Flower's Fleet server, not yet started, with our limits.
+    """Return Flower's Fleet server with our limits, not yet started. Exit if the port is in use, as Flower does.
 
     Args:
-        servicer_and_add_fn: what answers, and the function that adds it to a server.
+        servicer_and_add_fn: the servicer, and the function that adds it to a server.
         server_address: `HOST:PORT`.
-        max_message_length: Flower's, which we do not use.
-        certificates: the CA's, the server's, and the server's key, or None for plain text.
+        max_message_length: Flower's value; not used.
+        certificates: the CA's, the server's, and the server's key; None for plain text.
         interceptors: see each call, in this order.
-        connections: gets the port.
+        connections: learns the port.
     """
     if is_port_in_use(server_address):
         sys.exit(f"Port in server address {server_address} is already in use.")

@@ -1,14 +1,12 @@
-"""The SuperLink as a child process (`server/broker/child.py`), and the grid of a run on it (`server/grids/live.py`).
+"""The SuperLink as a child process (`server/broker/child.py`), and a run's grid on it (`server/grids/live.py`).
 
-`flower-superlink --isolation process` starts nothing by itself: whoever asks for the run's task gets it. We ask, so
-the strategy is an ordinary object of this process: no app bundle to ship, no second process to watch, a live view at
-no cost. The public way (`flwr run --stream`) would put the strategy into a process of its own, 3 s between polls
-away from us.
+`flower-superlink --isolation process` starts no ServerApp; the first process that asks gets the run's task. We ask, so
+the strategy is an ordinary object of this process: there is no app bundle to ship and no second process to watch. The
+public way (`flwr run --stream`) would put the strategy into another process, with 3 s between polls.
 
 Internals used (flwr 1.39): `ControlHttpClient.StartRun`, `RuntimeHttpClient.AcquireTask` and `PullTaskInput`,
-`HeartbeatSender`, `TaskIdentity`, `build_fab_from_files`. Ports: Control and Runtime share
-one HTTP port which always stays on loopback, because whoever reaches it can start a run; only the Fleet port faces
-clients.
+`HeartbeatSender`, `TaskIdentity`, `build_fab_from_files`. Control and Runtime share one HTTP port. It stays on
+loopback, because everybody who reaches it can start a run. Only the Fleet port faces clients.
 """
 
 import hashlib
@@ -50,7 +48,7 @@ from hyperbloom.server.grids.live import LiveGrid
 START_DEADLINE_S = 60.0
 PATIENCE_S = 30.0  # with a SuperLink that does not answer
 
-# What a stock `flower-supernode` receives: two lines that point at the installed package.
+# The app for a stock `flower-supernode`: two files that point at the installed package.
 _BUNDLE = {
     "pyproject.toml": """\
 [project]
@@ -79,19 +77,19 @@ server = ServerApp()
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files: the server's certificate, its key, and the CA that signed it; and who may join.
+    """PEM files of the server's certificate, its key and its CA, and the registries of clients.
 
-    Flower uses them for its loopback port as well, so the certificate must also name 127.0.0.1.
+    Flower uses the certificate for its loopback port as well, so it must also name 127.0.0.1.
     """
 
     certificate: Path
     key: Path
     ca: Path
-    registries: tuple[Path, ...] = ()  # files of `server/access/registry.py`, followed while the SuperLink runs
+    registries: tuple[Path, ...] = ()  # re-read while the SuperLink runs
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on now."""
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -105,17 +103,17 @@ def superlink(
     tls: Tls | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[LiveGrid]:
-    """Run a SuperLink whose Fleet API listens at `fleet_address`, and yield the grid of a fresh run on it.
+    """Run a SuperLink whose Fleet API listens at `fleet_address`; yield the grid of a fresh run on it.
 
     Args:
-        fleet_address: `HOST:PORT` that clients connect to.
-        folder: where the SuperLink's log and Flower's own files go.
-        version: version of the app that the run announces.
-        tls: certificates and clients' keys, or None for plain text and clients without keys.
-        tell: gets a line, in another thread, when somebody is refused at the door.
+        fleet_address: `HOST:PORT` for clients.
+        folder: receives the SuperLink's log and Flower's own files.
+        version: of the app, as the run announces it.
+        tls: certificates and clients' keys; None for plain text and clients without keys.
+        tell: receives a line for each refused caller, in another thread.
 
     Raises:
-        ConnectionFailed: the SuperLink did not come up; the message ends with the last line of its log.
+        ConnectionFailed: the SuperLink did not start; the message ends with the last line of its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     http_address = f"127.0.0.1:{free_port()}"
@@ -165,7 +163,7 @@ def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None)
     command += ["--host", host, "--port", port, "--fleet-api-address", fleet_address]
     command += ["--disable-runtime-dependency-installation"]
     quiet = {"FLWR_HOME": str(folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    # A session of its own: Ctrl-C in the terminal is for us, and we end the SuperLink after the last round.
+    # A session of its own: Ctrl-C must not end the SuperLink before the last round.
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -177,7 +175,7 @@ def _spawn(fleet_address: str, http_address: str, folder: Path, tls: Tls | None)
 
 
 def _give_up_at_its_end(grid: LiveGrid, child: subprocess.Popen[bytes]) -> None:
-    """Wait for a SuperLink that does not answer, but for none that is dead."""
+    """Retry calls to a SuperLink that does not answer, but not to one that has ended."""
     retries = grid._retry_invoker
     hopeless = retries.should_giveup
     retries.should_giveup = lambda error: child.poll() is not None or bool(hopeless and hopeless(error))
@@ -209,7 +207,7 @@ def _wait_until_up(child: subprocess.Popen[bytes], http_address: str, tls: Tls |
 def _fail(child: subprocess.Popen[bytes], reader: threading.Thread, fleet_address: str, log_path: Path) -> NoReturn:
     code = child.poll()
     child.kill()
-    reader.join(timeout=5)  # or the last line is not in the log yet
+    reader.join(timeout=5)  # so that the last line is in the log
     last = (log_path.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
     state = "is not up after 60 s" if code is None else f"ended with code {code}"
     raise ConnectionFailed(
@@ -219,7 +217,7 @@ def _fail(child: subprocess.Popen[bytes], reader: threading.Thread, fleet_addres
 
 @contextmanager
 def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid]:
-    """Start a run on the SuperLink and hold its ServerApp task, heartbeats included."""
+    """Start a run on the SuperLink and hold its ServerApp task, with heartbeats."""
     interceptors = [RuntimeVersionHttpInterceptor(component_name="flower-server")]
     content = bundle(version)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
@@ -249,12 +247,12 @@ def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid
     finally:
         heartbeat.stop()
         grid._retry_invoker.max_tries = 1
-        with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run that we want to close
+        with suppress(httpx.HTTPError):  # the SuperLink may be gone, and the run with it
             grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=sub_status, details=details))
         grid.close()
 
 
 def bundle(version: str) -> bytes:
-    """Return the app bundle for stock SuperNodes: two files in Flower's own format, the same bytes every time."""
+    """Return the app bundle for stock SuperNodes in Flower's format: two files, always the same bytes."""
     files = {name: text.replace("{version}", version).encode() for name, text in _BUNDLE.items()}
     return build_fab_from_files(files)[0]

@@ -152,7 +152,7 @@ def doctor(host: str, port: int, insecure: int, certs: Path | None, run_dir: Pat
 
     files = _files(certs)
     findings = [*check_machine(), check_folder("run folder", run_dir)]
-    if server:  # it has the port
+    if server:  # the running server has the port
         findings += check_server(server, files.ca if files.ca.exists() else None, bool(insecure))
     else:
         findings.append(_port(host, port))

@@ -1,4 +1,4 @@
-"""The subcommands that make runs, watch them, and take things out of their folders."""
+"""The subcommands that make runs, watch them, and export from their folders."""
 
 from datetime import datetime
 from pathlib import Path
@@ -144,7 +144,7 @@ def compare(
 
     values = read_yaml(config) if config else {}
     overrides = dict(parse_assignment(text) for text in assignments)
-    # Torch, Flower and the strategies take seconds to import, which a wrong flag should not cost.
+    # A wrong flag is reported before these imports, which take seconds because of torch and Flower.
     from rich.console import Console
 
     from hyperbloom.server.compare.comparison import check_cells, open_comparison, plan, run_cells, shared_by

@@ -1,11 +1,11 @@
-"""Several strategies with the same clients, data, seeds and budget; each run a folder of its own, kept once done.
+"""Several strategies with the same clients, data, seeds and budget. Each run has its own folder and is kept once done.
 
-OUT/comparison.yaml            what all cells share; a different comparison is refused here
-OUT/STRATEGY-seedN/            an ordinary run folder, as `flower-server` leaves it
-OUT/STRATEGY-seedN/cell.json   says that the run is finished, and its seconds
+OUT/comparison.yaml            the settings that all cells share; another comparison is refused here
+OUT/STRATEGY-seedN/            an ordinary run folder of `flower-server`
+OUT/STRATEGY-seedN/cell.json   marks the run as finished, and holds its seconds
 
-What is shared is everything but the strategy and its own options: the seed decides the split, the cohorts and the
-batches, so two strategies with one seed train the same clients on the same batches in the same rounds.
+Cells share everything but the strategy and its own options. The seed decides the split, the cohorts and the batches.
+So two strategies with one seed train the same clients on the same batches in the same rounds.
 """
 
 import copy
@@ -36,14 +36,14 @@ __all__ = ["Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cel
 SHARED = "comparison.yaml"
 FINISHED = "cell.json"
 BY_STRATEGY = "options_by_strategy"
-_OWN = ("strategy", "options", "seed", "baselines")  # what cells may differ in
+_OWN = ("strategy", "options", "seed", "baselines")  # the keys in which cells may differ
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of a comparison; `name` is its row in the table, `folder` its run folder.
 
-    With `after` it starts from the run of that cell (`init_from`), which stands before it in the list.
+    With `after`, the run starts from that cell's run (`init_from`), which precedes it in the list.
     """
 
     name: str
@@ -53,27 +53,27 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Whether it need not be run any more."""
+        """Return whether the run is finished."""
         return (self.folder / FINISHED).exists()
 
 
 class Watcher(Protocol):
-    """Who is told how the cells get on."""
+    """Receives the progress of the cells."""
 
     def kept(self, cell: Cell) -> None:
-        """It was finished before."""
+        """The cell was finished before."""
 
     def begin(self, cell: Cell) -> Listener:
-        """It starts; returns who hears of its rounds."""
+        """The cell starts; return the listener for its rounds."""
 
     def done(self, cell: Cell, seconds: float, after: int) -> None:
-        """It is finished; it went on after that round, 0 if it began anew."""
+        """The cell is finished. It was resumed after round `after`, or ran from the start if that is 0."""
 
     def failed(self, cell: Cell, error: HyperbloomError) -> None:
-        """It came to nothing; the others go on."""
+        """The cell failed; the others continue."""
 
 
-# ---------------------------------------------------------------------- what is to be run
+# ---------------------------------------------------------------------- the plan
 
 
 def plan(
@@ -84,18 +84,18 @@ def plan(
     overrides: Mapping[str, Any],
     where: str,
 ) -> list[Cell]:
-    """Return the cells of a comparison, seed by seed, so that a part of it compares all strategies already.
+    """Return the cells of a comparison, seed by seed, so that even the first part compares all strategies.
 
     Args:
         out: the comparison's folder.
-        strategies: names of what is compared.
-        seeds: how many, counted from the run's own seed.
+        strategies: names of the strategies.
+        seeds: number of seeds, counted from the run's own seed.
         values: a run's keys and values as in its file, and `options_by_strategy`; `options` belong to its `strategy`.
         overrides: by dotted key; `STRATEGY.OPTION` is an option of that strategy.
         where: names the file in errors.
 
     Raises:
-        ConfigError: a name or a key is wrong, or it is not clear whose an option is.
+        ConfigError: a name or a key is wrong, or an option cannot be assigned to a strategy.
     """
     if not strategies or len(set(strategies)) < len(strategies):
         raise ConfigError(
@@ -136,7 +136,7 @@ def plan(
 def _own_options(
     values: Mapping[str, Any], known: Set[str], where: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Separate what cells share from each strategy's own options."""
+    """Separate the keys that cells share from each strategy's own options."""
     shared = copy.deepcopy(dict(values))
     options = shared.pop(BY_STRATEGY, None) or {}
     if not isinstance(options, dict) or not all(isinstance(own, dict) for own in options.values()):
@@ -162,10 +162,10 @@ def _put(options: dict[str, Any], path: str, value: Any) -> None:
 
 
 def check_cells(cells: Sequence[Cell], engine: str) -> None:
-    """Find out before anything starts whether every cell can run.
+    """Check every cell before anything starts.
 
     Raises:
-        ConfigError: a strategy, an option, a model or a split is wrong, or Ray is not there.
+        ConfigError: a strategy, an option, a model or a split is wrong, or Ray is not installed.
         ModelError: the target network does not fit the data set.
     """
     if engine == "ray":
@@ -174,14 +174,14 @@ def check_cells(cells: Sequence[Cell], engine: str) -> None:
         check_ray()
     for name, cell in {cell.name: cell for cell in cells}.items():
         try:
-            # What it starts from is not there yet.
+            # The run to start from does not exist yet.
             check_run(cell.config.model_copy(update={"init_from": None}) if cell.after else cell.config, True)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
 
 
 def shared_by(config: RunConfig, engine: str) -> dict[str, Any]:
-    """Return what all cells of a comparison have in common, by key."""
+    """Return the settings that all cells of a comparison share, by key."""
     return {"engine": engine} | {
         key: value for key, value in json.loads(config.model_dump_json()).items() if key not in _OWN
     }
@@ -192,10 +192,10 @@ def shared_by(config: RunConfig, engine: str) -> dict[str, Any]:
 
 @contextmanager
 def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[None]:
-    """Hold a comparison's folder, a new one or one to go on with; more strategies and more seeds may be added to it.
+    """Lock a comparison's folder, new or existing. Strategies and seeds may be added to an existing one.
 
     Raises:
-        ConfigError: it holds something else, another comparison or a cell with other settings, or a process is at it.
+        ConfigError: the folder holds other files, another comparison or a cell with other settings, or is in use.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -231,10 +231,10 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
 
 
 def _check_fits(cell: Cell) -> None:
-    """Refuse a cell's folder if it holds a run with other settings, or no run; what is not finished is run anew."""
+    """Refuse a cell's folder if it holds a run with other settings, or no run. An unfinished run is continued."""
     path = cell.folder / "config.yaml"
     if path.exists():
-        # Where the cell that it starts from lies may be written in another way.
+        # The path of the run to start from may be written differently.
         but = {"init_from"} if cell.after else None
         found = load_run_config(path, {}).model_dump(mode="json", exclude=but)
         _refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder)
@@ -257,20 +257,20 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
 
 
 def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[HyperbloomError]:
-    """Run the cells that are not finished; one that was stopped on its way goes on from its last checkpoint.
+    """Run the unfinished cells, each from its last checkpoint if it has one.
 
     Returns:
-        why some came to nothing: nobody could be trained, or a client does not fit. The others go on.
+        the errors of cells whose clients could not be trained or do not fit; the other cells continue.
 
     Raises:
-        HyperbloomError: what would meet every other cell as well.
+        HyperbloomError: any other error, as it would stop every other cell too.
     """
     failures: list[HyperbloomError] = []
     for cell in cells:
         if cell.finished:
             watcher.kept(cell)
             continue
-        if cell.after and not cell.after.finished:  # it has failed, and that was said
+        if cell.after and not cell.after.finished:  # reported when that cell failed
             continue
         start = time.perf_counter()
         try:
@@ -286,13 +286,13 @@ def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[Hype
 
 
 def _run(cell: Cell, engine: str, listener: Listener) -> int:
-    """Run a cell, from its last checkpoint if it has one; returns the round after which it went on."""
+    """Run a cell, from its last checkpoint if it has one; return the round after which it was resumed, or 0."""
     config, folder = cell.config, cell.folder
-    if is_over(folder, config):  # stopped before that was noted here
+    if is_over(folder, config):  # it was stopped before cell.json was written
         return config.rounds
     machines = _machines(config, engine)
     with locked(folder):
-        # Checkpoints begin before the rounds do: rounds without any are of a run whose checkpoints are damaged.
+        # A run writes a checkpoint before its first round, so rounds without any mean that checkpoints are damaged.
         if has_checkpoint(folder) or (has_begun(folder) and config.checkpoint_every):
             run = _take_back(folder, load_run_config(folder / "config.yaml", {}), listener)
         else:
@@ -311,9 +311,9 @@ def _take_back(folder: Path, config: RunConfig, listener: Listener) -> Run:
 
 
 def _empty(folder: Path) -> None:
-    """Delete what a run has left that was stopped before its first round, but for the lock.
+    """Delete the files, except the lock, of a run that was stopped before its first round.
 
-    What says that the folder is this cell's goes last, so that it is known for that if this is stopped, too.
+    `config.yaml` goes last: it identifies the folder as this cell's if the deletion is interrupted, too.
     """
     found = [*folder.iterdir(), *(folder / "checkpoints").iterdir()]
     for path in sorted(found, key=lambda path: path.name == "config.yaml"):
@@ -324,6 +324,6 @@ def _empty(folder: Path) -> None:
 
 
 def _machines(config: RunConfig, engine: str) -> Machines:
-    """Return where a cell runs: all clients are on this machine."""
+    """Return the machines of a cell: all clients run on this one."""
     own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}
     return Machines.model_validate({"engine": engine, "port": 0, **own}).with_port()

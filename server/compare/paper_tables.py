@@ -1,21 +1,21 @@
-"""The papers' tables as configurations: what each column was run with, and the number beside each method.
+"""The papers' tables as configurations: the settings of each column, and the paper's number for each method.
 
 A table is a YAML file in `server/compare/papers/` (`benchmarks/papers` links there):
 
-    paper, url, table, title        where the numbers stand
-    seeds                           how many the paper took, if it says so
+    paper, url, table, title        source of the numbers
+    seeds                           number of the paper's seeds, if stated
     run                             keys of a run that all columns share
-    metric                          what our number is (default: test_mean)
-    differs                         where our settings are not the paper's, one line each
-    columns.NAME                    title, run (wins over the table's), differs, and where they apply
-        first                       run of others that comes first (wins over the method's), see `after_first`
+    metric                          our number (default: test_mean)
+    differs                         our departures from the paper's settings, one line each
+    columns.NAME                    title, run (overrides the table's), differs, and where they apply
+        first                       run of others that comes first (overrides the method's), see `after_first`
         parts                       clients whose mean is one number, {part: [first, step]}; null is not measured
-        stand_in                    what stands in for data that cannot be had
-        cannot                      why the column cannot be run at all, and what would make it
-    methods.NAME                    strategy (or why_not), run (wins over the column's), note, and
+        stand_in                    the replacement for data that are not available
+        cannot                      why the column cannot be run at all, and what would make it possible
+    methods.NAME                    strategy (or why_not), run (overrides the column's), note, and
         everyone                    every client in every round
         after_first                 starts from what the column's first run has learned (`init_from`)
-        columns                     run of single columns, wins over the method's
+        columns                     run of single columns, overrides the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
 """
 
@@ -37,19 +37,19 @@ __all__ = ["Column", "Figure", "Method", "PaperTable", "load_table", "table_name
 Percent = Annotated[float, Field(ge=0, le=100)]
 Written = Percent | tuple[Percent, Percent] | dict[str, Percent | tuple[Percent, Percent]]
 WHOLE = ""
-"""The part that is all clients."""
+"""Name of the part that includes all clients."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a paper: a mean and, if it is told, a deviation."""
+    """A number of a paper: a mean and, if stated, a deviation."""
 
     mean: float
     deviation: float | None = None
 
 
 class Column(Section):
-    """A column of a table: a data set, a number of clients, ..."""
+    """A column of a table, such as a data set with a number of clients."""
 
     title: str
     run: dict[str, Any] = Field({})
@@ -74,7 +74,7 @@ class Method(Section):
 
     @property
     def there(self) -> bool:
-        """Whether this version has it; else `why_not` says what is missing."""
+        """Return whether this version has the method; else `why_not` says what is missing."""
         return self.strategy is not None
 
     def figures(self, column: str) -> dict[str, Figure]:
@@ -109,14 +109,14 @@ class PaperTable(Section):
         """Return the run behind a number.
 
         Args:
-            method: of the table.
-            column: of the table.
-            overrides: keys that win, by dotted name; options are for the methods that have them.
-            rounds: at most so many; a method that takes fewer keeps them.
+            method: a row of the table.
+            column: a column of the table.
+            overrides: keys that override the table's, by dotted name; a method ignores options that it does not have.
+            rounds: upper limit; a method with fewer rounds keeps them.
             first: return the run that comes first instead.
 
         Raises:
-            ConfigError: the values make no run.
+            ConfigError: the values do not make a valid run.
         """
         values = self._values(method, column)
         if first:
@@ -130,7 +130,7 @@ class PaperTable(Section):
         return make_run_config(values, own, f"{self.table}, {column}, {method}")
 
     def takes(self, method: str, key: str) -> bool:
-        """Return whether a dotted key is one of the run's, or an option of a method that can be run."""
+        """Return whether a dotted key belongs to the run, or is an option of the method if it can be run."""
         first, _, rest = key.partition(".")
         strategy = self.methods[method].strategy
         if strategy is None or key == "options" or (first in RunConfig.model_fields and first != "options"):
@@ -145,7 +145,7 @@ class PaperTable(Section):
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, sections joined key by key; `above` wins."""
+    """Return both mappings, with sections merged key by key; `above` wins."""
     both = {
         key: _merged(below[key], value) if isinstance(value, Mapping) and isinstance(below.get(key), Mapping) else value
         for key, value in above.items()
@@ -166,7 +166,7 @@ def load_table(name: str) -> PaperTable:
     """Return a table.
 
     Raises:
-        ConfigError: there is none of that name, or its file is wrong.
+        ConfigError: there is no such table, or its file is wrong.
     """
     names = table_names()
     if name not in names:

@@ -1,4 +1,4 @@
-"""A column of a paper's table, run here: our numbers beside the paper's, and where the settings differ."""
+"""Reproduction of a column of a paper's table: our numbers beside the paper's, and the differences in settings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ __all__ = ["Reproduction", "choose_column", "describe", "reproduce"]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was asked for.
+    """A request to reproduce a column.
 
     Attributes:
         name: of the table.
-        table: itself.
+        table: the table.
         column: of the table.
-        methods: rows, or None for all.
-        seeds: how many, from 0 on.
-        rounds: at most so many, or None.
+        methods: rows; None for all.
+        seeds: number of seeds, from 0 on.
+        rounds: upper limit; None for the paper's.
         overrides: keys of every run, by dotted name.
     """
 
@@ -48,7 +48,7 @@ class Reproduction:
     overrides: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Refuse methods that the table does not have, and options that none of the methods has."""
+        """Refuse methods that the table does not have, and options that no method has."""
         for method in self.methods or ():
             if method not in self.table.methods:
                 raise ConfigError(f"--methods: expected some of {', '.join(self.table.methods)}; found {method!r}")
@@ -59,13 +59,13 @@ class Reproduction:
 
     @property
     def rows(self) -> list[str]:
-        """Methods that were asked for and stand in this column."""
+        """Return the requested methods that this column has."""
         asked = self.table.methods if self.methods is None else self.methods
         return [method for method in asked if self.column in self.table.methods[method].numbers]
 
     @cached_property
     def why_not(self) -> dict[str, str]:
-        """Why some of them cannot be run: this version lacks them, or they need data that are not here.
+        """Return, by method, why it cannot be run: this version lacks it, or its data are not here.
 
         Raises:
             HyperbloomError: the settings of a method are wrong.
@@ -86,12 +86,12 @@ class Reproduction:
         return self.table.config(method, self.column, self.overrides, self.rounds)
 
     def cells(self, out: Path) -> list[Cell]:
-        """Return what is to be run, seed by seed."""
+        """Return the cells to run, seed by seed."""
         methods = [method for method in self.rows if method not in self.why_not]
         return [cell for seed in range(self.seeds) for method in methods for cell in self._cells(method, seed, out)]
 
     def _cells(self, method: str, seed: int, out: Path) -> list[Cell]:
-        """Return a method's run, behind the one that it starts from."""
+        """Return a method's run, preceded by the run that it starts from, if any."""
         name = f"{_slug(method)}-seed{seed}"
         config = self.config(method).model_copy(update={"seed": seed})
         if not self.table.methods[method].after_first:
@@ -106,7 +106,7 @@ def choose_column(table: PaperTable, column: str | None) -> str:
     """Return the column to run.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot be run.
+        ConfigError: there is no such column, or it cannot be run.
     """
     if column not in table.columns:
         found = "none" if column is None else repr(column)
@@ -117,7 +117,7 @@ def choose_column(table: PaperTable, column: str | None) -> str:
 
 
 def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> str:
-    """Return the tables' columns, a line each: what it is, and whether it can be run here."""
+    """Return a line for each column of the tables: its title, and whether it can be run here."""
     lines: list[str] = []
     missing: dict[str, str] = {}
     for name, table in tables.items():
@@ -143,13 +143,13 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
 
 
 def _data_of(config: RunConfig) -> list[DataSpec]:
-    """Return the data sets that a run reads: its clients', and the one on which FedHeNN compares networks, if any."""
+    """Return the data sets that a run reads: its clients', and FedHeNN's reference set if it is a known one."""
     clients, rad = client_settings(config, 0, Path()).data, config.options.get("rad")
     return [clients] + ([DataSpec(rad, clients.root)] if isinstance(rad, str) and rad in DATASETS else [])
 
 
 def _data_missing(spec: DataSpec) -> str:
-    """Return why data cannot be read here, and where they would be looked for; empty if they can."""
+    """Return why data cannot be read here, and where they are looked for, or "" if they can be read."""
     try:
         data_source(spec)
     except DataError as error:
@@ -158,18 +158,18 @@ def _data_missing(spec: DataSpec) -> str:
 
 
 def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
-    """Run what is missing and print the numbers; returns the exit code.
+    """Run the missing cells and print the numbers; return the exit code.
 
     Raises:
-        ConfigError: settings are wrong, or nothing of it can be run.
-        DataError: the data set is not there; the message says where it is looked for.
+        ConfigError: settings are wrong, or no method of the column can be run.
+        DataError: the data set is missing; the message says where it is looked for.
     """
     cells = wanted.cells(out)
     if not cells:
         print(_report(wanted, {}, out))
         raise ConfigError(f"--column {wanted.column}: none of its methods can be run here; the reasons are above")
     check_cells(cells, engine)
-    data_source(client_settings(cells[0].config, 0, out).data)  # said now, and not after a client has failed
+    data_source(client_settings(cells[0].config, 0, out).data)  # raise now, not after a client has failed
     console = Console()
     shared = {"engine": engine, "table": wanted.name, "column": wanted.column}
     with open_comparison(out, shared, cells):
@@ -206,7 +206,7 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[
         elif results:
             means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
             ours = plus_minus(*mean_and_deviation(means))
-            # Of a stand-in it would mean nothing.
+            # A difference to a stand-in would mean nothing.
             difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
         name = method if part == WHOLE else f"{method}, {part}"
         rows.append((name, ours, str(len(results)), plus_minus(figure.mean, figure.deviation), difference))
@@ -214,7 +214,7 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[
 
 
 def _mean(result: Course, first: int, step: int) -> float:
-    """Return the mean accuracy of every `step`-th client from `first` on, of those that were evaluated."""
+    """Return the mean accuracy of the evaluated clients among every `step`-th from `first` on."""
     numbered = {int(name.removeprefix("client-")): accuracy for name, accuracy in result.accuracy.items()}
     return fmean(accuracy for index, accuracy in numbered.items() if index % step == first)
 

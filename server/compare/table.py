@@ -1,4 +1,4 @@
-"""What a comparison's run folders say: a table (Markdown, CSV), and a page with the curves."""
+"""Summaries of a comparison's run folders: a table (Markdown, CSV), and a page with the curves."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ Results = Mapping[str, Sequence[tuple[Cell, Course]]]
 
 
 def read_results(cells: Sequence[Cell]) -> dict[str, list[tuple[Cell, Course]]]:
-    """Return what the finished cells brought, by row.
+    """Return the results of the finished cells, by row.
 
     Raises:
         ConfigError: a file of a finished cell is missing or damaged.
@@ -55,7 +55,7 @@ def _read(cell: Cell) -> Course:
 
 
 def write_table(out: Path, cells: Sequence[Cell]) -> str:
-    """Write comparison.md, comparison.csv, curves.csv and comparison.html; returns the Markdown.
+    """Write comparison.md, comparison.csv, curves.csv and comparison.html; return the Markdown.
 
     Raises:
         ConfigError: a file of a finished cell is missing or damaged.
@@ -90,7 +90,7 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
 
 
 def _row(name: str, courses: Sequence[Course]) -> dict[str, Any]:
-    """Return a strategy's row: means over seeds, and the sample's deviation, None with one seed."""
+    """Return a strategy's row: means over seeds, and the sample standard deviation (None with one seed)."""
     mean, deviation = mean_and_deviation([course.metrics["test_mean"] for course in courses])
     return {
         "name": name,
@@ -106,12 +106,12 @@ def _row(name: str, courses: Sequence[Course]) -> dict[str, Any]:
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean of some numbers and the sample's deviation, None for a single one."""
+    """Return the mean of some numbers and their sample standard deviation (None for a single one)."""
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def plus_minus(mean: float, deviation: float | None) -> str:
-    """Return a mean with its deviation, if there is one."""
+    """Return a mean as text, with its deviation if there is one."""
     return f"{mean:.2f}" if deviation is None else f"{mean:.2f} +- {deviation:.2f}"
 
 
@@ -123,7 +123,7 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table that can be read as it is: the first column to the left, the others to the right."""
+    """Return a Markdown table aligned for reading as text: first column left, the others right."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -135,7 +135,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _remarks(cells: Sequence[Cell], results: Results) -> list[str]:
-    """Say what a reader must know of single cells."""
+    """Return remarks on cells that are unfinished or lack clients."""
     remarks = [f"{cell.folder.name}: not finished" for cell in cells if not cell.finished]
     for cell, course in (pair for found in results.values() for pair in found):
         scored, clients = len(course.accuracy), cell.config.clients
@@ -151,7 +151,7 @@ def _csv(header: Iterable[str], rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def _curves(results: Results) -> Markup:
-    """Return each strategy's accuracy over rounds: the mean over its seeds, and all between the least and the most."""
+    """Return the chart of each strategy's accuracy by round: the mean over seeds, with a band from least to most."""
     series = []
     for name, found in results.items():
         curves = [course.curve for _, course in found]

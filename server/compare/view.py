@@ -1,4 +1,4 @@
-"""What a person sees of a comparison: one bar over all its rounds, or a plain line per cell."""
+"""The view of a comparison: one progress bar over all rounds, or a plain line per cell."""
 
 import time
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonView"]
 
 MOST_TROUBLES = 5
-"""Different troubles of a cell that are told; its run folder holds all."""
+"""Most different troubles shown for a cell; its run folder has all."""
 
 
 class ComparisonView(Listener):
-    """Follows the cells of a comparison on a console; a context manager, so that the terminal is given back.
+    """Shows the progress of a comparison's cells. It is a context manager, which restores the terminal.
 
     Args:
-        console: where to show them.
-        cells: all of them, those that are finished too.
+        console: shows the progress.
+        cells: all cells, including finished ones.
     """
 
     def __init__(self, console: Console, cells: Sequence[Cell]) -> None:
-        """Show nothing yet."""
+        """Set up the progress bar."""
         self.console = console
         self._cells = len(cells)
         self._left = sum(cell.config.rounds for cell in cells if not cell.finished)
@@ -46,44 +46,44 @@ class ComparisonView(Listener):
         )
         self._task = self._progress.add_task(f"0/{self._cells} runs", total=self._left, state="")
         self._count = 0
-        self._rounds = 0  # of the cells that were run here and are over
+        self._rounds = 0  # of the cells that ended here
         self._start = time.perf_counter()
-        self._name = ""  # of the cell that runs
-        self._round = 0  # its last one
+        self._name = ""  # of the running cell
+        self._round = 0  # of the running cell
         self._accuracy = ""
-        self._gathering = False  # whether its first round is still to come
-        self._waiting = ""  # for whom it waits meanwhile
-        self._troubles: set[str] = set()  # what has been told of it
+        self._gathering = False  # whether the first round is still to come
+        self._waiting = ""  # the last message about missing clients
+        self._troubles: set[str] = set()  # reasons shown for the running cell
 
     def __enter__(self) -> "ComparisonView":
-        """Take the terminal."""
+        """Start the progress bar."""
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back."""
+        """Stop the progress bar."""
         self._progress.stop()
 
     # ------------------------------------------------------------------ cells
 
     def kept(self, cell: Cell) -> None:
-        """A cell was finished before."""
+        """Show a cell that was finished before."""
         self._over(cell, "finished before, kept")
 
     def begin(self, cell: Cell) -> Listener:
-        """A cell starts."""
+        """Show a cell that starts."""
         self._name, self._round, self._accuracy = cell.folder.name, 0, ""
         self._gathering, self._waiting, self._troubles = True, "", set()
         self._progress.update(self._task, state=self._name)
         return self
 
     def done(self, cell: Cell, seconds: float, after: int) -> None:
-        """A cell is finished; where it went on, a later round need not have been selected."""
+        """Show a finished cell. Its accuracy is empty if the round was selected before a resume."""
         self._rounds += cell.config.rounds
         self._over(cell, f"{self._accuracy}{seconds:.0f} s{f' from round {after} on' if after else ''}")
 
     def failed(self, cell: Cell, error: HyperbloomError) -> None:
-        """A cell came to nothing."""
+        """Show a cell that failed."""
         self._rounds += cell.config.rounds
         self._over(cell, f"failed: {error}", "yellow")
 
@@ -100,12 +100,12 @@ class ComparisonView(Listener):
     # ------------------------------------------------------------------ within a cell
 
     def phase(self, strategy: "Algorithm", name: str) -> None:
-        """All are there that were waited for."""
+        """Stop waiting: all clients have joined."""
         self._gathering, self._waiting = False, ""
         self._progress.update(self._task, state=self._name)
 
     def event(self, text: str) -> None:
-        """Tell what goes wrong with clients, each reason once, and who is waited for if that goes on."""
+        """Show each kind of trouble with clients once, and the missing clients if trouble goes on."""
         kind, reason = (text.kind, text.reason) if isinstance(text, Event) else (None, text)
         if kind is Kind.WAITING and self._gathering:
             self._waiting = text
@@ -116,7 +116,7 @@ class ComparisonView(Listener):
                 self._trouble(self._waiting, self._waiting)
 
     def round_done(self, report: RoundReport) -> None:
-        """Advance; in asynchronous mode an evaluation is reported after rounds that came later."""
+        """Advance the bar; asynchronous mode reports an evaluation after later rounds."""
         self._round = max(self._round, report.number)
         for name, why in report.outcome.refused.items():
             self._trouble(f"round {report.number}: {name} left out: {why}", why.text)
@@ -127,7 +127,7 @@ class ComparisonView(Listener):
         self._accuracy = f"{selection.metrics['test_mean']:.1f} % (round {selection.round}), "
 
     def _trouble(self, text: str, reason: str) -> None:
-        """Tell something of the cell that runs, unless the reason, or enough, has been told."""
+        """Show trouble in the running cell, once per reason and up to `MOST_TROUBLES`."""
         told = len(self._troubles)
         if reason not in self._troubles and told <= MOST_TROUBLES:
             self._troubles.add(reason)

@@ -1,1 +1,1 @@
-"""Ways to reach clients: over the SuperLink, in this process, in Ray's; and the clients that are started here."""
+"""Grids that reach clients over the SuperLink, in this process or in Ray, and the clients started here."""

@@ -1,4 +1,4 @@
-"""The clients that a run starts itself, and the grid that reaches all of its clients."""
+"""The grid of a run, and the clients that the run starts itself."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,50 +24,50 @@ from hyperbloom.server.grids.local_clients import client_settings, local_clients
 __all__ = ["VirtualClients", "client_settings", "inline_grid", "open_grid", "virtual_clients"]
 
 Opened = tuple[Grid, Callable[[], None]]
-"""A grid, and what to call while waiting for clients; it raises if one that was started here has failed."""
+"""A grid, and a function to call while waiting for clients; it raises if a client started here has failed."""
 
 
 def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) -> InlineGrid:
-    """Return a grid of `config.clients` virtual clients whose state lies under `folder`.
+    """Return a grid of `config.clients` virtual clients whose state is under `folder`.
 
     Args:
         config: the run.
-        folder: the run's.
-        vectorise: train the clients of a cohort at once; by default on a CUDA device, which one small network after
-            the other leaves idle. On a CPU it helps an MLP and slows a LeNet down (`benchmarks/vectorised.py`).
+        folder: the run's folder.
+        vectorise: train the clients of a cohort at once; by default on a CUDA device, where one small network at a
+            time leaves it idle. On a CPU it speeds an MLP up and slows a LeNet down (`benchmarks/vectorised.py`).
 
     Raises:
-        DataError: the data set is not there, or cannot be split like this.
+        DataError: the data set is missing, or cannot be split like this.
     """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
     source = data_source(settings[0].data)
-    # Data that are not there are told now, not by ten refusals.
+    # Read the data now: an error here is clearer than a refusal from every client.
     devices = {client_for(ClientSettings.from_node_config(each)).device.type for each in configs}
     if vectorise is None:
         vectorise = "cuda" in devices
-    # The grid keeps the data set open: ten thousand clients must not read it ten thousand times.
+    # The grid keeps the data set open, or ten thousand clients would read it ten thousand times.
     return InlineGrid(app, configs, train_all if vectorise else None, source)
 
 
 class VirtualClients(ClientApp):
-    """The `ClientApp` for nodes that know only their number, as in Flower's simulation. Travels to Ray's actors.
+    """The `ClientApp` for nodes that know only their number, as in Flower's simulation. It is pickled to Ray's actors.
 
     Args:
         config: the run.
-        folder: where the clients' state lies; all actors must see it.
+        folder: holds the clients' state; all actors must see it.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        """Load nothing."""
+        """Store the arguments; clients are made when a message comes."""
         super().__init__()
         self.config, self.folder = config, folder
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer as the client that the node's `partition-id` stands for."""
+        """Answer as the client with the number in the node's `partition-id`."""
         settings = client_settings(self.config, int(context.node_config["partition-id"]), self.folder)
         own = Context(context.run_id, context.node_id, settings.to_node_config(), context.state, context.run_config)
-        # Flower would wrap an exception from an actor in two tracebacks, and lose the message's end in them.
+        # Flower would wrap an exception from an actor in two tracebacks, and cut the end of the message off.
         return answer(attempt(self._answer, message, own), message)
 
     def _answer(self, message: Message, context: Context) -> Message:
@@ -75,36 +75,36 @@ class VirtualClients(ClientApp):
         _held(self.folder, replace(settings.data, partition=None))
         if message.metadata.message_type.partition(".")[0] == "query":
             return app(message, context)
-        # An order that the server has given up may still be at work in another actor.
+        # Another actor may still work on an order that the server has given up.
         with ClientState(settings.folder).lock():
             return app(message, context)
 
 
 @lru_cache(1)
 def _held(folder: Path, spec: DataSpec) -> DataSource:
-    """Keep a run's data set open in this actor."""
+    """Return a run's data set; the cache keeps it open in this actor."""
     return data_source(spec)
 
 
 def virtual_clients(config: RunConfig, folder: Path) -> VirtualClients:
-    """Return the `ClientApp` of `config.clients` virtual clients whose state lies under `folder`.
+    """Return the `ClientApp` of `config.clients` virtual clients whose state is under `folder`.
 
     Raises:
-        DataError: the data set is not there, or cannot be split like this.
+        DataError: the data set is missing, or cannot be split like this.
     """
-    folder = folder.resolve()  # an actor may run in another directory
+    folder = folder.resolve()  # an actor may have another working directory
     source = data_source(client_settings(config, 0, folder).data)
     for index in range(config.clients):
-        source.client(index)  # as in `inline_grid`
+        source.client(index)  # raises now, as in `inline_grid`
     return VirtualClients(config, folder)
 
 
 @contextmanager
 def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
-    """Open the grid of a run by the engine of its machines, and start the clients that belong to it.
+    """Open a run's grid on its engine, and start the clients that belong to it.
 
     Raises:
-        HyperbloomError: the data are not there, or the engine cannot be started.
+        HyperbloomError: data are missing, or the engine cannot be started.
     """
     if machines.engine == "inline":
         yield inline_grid(config, folder, machines.vectorise), lambda: None

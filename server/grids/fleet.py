@@ -1,4 +1,4 @@
-"""Where a server listens, who may speak to it, and its SuperLink."""
+"""The server's address, its security settings, and its SuperLink."""
 
 import logging
 import socket
@@ -24,14 +24,14 @@ __all__ = ["Machines", "check_port", "log_to", "open_for_newcomers", "open_super
 
 
 Say = Callable[..., None]
-"""Prints a line as it is; a second argument is a style of rich's."""
+"""Prints a line literally; the optional second argument is a rich style."""
 
 Tell = Callable[[str], None]
-"""Gets a line when the SuperLink refuses somebody, in another thread."""
+"""Receives a line for each caller that the SuperLink refuses, in another thread."""
 
 
 def sayer(console: "Console") -> Say:
-    """Return what prints lines on a console as they are: paths and names are no markup."""
+    """Return a function that prints lines literally: paths and names may look like markup."""
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -40,9 +40,9 @@ def sayer(console: "Console") -> Say:
 
 
 class Machines(Section):
-    """Where a server listens, who may speak to it, and where a run runs: flags that the run folder keeps."""
+    """Where a server listens, its security, and the engine of a run. The run folder stores these flags."""
 
-    # What a run folder says may be of another version, and JSON has no paths.
+    # A run folder may come from another version, and JSON has no paths.
     model_config = ConfigDict(strict=False, extra="ignore")
 
     host: str = "127.0.0.1"
@@ -57,30 +57,30 @@ class Machines(Section):
 
     @property
     def address(self) -> str:
-        """What clients on other machines connect to."""
+        """Return the address for clients on other machines."""
         return f"{socket.gethostname() if self.host in ('0.0.0.0', '::') else self.host}:{self.port}"
 
     @property
     def local_address(self) -> str:
-        """What clients on this machine connect to."""
+        """Return the address for clients on this machine."""
         return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "127.0.0.1", "localhost") else self.address
 
     def with_port(self) -> Self:
-        """Return the same at a port that is free, if none is named."""
+        """Return a copy with a free port if none is given."""
         from hyperbloom.server.broker.superlink import free_port
 
         return self if self.port or self.engine != "grpc" else self.model_copy(update={"port": free_port()})
 
     def record(self) -> dict[str, Any]:
-        """Return the flags for the run folder; a later process may be started in another directory."""
+        """Return the flags for the run folder, with an absolute path, as a later process may start elsewhere."""
         certs = None if self.insecure or self.engine != "grpc" else str((self.certs or default_folder()).resolve())
         return self.model_dump() | {"certs": certs}
 
     def certificates(self) -> Certificates | None:
-        """Find and check the TLS files; None for plain text.
+        """Find and check the TLS files; return None for plain text.
 
         Raises:
-            ConfigError: flags do not go together, or a file is missing, expired or of another certificate.
+            ConfigError: flags contradict each other, or a file is missing, expired or of another certificate.
         """
         if self.insecure:
             if self.certs:
@@ -97,7 +97,7 @@ class Machines(Section):
         return files
 
     def client_flags(self, address: str, key: str = "") -> list[str]:
-        """Return the flags of a client that connects to `HOST:PORT`, with its `key` if that is known."""
+        """Return the flags of a client that connects to `HOST:PORT`, with the path of its `key` if given."""
         if self.insecure:
             return ["--server", address, *["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)]
         ca = Certificates(self.certs or default_folder()).ca
@@ -105,15 +105,15 @@ class Machines(Section):
 
 
 SECURITY = {"insecure", "certs"}
-"""The fields that belong together: who says one of them anew says both."""
+"""Fields that belong together: giving one of them anew replaces both."""
 
 
 def check_port(host: str, port: int) -> None:
-    """Find out whether this machine can listen at an address.
+    """Check that this machine can listen at an address.
 
     Raises:
-        ConfigError: the port is no port.
-        ConnectionFailed: it cannot.
+        ConfigError: the port is out of range.
+        ConnectionFailed: the address or port cannot be used.
     """
     if not 0 < port < 65536:
         raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
@@ -130,7 +130,7 @@ def check_port(host: str, port: int) -> None:
 def open_superlink(
     machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
 ) -> Iterator["LiveGrid"]:
-    """Run a SuperLink, its log in `folder`, for the registered clients and those of `keys`, and yield its grid."""
+    """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; yield its grid."""
     from hyperbloom.server.broker.superlink import Tls, superlink
 
     files, tls = machines.certificates(), None
@@ -146,7 +146,7 @@ def open_superlink(
 
 @contextmanager
 def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
-    """Check where to listen, run a SuperLink with its logs in `folder`, and say how newcomers reach it."""
+    """Check the address, run a SuperLink with its logs in `folder`, and print how newcomers reach it."""
     machines.certificates()
     if machines.port:
         check_port(machines.host, machines.port)
@@ -160,15 +160,15 @@ def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -
 
 
 class _LogFile(logging.FileHandler):
-    """A line that the disk does not take is lost; the files of the run itself tell that the disk is full."""
+    """Drops lines that the disk does not take. The run's own files report a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Go on."""
+        """Ignore the error."""
 
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Write our log, and Flower's, into a file."""
+    """Write our log and Flower's to a file."""
     handler = _LogFile(path)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,6 +1,6 @@
-"""All clients in this process, behind Flower's `Grid`: the same strategy and `ClientApp`, no sockets.
+"""A grid with all clients in this process, behind Flower's `Grid`: the same strategy and `ClientApp`, no sockets.
 
-For research on one machine, and for tests that want the whole path without a network.
+It serves research on one machine, and tests of the whole path without a network.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exce
 
 
 class InlineGrid(Grid):
-    """A grid whose nodes are contexts of one `ClientApp`; a message is answered when its reply is pulled.
+    """A grid whose nodes are contexts of one `ClientApp`. It answers a message when its reply is pulled.
 
     Args:
         app: the `ClientApp`.
-        node_configs: one per virtual client; node ids count from 2, as the SuperLink's own is 1.
-        train_all: answers in the app's place all orders to train that wait together; None leaves them to the app.
-        keep: what has to live as long as the grid.
+        node_configs: one per virtual client. Node ids count from 2, as the SuperLink's own is 1.
+        train_all: answers all waiting orders to train at once, in place of the app; None leaves them to the app.
+        keep: an object to keep alive as long as the grid.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class InlineGrid(Grid):
         train_all: TrainAll | None = None,
         keep: object = None,
     ) -> None:
-        """Make the contexts and the identity that Flower's `Message` asks for."""
+        """Make the contexts, and the identity that Flower's `Message` needs."""
         self.app = app
         self.train_all = train_all
         self._keep = keep
@@ -50,17 +50,17 @@ class InlineGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
 
     def set_run(self, run: Run) -> None:
-        """Do nothing: there is one run."""
+        """Ignore the run: this grid has none."""
 
     @property
     def run(self) -> Run:
-        """There is no run to describe."""
+        """Raise a NotImplementedError: there is no Flower run."""
         raise NotImplementedError("the inline engine has no Flower run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Return a message; Flower's deprecated way."""
+        """Return a message (Flower's deprecated interface)."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -68,11 +68,11 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the virtual clients as Flower describes nodes."""
+        """Return the virtual clients as Flower's node records."""
         return [NodeInfo(node_id=node) for node in self._contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages; nothing runs yet."""
+        """Store messages; they run when their replies are pulled."""
         ids = []
         for message in messages:
             message_id = f"inline-{next(self._ids)}"
@@ -82,7 +82,7 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer those of the messages that wait, in the order in which they were pushed."""
+        """Answer the wanted messages in the order in which they were pushed."""
         wanted = set(message_ids)
         asked = [self._waiting.pop(message_id) for message_id in list(self._waiting) if message_id in wanted]
         replies: list[Message] = []
@@ -94,12 +94,12 @@ class InlineGrid(Grid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push and pull."""
+        """Push messages and pull their replies."""
         return self.pull_messages(self.push_messages(messages))
 
 
 def answer(outcome: Message | Exception, message: Message) -> Message:
-    """Return what a client answers to a message; an exception becomes what it would over the network."""
+    """Return a client's answer; an exception becomes the error message that Flower would send."""
     if isinstance(outcome, Message):
         return outcome
     reason = f"{type(outcome).__name__}: {outcome}"

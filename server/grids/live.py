@@ -1,17 +1,16 @@
-"""Flower's grid, which never waits for a reply that is not whole.
+"""Flower's grid, without waiting for incomplete replies.
 
-A client announces a reply and then uploads its objects. Until all of them are there, the reply is put aside: other
-replies pass it, and `pull_messages` looks at it again later. Nothing of it is kept here but the names of its objects,
-64 at most, and there is at most one reply to each order that is out.
+A client announces a reply and then uploads its objects. Until all have arrived, the reply is put aside, and
+`pull_messages` checks it again later while other replies pass. Only the names of its objects, at most 64, are kept
+here, and there is at most one reply to each open order.
 
-An upload is judged by the objects that have arrived. Our replies have one large object, so the allowance grows with
-the order that is answered: the time that its bytes take at 1 Mbit/s, up to Flower's own limit for an object. Without
-a new object
+Progress is measured in whole objects. Our replies have one large object, so each upload gets an allowance that grows
+with its order: the time of the order's bytes at 1 Mbit/s, up to Flower's own limit for an object. Without a new object
 
-* for `STALL_S` and the allowance, the reply is in `stalled`, and a round goes on without it;
+* for `STALL_S` and the allowance, the reply is in `stalled`, and the round continues without it;
 * for `UPLOAD_DEADLINE_S` and the allowance, it becomes an error message (`UNREADABLE`), which counts as a lie.
 
-The whole upload may take twice as long, so that an object now and then does not keep it alive.
+The whole upload may take twice as long, so an occasional object does not keep it alive.
 
 Internals used (flwr 1.39): `HttpGrid`, the protocol messages of `RuntimeHttpClient`, `inflate_object_from_contents`.
 """
@@ -54,14 +53,14 @@ from hyperbloom.server.loop.post import UNREADABLE
 __all__ = ["STALL_S", "UPLOAD_DEADLINE_S", "LiveGrid"]
 
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
-SLOWEST_LINE = 2**17  # bytes a second
+SLOWEST_LINE = 2**17  # bytes per second
 LONGEST_ALLOWANCE_S = OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S
 RAREST_LOOK_S = 1.0
 
 
 @dataclass
 class _Upload:
-    """A reply that was announced; `missing` names the objects that have not been seen. Times are monotonic seconds."""
+    """An announced reply; `missing` names the objects that have not come. Times are monotonic seconds."""
 
     announced: ProtoMetadata
     objects: list[str]
@@ -70,31 +69,31 @@ class _Upload:
     begun: float
     progress: float
     next_look: float
-    size: int = 0  # bytes of the objects seen
+    size: int = 0  # bytes of the objects that came
 
     def is_overdue(self, patience: float) -> bool:
-        """Return whether it has brought nothing new for longer than `patience` seconds and the allowance."""
+        """Return whether no new object came for longer than `patience` seconds and the allowance."""
         moment, longest = time.monotonic(), patience + self.allowance
         return moment - self.progress > longest or moment - self.begun > 2 * longest
 
 
 class _Refused(Exception):
-    """A reply that cannot be used, and why."""
+    """A reply cannot be used; the message says why."""
 
 
 class LiveGrid(HttpGrid):
-    """Flower's grid, pulling replies as soon as they are whole."""
+    """Flower's grid that pulls replies as soon as they are complete."""
 
-    _largest = 0  # bytes of an order
-    _sizes: Mapping[str, int] = {}  # bytes of the orders that are out, by message id
-    _aside: Mapping[str, _Upload] = {}  # by the order that is answered
+    _largest = 0  # bytes of the largest order
+    _sizes: Mapping[str, int] = {}  # bytes of the open orders, by message id
+    _aside: Mapping[str, _Upload] = {}  # by id of the order
     _activated: Mapping[int, str] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages; the largest decides how large a reply may be.
+        """Push messages. The largest one decides how large a reply may be.
 
         Raises:
-            ConfigError: one is larger than what the network takes.
+            ConfigError: a message is larger than the network's limit.
         """
         outgoing, most = list(messages), largest_message()
         sizes = [_size(message) for message in outgoing]
@@ -108,46 +107,46 @@ class LiveGrid(HttpGrid):
         try:
             ids = list(super().push_messages(outgoing))
         except ObjectPushError:
-            # Flower repeats a call whose answer was lost, and the SuperLink takes no object twice. It tells what it
-            # still lacks when the same messages are announced again.
+            # Flower repeats a call whose answer was lost, but the SuperLink takes no object twice. Announcing the same
+            # messages again makes it report the objects that it still lacks.
             ids = list(super().push_messages(outgoing))
-        self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=False))}  # no ids at all if Flower refused them
+        self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=False))}  # Flower returns no ids if it refused them
         return ids
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the nodes that are here.
 
-        A node whose client came back, with its key, before Flower missed it, is left out once: it is another process
-        now, which knows nothing of what the first was asked.
+        If a client comes back with its key before Flower misses its node, the node is left out once. It is another
+        process now, which does not know the earlier orders.
         """
         before, nodes = self._activated, list(super().get_nodes())
         self._activated = {node.node_id: node.last_activated_at for node in nodes}
         return [node for node in nodes if before.get(node.node_id, node.last_activated_at) == node.last_activated_at]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to `message_ids` that are whole; never wait for one that is not.
+        """Return the complete replies to `message_ids`, without waiting for others.
 
-        Ask for all orders whose replies are wanted: replies to others that were put aside are forgotten. A reply that
-        is not uploaded in time, too large, no message, or not what was announced becomes an error message
-        (`UNREADABLE`) that names the order.
+        Pass all orders whose replies are wanted: replies to others that were put aside are dropped. A reply becomes an
+        error message (`UNREADABLE`) that names the order if it is too late, too large, no message, or not the announced
+        one.
         """
         wanted = set(message_ids)
         for order in self._aside.keys() - wanted:
             self._confirm(self._aside[order])
         self._sizes = {order: size for order, size in self._sizes.items() if order in wanted}
         uploads = {order: upload for order, upload in self._aside.items() if order in wanted}
-        # The SuperLink forgets an order when it has handed over the announcement of a reply.
+        # The SuperLink forgets an order once it has handed over the announcement of its reply.
         uploads |= self._announced(wanted - uploads.keys())
         replies = {order: self._reply(order, upload) for order, upload in uploads.items()}
         self._aside = {order: upload for order, upload in uploads.items() if replies[order] is None}
         return [reply for reply in replies.values() if reply is not None]
 
     def stalled(self) -> set[str]:
-        """Return the orders whose replies were announced and do not arrive."""
+        """Return the orders whose replies were announced but do not arrive."""
         return {order for order, upload in self._aside.items() if upload.is_overdue(STALL_S)}
 
     def _announced(self, orders: set[str]) -> dict[str, _Upload]:
-        """Return the replies to some orders that have been announced since this was asked last."""
+        """Return the replies to some orders that were announced since the last call."""
         if not orders:
             return {}
         response = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=orders))
@@ -158,12 +157,12 @@ class LiveGrid(HttpGrid):
             upload = _Upload(proto.metadata, objects, list(objects), allowance, moment, moment, moment)
             if order in orders:
                 uploads[order] = upload
-            else:  # without keys anybody may send the server messages that answer nothing
+            else:  # without keys, anybody may send messages that answer nothing
                 self._confirm(upload)
         return uploads
 
     def _reply(self, order: str, upload: _Upload) -> Message | None:
-        """Return a reply that is whole, an error message if it never will be, or None if it may be later."""
+        """Return a complete reply, an error message if it can never be used, or None if it is still incomplete."""
         moment = time.monotonic()
         if moment < upload.next_look:
             return None
@@ -179,12 +178,12 @@ class LiveGrid(HttpGrid):
         return reply
 
     def _pull(self, upload: _Upload) -> dict[str, bytes] | None:
-        """Return the contents of a reply's objects by name if all of them are there, else None.
+        """Return the contents of a reply's objects by name, or None while one is missing.
 
-        The objects are looked at in order, up to the first that is missing; those before are pulled again later.
+        Objects are pulled in order up to the first missing one. The earlier ones are not kept, but pulled again later.
 
         Raises:
-            _Refused: it has too many bytes or objects, or was not uploaded in time.
+            _Refused: the reply has too many bytes or objects, or was not uploaded in time.
         """
         count, limit, contents = len(upload.objects), reply_limit(self._largest), {}
         if count > MOST_OBJECTS:
@@ -206,38 +205,38 @@ class LiveGrid(HttpGrid):
             if upload.is_overdue(UPLOAD_DEADLINE_S):
                 raise _Refused(unfinished) from None
             return None
-        except ObjectPullError:  # the SuperLink has given it up
+        except ObjectPullError:  # the SuperLink has given the reply up
             raise _Refused(unfinished) from None
 
     def _confirm(self, upload: _Upload) -> None:
-        """Let the SuperLink forget a reply and what has come of it."""
+        """Let the SuperLink delete a reply and its objects."""
         run_id, message_id = self.run.run_id, upload.announced.message_id
         confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
         self._runtime_client.ConfirmMessageReceived(confirm)
 
 
 def _inflated(announced: ProtoMetadata, contents: dict[str, bytes]) -> Message:
-    """Return the message that a reply's objects make up.
+    """Return the message that a reply's objects form.
 
     Raises:
-        _Refused: they are no message, or another one than was announced.
+        _Refused: they form no message, or not the announced one.
     """
     try:
         message = cast(Message, inflate_object_from_contents(announced.message_id, contents))
         said = message.metadata
         same = said.src_node_id == announced.src_node_id and said.reply_to_message_id == announced.reply_to_message_id
         same &= message.has_error() or isinstance(message.content, RecordDict)
-    except Exception as error:  # whatever Flower's parsers make of bytes that anybody may have written
+    except Exception as error:  # Flower's parsers may raise anything for hostile bytes
         raise _Refused(f"the reply is no message ({type(error).__name__})") from None
     if not same:
-        # The SuperLink has looked at what was announced only, and by this a reply is matched to its order.
+        # The SuperLink checks only the announcement, which also decides the order that is answered.
         raise _Refused("the reply is another message than was announced")
     message.metadata.__dict__["_message_id"] = announced.message_id
     return message
 
 
 def _size(message: Message) -> int:
-    """Return the bytes that a message's records hold."""
+    """Return the number of bytes in a message's records."""
     if not message.has_content():
         return 0
     values = (value for record in message.content.values() for value in record.values())

@@ -1,4 +1,4 @@
-"""Clients on a run's benchmark data: their settings, command lines, and processes beside the server."""
+"""Clients on a run's benchmark data: their settings, command lines, and local processes."""
 
 import os
 import shlex
@@ -25,9 +25,9 @@ KEY = "key.pem"
 
 
 def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettings:
-    """Return the settings of client `index` of those that a run starts, virtual or a process; its state is in `folder`.
+    """Return the settings of client `index` that a run starts, virtual or as a process; its state is in `folder`.
 
-    The own models and the sizes of the run are dealt in turn.
+    The run's models and sizes are assigned in turn.
     """
     data, strategy = config.data, find_strategy(config.strategy)
     part, parts = config.part(index)
@@ -55,9 +55,9 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
 
 
 def printed_line(connection: Sequence[str], config: RunConfig) -> str:
-    """Return the line to run on another machine; NAME and I stand for what differs between clients.
+    """Return the command for other machines, with placeholders NAME and I for what differs between clients.
 
-    Where the run takes several sizes or models, the line names them all, and its user chooses.
+    If the run has several sizes or models, the command names them all for the user to choose.
     """
     first = client_settings(config, 0, Path())
     line = replace(
@@ -73,9 +73,9 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
 
 
 def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:
-    """Make keys for clients, in their state folders, and return the registry of them in `folder`.
+    """Make keys for clients in their state folders; return the path of their registry in `folder`.
 
-    A run that is resumed has them already.
+    A resumed run has keys already, so only missing ones are made.
     """
     registry = ClientRegistry(folder / "clients.json")
     for each in settings[len(registry.clients()) :]:
@@ -87,12 +87,14 @@ def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:
 
 @contextmanager
 def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Run clients as processes of their own, each with its log beside its state folder; `connection` are flags.
+    """Run clients as processes that share this machine's cores and end with this process.
 
-    They share this machine's cores, and end with this process. One with a key (`make_keys`) uses it.
+    Args:
+        settings: of the clients. One with a key (`make_keys`) uses it. Its log is beside its state folder.
+        connection: flags for the connection to the server.
 
     Yields:
-        a function that raises a `CohortError` if one of them could not start.
+        a function that raises a `CohortError` if a client could not start.
     """
     threads = max(1, (os.cpu_count() or 1) // max(1, len(settings)))
     own = ["--threads", str(threads), "--parent-pid", str(os.getpid())]
@@ -125,7 +127,7 @@ def _check(children: Mapping[Path, subprocess.Popen[bytes]]) -> None:
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for clients that have heard the goodbye; end the others."""
+    """Wait for clients to end after the goodbye; terminate, then kill the others."""
     for child in _after_a_while(children):
         child.terminate()
     for child in _after_a_while(children):
@@ -134,7 +136,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _after_a_while(children: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    """Return the processes that still run after `LEAVE_TIMEOUT_S`, which all of them share."""
+    """Return the processes that still run after `LEAVE_TIMEOUT_S` in all."""
     deadline = monotonic() + LEAVE_TIMEOUT_S
     for child in children:
         with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""Flower's own simulation engine: virtual clients in actors of Ray, on this machine's cores or on a cluster's.
+"""Flower's simulation engine: virtual clients in Ray actors, on this machine's cores or on a cluster.
 
-Flower runs the simulation and calls a `ServerApp`; ours hands its grid over to the caller's thread and waits, so that a
-session over it is the same as over any other grid. `run_simulation` is Flower's public way to do this from a program.
+Flower runs the simulation and calls a `ServerApp`. Ours passes its grid to the caller's thread and waits, so that a
+session uses it like any other grid. `run_simulation` is Flower's public function for this.
 """
 
 import logging
@@ -38,9 +38,9 @@ def check_ray() -> None:
 
 @contextmanager
 def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callable[[], None]]]:
-    """Simulate `clients` nodes, each known to `app` by `partition-id` in its node config.
+    """Simulate `clients` nodes; `app` knows each by the `partition-id` in its node config.
 
-    Ray is started on this machine, and demands a secret of this process's, unless `RAY_ADDRESS` names a cluster.
+    Ray starts on this machine with a secret of this process, unless `RAY_ADDRESS` names a cluster.
 
     Yields:
         the grid, and a function that raises a `ConnectionFailed` if the simulation has ended by itself.
@@ -69,7 +69,7 @@ def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callab
         except BaseException as error:
             errors.append(error)
         finally:
-            grids.put(None)  # for a caller who still waits for a grid
+            grids.put(None)  # for a caller that still waits for a grid
 
     def watch() -> None:
         if errors or not thread.is_alive():
@@ -79,7 +79,7 @@ def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callab
     thread = Thread(target=simulate, name="simulation")
     thread.start()
     try:
-        # Ray has put a handler of its own, which aborts, in the place of whatever SIGTERM did before.
+        # Ray has replaced the SIGTERM handler with one that aborts.
         with terminate_as_interrupt():
             grid = grids.get()
             if grid is None:
@@ -93,18 +93,18 @@ def simulation_grid(app: ClientApp, clients: int) -> Iterator[tuple[Grid, Callab
 
 
 def _start_ray() -> None:
-    """Start Ray, or join its cluster; Flower, which would do it in another thread, shuts it down."""
+    """Start Ray or join its cluster in this thread; Flower would do it in another one, but shuts it down."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; else it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning; this is Ray's coming default
     own = "RAY_ADDRESS" not in os.environ
     if own:
-        # Whoever reaches Ray's ports can run code, and it opens them to the network.
+        # Ray opens its ports to the network, and everyone who reaches them can run code.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     import ray
 
     try:
         ray.init(
-            address="local" if own else None,  # not whatever cluster somebody has left running here
+            address="local" if own else None,  # never join a cluster that somebody left running here
             include_dashboard=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
@@ -115,7 +115,7 @@ def _start_ray() -> None:
 
 
 def _resources() -> dict[str, Any]:
-    """Return what an actor takes of its machine: a core, and an even share of the GPUs."""
+    """Return an actor's resources: a core, and an equal share of the GPUs."""
     share = min(1.0, torch.cuda.device_count() / (os.cpu_count() or 1))
-    # Ray counts in steps of 1e-4; rounded up, the last actor would wait for ever.
+    # Ray counts in steps of 1e-4. Rounded up, the last actor would wait for ever.
     return {"num_cpus": 1, "num_gpus": math.floor(share * 1e4) / 1e4}

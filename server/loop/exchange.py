@@ -26,7 +26,7 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 __all__ = ["Accepted", "Director", "Evaluated", "Outcome", "Refused", "Sent", "accept", "capped_examples", "told"]
 
 BYTES_AT_ONCE = 32 * 2**20
-"""Bytes of weights written into messages at a time. Until it is sent, a message holds them up to two times more."""
+"""Bytes of weights written into messages at a time. Until it is sent, a message holds them once or twice more."""
 
 MOST_AT_ONCE = 1000
 """Clients asked at a time, even with small networks, because each message takes some kilobytes."""

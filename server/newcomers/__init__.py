@@ -1,1 +1,1 @@
-"""Models for newcomers, by a finished run."""
+"""Models for newcomers, from a finished run."""

@@ -1,7 +1,7 @@
 """Models on demand: encoder down, descriptor up, weights down, for as many newcomers as come at once.
 
-Works over any Flower grid, as `federation` does. There is no roster here: a newcomer has no name, and is forgotten when
-it has its model.
+It works over any Flower grid, as `federation` does, but without a roster: a newcomer has no name, and is forgotten
+once it has its model.
 """
 
 import time
@@ -32,23 +32,23 @@ VISIT_EVERY_S = 0.1
 TTL_S = 600.0
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 USUAL = 0.95
-"""Share of the clients that trained whose distance to their nearest is still usual."""
+"""Share of the training clients whose distance to their nearest neighbour counts as usual."""
 
 FLOOR = 0.01
-"""Variance, in means over all dimensions, below which clients are not taken to agree in a dimension."""
+"""Floor of the variance in each dimension, as a share of the mean variance over all dimensions."""
 
 FEWEST = 3
-"""Clients without whom there is no telling what is usual."""
+"""Fewest clients for an estimate of usual distances."""
 
 SAMPLE = 1000
-"""Clients whose distances to their nearest are looked at: of ten thousand, all would take 800 MB."""
+"""Most clients whose nearest distances are computed; all of ten thousand would take 800 MB."""
 
 BYTES_AT_ONCE = 64 * 2**20
-"""Weights that are generated at once."""
+"""Bytes of weights generated at a time."""
 
 
 def check_on_demand(strategy: Algorithm) -> None:
-    """Raise a ConfigError for a strategy that needs more than a descriptor."""
+    """Raise a ConfigError for a strategy that needs more than a descriptor from a newcomer."""
     if not isinstance(strategy, ODPFL):
         raise ConfigError(
             f"{strategy.config.strategy}: expected a run of odpfl, whose models need no training; from others: "
@@ -64,7 +64,7 @@ class ModelMaker:
     """
 
     def __init__(self, trained: Trained) -> None:
-        """Write the offer that all newcomers get."""
+        """Write the offer for all newcomers."""
         strategy = trained.strategy
         assert isinstance(strategy, ODPFL) and strategy.setting is not None
         self._strategy = strategy
@@ -83,16 +83,16 @@ class ModelMaker:
             divisor=scaling.divisor,
             mean=scaling.mean,
             std=scaling.std,
-            encoder=strategy.spec_of_encoder.name,
-            dim=strategy.spec_of_encoder.dim,
-            encoder_version=strategy.version,
-            weights=strategy.encoder_weights,
+            encoder=strategy.encoder.spec.name,
+            dim=strategy.encoder.spec.dim,
+            encoder_version=strategy.encoder.version,
+            weights=strategy.encoder.weights,
             scaling_known_by=known_by,
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
 
     def check(self, description: Description) -> None:
-        """Refuse what no model can be made from with a WireError."""
+        """Raise a WireError for a description from which no model can be made."""
         if description.size not in self.layouts:
             raise WireError(f"expected --size to be one of {', '.join(self.layouts)}, found {description.size!r}")
         if description.encoder_version != self.offer.encoder_version:
@@ -101,29 +101,29 @@ class ModelMaker:
         description.weights.check_norm()
 
     def unlike(self, descriptors: Sequence[Tensor]) -> list[bool]:
-        """Tell of which descriptors `(k,)` nobody who trained has the like, so that the weights are a guess.
+        """Return for each descriptor `(k,)` whether it is unlike all training clients, so that its weights are a guess.
 
-        Not how far they lie. Who joins often enough finds that out from yes and no as well (docs/on-demand.md).
+        The answer is a yes or no without distances. Joining often enough reveals these, too (docs/on-demand.md).
         """
         return (~self._familiar(torch.stack(list(descriptors)))).tolist()
 
     @torch.no_grad()
     def write(self, descriptors: Sequence[Tensor], size: str) -> Tensor:
-        """Return weights `(n, P)` for descriptors `(k,)`, in one pass."""
+        """Return weights `(n, P)` for n descriptors `(k,)`, in one pass."""
         return self._strategy.learner.write(torch.stack(list(descriptors)), size)
 
 
 class _Familiar:
-    """Tells which descriptors `(n, k)` are as near to a client that trained as `USUAL` of these are to another.
+    """Tells which descriptors `(n, k)` are as near to a training client as the share `USUAL` of these to each other.
 
-    One in twenty newcomers like the clients is told otherwise. Distances are Mahalanobis's: images that are blurred or
-    turned move a descriptor in directions in which clients hardly differ, by less than they differ in others.
+    So one in twenty newcomers that are like the clients counts as unlike. Distances are Mahalanobis distances: blurred
+    or rotated images move a descriptor a little, in directions in which clients hardly differ.
     """
 
     def __init__(self, known: Tensor) -> None:
         known, count = known.double(), len(known)
         self._axes = torch.eye(known.shape[1], dtype=known.dtype)
-        self._known, self._usual = known, torch.tensor(torch.inf)  # of one or two there is no telling
+        self._known, self._usual = known, torch.tensor(torch.inf)  # infinite with too few clients
         if count < FEWEST:
             return
         apart = known - known.mean(0)
@@ -131,8 +131,8 @@ class _Familiar:
         scatter = apart.T @ apart / (count - 1)
         self._axes = torch.linalg.cholesky(torch.linalg.inv(scatter + floor * self._axes))
         self._known, apart = known @ self._axes, apart @ self._axes
-        # A client's own distance is by the scatter of the others, as a newcomer's is: of few clients in many dimensions
-        # each has a hand in it. Sherman and Morrison take it out.
+        # A client's own distance uses the scatter of the others, as a newcomer's does: with few clients in many
+        # dimensions, each influences the scatter. The Sherman-Morrison formula removes its share.
         some, share = apart[:SAMPLE], count / (count - 1) ** 2
         along = (some * some).sum(1, keepdim=True) - some @ apart.T
         own = share / (1 - share * (some * some).sum(1, keepdim=True)).clamp_min(torch.finfo(known.dtype).eps)
@@ -149,12 +149,12 @@ class _Familiar:
 
 @dataclass
 class OnDemandService:
-    """Where newcomers are served, and how many were.
+    """Serves newcomers, and counts them.
 
     Args:
         grid: Flower's grid.
         maker: makes the models.
-        on_event: told in a line of who could not be served.
+        on_event: receives a line for each newcomer that could not be served.
     """
 
     grid: Grid
@@ -162,7 +162,7 @@ class OnDemandService:
     on_event: Callable[[str], None] = lambda text: None
     served: int = 0
     _met: set[int] = field(default_factory=set)
-    _open: dict[str, tuple[int, str, float]] = field(default_factory=dict)  # message -> node, type, time sent
+    _open: dict[str, tuple[int, str, float]] = field(default_factory=dict)  # by message id: node, type, time sent
     _visited: float = -VISIT_EVERY_S
 
     def serve(self) -> None:
@@ -176,7 +176,7 @@ class OnDemandService:
             time.sleep(delay)
 
     def poll(self) -> int:
-        """Do what is to be done now; returns the number of messages that came."""
+        """Process what has come and send what is due; return the number of messages that came."""
         self._visit()
         replies = list(self.grid.pull_messages(list(self._open))) if self._open else []
         described: list[tuple[int, Description]] = []
@@ -191,7 +191,7 @@ class OnDemandService:
         return len(replies)
 
     def _visit(self) -> None:
-        """Make nodes that are new the offer, and forget those that are gone or silent."""
+        """Send the offer to new nodes, and forget those that left or stay silent."""
         now = time.monotonic()
         if now - self._visited < VISIT_EVERY_S:
             return
@@ -201,7 +201,7 @@ class OnDemandService:
         self._met = present
         self._open = {i: sent for i, sent in self._open.items() if sent[0] in present and now - sent[2] < TTL_S}
         if newcomers:
-            content = pack(self.maker.offer)  # once: the encoder may be large
+            content = pack(self.maker.offer)  # pack once: the encoder may be large
             self._push(
                 [Message(content, node, Offer.message_type, ttl=TTL_S) for node in newcomers], Offer.message_type
             )
@@ -221,7 +221,7 @@ class OnDemandService:
             return None
 
     def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:
-        """Generate the weights of all who wait, as many at once as the memory bears."""
+        """Generate and send the weights of all waiting newcomers, as many at once as memory allows."""
         for size, group in groupby(sorted(described, key=_size), key=_size):
             waiting, layout = list(group), self.maker.layouts[size]
             at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
@@ -240,7 +240,7 @@ class OnDemandService:
         with uninterrupted():
             ids, now = list(self.grid.push_messages(messages)), time.monotonic()
         nodes = [message.metadata.dst_node_id for message in messages]
-        # A node that has gone in this moment gets no id.
+        # The grid gives no id for a node that has just left.
         self._open |= {i: (node, kind, now) for i, node in zip(ids, nodes, strict=True) if i}
 
 

@@ -1,1 +1,1 @@
-"""The pages that a run or a comparison leaves: data, charts, SVG, templates."""
+"""The HTML pages of a run or a comparison: their data, charts, SVG and templates."""

@@ -1,4 +1,4 @@
-"""The charts of reports and comparisons, as SVG in the page. Nothing here reads files."""
+"""The charts of reports and comparisons as inline SVG. Nothing here reads files."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -15,20 +15,20 @@ from hyperbloom.server.runs.course import Course
 __all__ = ["Series", "class_colour", "clients_in_order", "lines", "matrix", "plane", "style_of"]
 
 SHADES = 9
-"""From low to high."""
+"""Number of shades from low to high."""
 
 STYLES = 8
-"""Colours of strategies; the ninth strategy has the first colour again."""
+"""Number of strategy colours; the ninth strategy has the first colour again."""
 
 NAMED = 12
-"""Clients up to which points have their names beside them."""
+"""Most clients whose points have names beside them."""
 
 PIES = 300
-"""Clients up to which points are pies of their classes."""
+"""Most clients whose points are pies of their classes."""
 
 
 def style_of(index: int) -> str:
-    """Return the CSS class of the strategy of this place."""
+    """Return the CSS class of the strategy at this index."""
     return f"s{index % STYLES}"
 
 
@@ -38,9 +38,9 @@ class Series:
 
     Attributes:
         name: for the description of the chart.
-        points: `x` and value; a round and its accuracy, for instance.
-        bands: lower and upper edge of areas behind the line, the widest first.
-        dots: points that stand out, each with what it says.
+        points: `x` and value, such as a round and its accuracy.
+        bands: lower and upper edges of areas behind the line, widest first.
+        dots: highlighted points, each with a tooltip.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Series:
 def lines(
     name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False, below: str = "round"
 ) -> Markup:
-    """Return lines, the first one bold.
+    """Return a line chart; the first line is bold.
 
     Args:
-        name: of the picture, unique in the page.
-        title: in a few words.
+        name: id of the picture, unique in the page.
+        title: a few words.
         unit: of the values.
-        series: the lines, each in the colour of its place.
-        percent: let the axis end at 100 and begin at a round number; else it begins at 0.
-        below: what the horizontal axis counts, from 1 or what is less.
+        series: the lines; the index decides the colour.
+        percent: end the axis at 100 and start it at a round number; otherwise it starts at 0.
+        below: label of the horizontal axis, which starts at 1 or less.
     """
     edges = [edge for each in series for band in each.bands for edge in band]
     dots = [[point for point, _ in each.dots] for each in series]
@@ -89,7 +89,7 @@ def lines(
 
 
 def clients_in_order(courses: Sequence[Course]) -> Markup:
-    """Return the accuracy of all clients, in order of that of the first strategy, and the others' beside it."""
+    """Return the chart of all clients' accuracy, ordered by that of the first strategy, with the other strategies."""
     main = courses[0].accuracy
     places = {name: place for place, name in enumerate(sorted(main, key=lambda name: main[name]), start=1)}
     series = []
@@ -105,19 +105,19 @@ def clients_in_order(courses: Sequence[Course]) -> Markup:
 def plane(
     name: str, title: str, points: Points, members: Sequence[Member], accuracy: Mapping[str, float], axes: Sequence[str]
 ) -> Markup:
-    """Return clients as points in a plane, coloured by what they disclose of their classes, else by accuracy.
+    """Return clients as points in a plane, coloured by their disclosed classes, else by accuracy.
 
     Args:
-        name: of the picture, unique in the page.
-        title: in a few words.
+        name: id of the picture, unique in the page.
+        title: a few words.
         points: `(clients, 2)`.
-        members: in the same order.
-        accuracy: test accuracy by client's name, percent.
-        axes: names of both directions, or nothing.
+        members: the clients in the same order.
+        accuracy: test accuracy in percent, by client's name.
+        axes: labels of both axes, or none.
     """
     size, margin, count = 420.0, 34.0, len(members)
     low, high = points.min(axis=0), points.max(axis=0)
-    middle, reach = (low + high) / 2, max(float((high - low).max()), 1e-12)  # one scale for both: distances are kept
+    middle, reach = (low + high) / 2, max(float((high - low).max()), 1e-12)  # one scale for both axes
     radius = float(np.clip(90 / math.sqrt(count), 2.5, 10))
     values = [accuracy[member.name] for member in members if member.name in accuracy] or [0.0]
     marks = [tag("rect", x=1, y=1, width=size - 2, height=size - 2, rx=8, class_="ground")]
@@ -143,7 +143,7 @@ def _told(member: Member, accuracy: Mapping[str, float]) -> str:
 
 
 def _point(member: Member, at: Point, radius: float, shade: str, count: int) -> list[Markup]:
-    """Return a disc: in one colour, or a pie of a client's classes."""
+    """Return a disc in one colour, or a pie of the client's classes."""
     disc = {"cx": at[0], "cy": at[1], "r": radius}
     if not member.shares:
         return [tag("circle", **disc, class_=f"point {shade}")]
@@ -166,12 +166,12 @@ def _slice(at: Point, radius: float, begin: float, end: float) -> str:
 
 
 def class_colour(label: int) -> Markup:
-    """Return a colour for a class: neighbours differ by the golden angle, and in lightness."""
+    """Return a class's colour; neighbours differ in hue by the golden angle, and in lightness."""
     return Markup(f"hsl({(label * 137.5 + 220) % 360:.0f} {(70, 55)[label % 2]}% {(50, 62, 42)[label % 3]}%)")
 
 
 def _shade(value: float, values: Collection[float]) -> int:
-    """Return the shade of a value among others, 0 for the least; the darkest one if all are the same."""
+    """Return the shade of a value among others: 0 for the least, or the darkest if all are equal."""
     low, high = min(values), max(values)
     return min(SHADES - 1, int(SHADES * (value - low) / (high - low))) if high > low else SHADES - 1
 
@@ -181,7 +181,7 @@ def matrix(names: Sequence[str], values: Points) -> Markup:
 
     Args:
         names: of the clients.
-        values: `(clients, clients)`, percent; shaded from the least to the most of each row, as in the paper.
+        values: `(clients, clients)`, percent; each row is shaded from its least to its greatest, as in the paper.
     """
     named, width = len(names) <= 15, 560.0
     margin = 96.0 if named else 14.0

@@ -1,4 +1,4 @@
-"""Where the clients lie in the space of their embeddings: in a plane, by PCA and by t-SNE (figure 4 of pFedHN)."""
+"""The clients in the space of their embeddings, shown in a plane by PCA and by t-SNE (figure 4 of pFedHN)."""
 
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from hyperbloom.common.errors import ConfigError
 __all__ = ["FEWEST", "flatten_by_pca", "flatten_by_tsne", "read_embeddings"]
 
 FEWEST = 10
-"""Clients below which t-SNE has no neighbourhoods to keep."""
+"""Fewest clients for t-SNE, which preserves neighbourhoods."""
 
 MOST = 1_000
-"""Clients beyond which t-SNE takes many seconds."""
+"""Most clients for t-SNE, which takes many seconds for more."""
 
 Points = npt.NDArray[np.float64]
 
 
 def read_embeddings(path: Path) -> Points | None:
-    """Return the embeddings `(clients, k)` in a server's state; None if there is no state, or none in it.
+    """Return the embeddings `(clients, k)` in a server's state, or None if there is no state or it has none.
 
     Raises:
         ConfigError: the file is damaged.
@@ -37,7 +37,7 @@ def read_embeddings(path: Path) -> Points | None:
 
 
 def flatten_by_pca(embeddings: Points) -> tuple[Points, tuple[float, float]]:
-    """Return the first two principal components `(clients, 2)`, and their shares of the variance in percent."""
+    """Return the first two principal components `(clients, 2)` and their shares of the variance in percent."""
     centred = embeddings - embeddings.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points = (left * sizes)[:, :2]
@@ -48,7 +48,7 @@ def flatten_by_pca(embeddings: Points) -> tuple[Points, tuple[float, float]]:
 
 
 def flatten_by_tsne(embeddings: Points) -> Points | None:
-    """Return the t-SNE `(clients, 2)`; None for too few or too many clients. The same every time."""
+    """Return the t-SNE `(clients, 2)`, which is deterministic, or None for too few or too many clients."""
     clients = len(embeddings)
     if not FEWEST <= clients <= MOST:
         return None

@@ -1,9 +1,9 @@
-"""How much of a model is personal: every client's head on every other client's feature extractor (figure 3 of pFedHN).
+"""The personal share of a model: every client's head on every client's feature extractor (figure 3 of pFedHN).
 
-    accuracy[i, j] of client i's test examples, with the head of client i on what h writes for client j
+    accuracy[i, j] on client i's test examples, with the head of client i on the feature extractor of client j
 
-It takes the test examples of all clients, so the clients' data must be those of the run's `data` section. The server
-writes the heads in pFedHN. In pFedHN-PC, the paper's case, the clients keep them, and they must lie in the run folder,
+This needs the test examples of all clients, so their data must be those of the run's `data` section. In pFedHN, the
+server generates the heads. In pFedHN-PC, the paper's case, clients keep them. They must then be in the run folder,
 where clients on the server's machine keep their state.
 """
 
@@ -36,18 +36,18 @@ from hyperbloom.strategies.pfedhn import PFedHN
 __all__ = ["MOST", "Mixed", "mix_and_match"]
 
 MOST = 30
-"""Clients beyond which only the first ones are mixed: the work grows with the square."""
+"""Most clients that are mixed, since the work grows with the square; others are left out."""
 
 AT_ONCE = 256
-"""Examples that go through a network at a time."""
+"""Examples per forward pass."""
 
 Parameters = Mapping[str, Tensor]
 
 
 class Mixed(NamedTuple):
-    """Names of clients, and the accuracy `(clients, clients)` in percent: rows have the head, columns the rest.
+    """Names of clients, and the accuracy `(clients, clients)` in percent by client of the head and of the rest.
 
-    Of the selected round, or of the last one, from which the heads are that clients have kept.
+    It belongs to the selected round, or to the last one if clients kept the heads.
     """
 
     names: list[str]
@@ -56,27 +56,27 @@ class Mixed(NamedTuple):
 
     @property
     def own(self) -> float:
-        """Mean accuracy of a head on its own client's feature extractor, percent."""
+        """Return the mean accuracy of heads on their own client's feature extractor, percent."""
         return float(np.diag(self.values).mean())
 
     @property
     def others(self) -> float:
-        """Mean accuracy on another client's feature extractor, percent; as `own` where there is one client."""
+        """Return the mean accuracy on other clients' feature extractors, percent; `own` for a single client."""
         count = len(self.names)
         return float(self.values[~np.eye(count, dtype=bool)].mean()) if count > 1 else self.own
 
 
 def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
-    """Try every client's head on the feature extractors of all, on its own test examples.
+    """Test every client's head on the feature extractors of all clients, with its own test examples.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         config: of the run.
-        root: folder with the data set's files; as in the run, if None.
+        root: folder with the data set's files; None: as in the run.
 
     Raises:
-        ConfigError: says why there can be no such matrix.
-        DataError: the data set is not there.
+        ConfigError: the matrix is impossible; the message says why.
+        DataError: the data set is missing.
     """
     tensors, roster = read_run(folder)
     if len(config.sizes) > 1:
@@ -104,7 +104,7 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
 
 
 def _kept_head(folder: Path, client: Client, run_id: str) -> Tensor:
-    """Return the head `(P,)` that a client on this machine has kept."""
+    """Return the head `(P,)` that a client on this machine has kept. Raise a ConfigError if there is none."""
     state = folder / "clients" / check_name(client.client_id, "a client's name")
     try:
         return load_file(state / "personal" / f"{run_id}.safetensors")["values"]
@@ -113,7 +113,7 @@ def _kept_head(folder: Path, client: Client, run_id: str) -> Tensor:
 
 
 def _last_state(folder: Path) -> dict[str, Tensor]:
-    """Return the server's state after the last round: that of the heads that clients have kept."""
+    """Return the server's state after the last round, to which the kept heads belong."""
     try:
         return load_file(folder / "hypernetwork-last.safetensors")
     except (OSError, SafetensorError) as error:
@@ -121,7 +121,7 @@ def _last_state(folder: Path) -> dict[str, Tensor]:
 
 
 def _test_examples(config: RunConfig, root: Path | None, roster: Roster, clients: Sequence[Client]) -> list[Examples]:
-    """Return the test examples of some clients, if their data are those of the run's data section."""
+    """Return the clients' test examples. Raise a ConfigError if their data are not those of the data section."""
     data = config.data if root is None else config.data.model_copy(update={"root": str(root)})
     config = config.model_copy(update={"data": data, "clients": len(roster)})
     virtual = [client_settings(config, index, Path()) for index in range(len(roster))]

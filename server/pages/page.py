@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing else, neither a network nor a script: reports and comparisons."""
+"""Self-contained HTML pages without scripts: reports and comparisons."""
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -9,11 +9,11 @@ __all__ = ["render"]
 
 
 def render(template: str, **values: object) -> bytes:
-    """Return a page in UTF-8; whatever stands in it is escaped, but for `Markup`.
+    """Return a page in UTF-8. All values but `Markup` are escaped.
 
     Args:
-        template: a file in `server/pages/templates/`; all of them extend `page.html`, which has the style sheet.
-        values: what the template names.
+        template: a file in `server/pages/templates/`; all extend `page.html`, which has the style sheet.
+        values: the variables of the template.
     """
     environment = Environment(
         loader=PackageLoader("hyperbloom.server.pages", "templates"),

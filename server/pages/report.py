@@ -1,4 +1,4 @@
-"""A run's report: one HTML file that needs nothing else, neither a network nor a script. See docs/watching.md."""
+"""A run's report: one self-contained HTML file without scripts. See docs/watching.md."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -26,29 +26,29 @@ __all__ = ["REPORT", "write_report"]
 REPORT = "report.html"
 
 BARS = 24
-"""Clients up to which each has bars of its own."""
+"""Most clients that have bars of their own."""
 
 WORST = 8
-"""Clients that are named beside a picture of all."""
+"""Number of clients named beside a picture of all."""
 
 ROWS = 1_000
-"""Clients beyond which the table has the first ones only."""
+"""Most clients in the table; it shows the first ones."""
 
 EVENTS = 200
-"""Events that are shown, the last ones."""
+"""Most events shown; these are the last ones."""
 
 
 def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: Path | None = None) -> Path:
-    """Write the report of a run, finished or not, and return where it is.
+    """Write the report of a run, finished or not, and return its path.
 
     Args:
-        folder: the run's, or a comparison's.
-        out: the file; `report.html` in the run's folder, if None.
-        mix: try all heads on all feature extractors, which takes the data and time.
-        root: folder with the data set's files; as in the run, if None.
+        folder: the folder of a run or a comparison.
+        out: the file; None: `report.html` in the run's folder.
+        mix: test all heads on all feature extractors, which needs the data and takes time.
+        root: folder with the data set's files; None: as in the run.
 
     Raises:
-        ConfigError: there is no run, a file of it is damaged, or no round is over.
+        ConfigError: there is no run, one of its files is damaged, or no round is over.
     """
     run = read_run_data(folder)
     path = out or run.folder / REPORT
@@ -57,7 +57,7 @@ def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: 
 
 
 def _mixed(run: RunData, mix: bool, root: Path | None) -> tuple["Mixed | None", str]:
-    """Return the matrix with its names, or why there is none."""
+    """Return the matrix with its names, or the reason why there is none."""
     if not mix:
         return None, "it takes the data and some time; flower-server report computes it"
     from hyperbloom.server.pages.mix_and_match import mix_and_match
@@ -108,7 +108,7 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
 
 
 def _accuracy(run: RunData) -> Markup:
-    """Return the mean over clients of each strategy by round, and the spread over clients of the run's own."""
+    """Return the chart of each strategy's mean accuracy by round, with the spread over clients of the run's own."""
     worst, lower, upper, best = (
         [(each.round, getattr(each, edge)) for each in run.by_client.spreads]
         for edge in ("worst", "lower", "upper", "best")
@@ -134,12 +134,12 @@ def _kilobytes(line: Line, way: str) -> float:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Order names as people do: client-2 before client-10."""
+    """Return a sort key that puts client-2 before client-10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split("([0-9]+)", name)]
 
 
 def _map(run: RunData) -> dict[str, Any]:
-    """Return what the page says of the embeddings."""
+    """Return the page's variables for the embeddings."""
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
     if embeddings is None or len(embeddings) != len(run.members) or len(embeddings) < 2:
         return {"pca": None}

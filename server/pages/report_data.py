@@ -1,4 +1,4 @@
-"""What a run folder says, gathered for its report; numbers only, nothing of how they are shown."""
+"""The content of a run folder, gathered for its report: numbers only, without their presentation."""
 
 import json
 import math
@@ -17,12 +17,12 @@ from hyperbloom.server.watch.watching import is_running, read_config
 
 __all__ = ["LeftOut", "Member", "RunData", "Spread", "read_run_data"]
 
-COMPARISON, CELL = "comparison.yaml", "cell.json"  # as `flower-server compare` leaves them
+COMPARISON, CELL = "comparison.yaml", "cell.json"  # written by `flower-server compare`
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Test accuracy over the clients that were scored after a round, percent; novel ones are left out."""
+    """Test accuracy in percent over the clients scored after a round, without novel ones."""
 
     round: int
     worst: float
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How often a client was left out of a round, and in which last, and why."""
+    """How often a client was left out, and the round and reason of the last time."""
 
     times: int
     round: int
@@ -42,7 +42,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Member:
-    """A client as the roster has it; `shares` is empty where it did not disclose its classes."""
+    """A client of the roster; `shares` is empty if it did not disclose its classes."""
 
     name: str
     row: int
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass
 class ByClient:
-    """What clients.jsonl says of the run's strategy: the accuracy over clients, and who was left out."""
+    """Data of the run's strategy from clients.jsonl: the spread of accuracy, and the clients left out."""
 
     spreads: list[Spread] = field(default_factory=list)
     left_out: dict[str, LeftOut] = field(default_factory=dict)
@@ -62,18 +62,18 @@ class ByClient:
 
 @dataclass(frozen=True)
 class RunData:
-    """All of it.
+    """All data for a report.
 
     Attributes:
-        folder: the run's.
-        config: as resolved.
+        folder: the run's folder.
+        config: resolved.
         environment: versions, platform, command.
-        courses: the run's strategy, then those to compare it with.
+        courses: the run's strategy, then those for comparison.
         by_client: of the run's strategy.
-        compared: in a sentence, where the others come from.
+        compared: a sentence on the origin of the other strategies.
         members: by row.
         events: lines of events.jsonl.
-        running: whether a server is at work in the folder.
+        running: whether a server works in the folder.
     """
 
     folder: Path
@@ -88,17 +88,17 @@ class RunData:
 
     @property
     def main(self) -> Course:
-        """The run's own strategy."""
+        """Return the run's own strategy."""
         return self.courses[0]
 
     @property
     def complete(self) -> bool:
-        """Whether all rounds of the run's strategy are over."""
+        """Return whether all rounds of the run's strategy are over."""
         return bool(self.main.rounds[-1]["round"] >= self.config.rounds)
 
 
 def read_run_data(folder: Path) -> RunData:
-    """Read a run folder, or of a comparison's the run that was begun first, with the others of its seed.
+    """Read a run folder. For a comparison's folder, read its first run, with the other strategies of the same seed.
 
     Raises:
         ConfigError: it is neither, a file is damaged, or no round is over yet.
@@ -137,7 +137,7 @@ def _member(entry: Mapping[str, Any]) -> Member:
 
 
 def _is_novel(member: Member, config: RunConfig) -> bool:
-    """Return whether a client never trains and is scored apart; as `Algorithm.is_novel` has it."""
+    """Return whether a client never trains and is scored apart, as `Algorithm.is_novel` does."""
     return bool(config.novel) and member.row >= config.clients - math.ceil(config.clients * config.novel / 100)
 
 
@@ -153,7 +153,7 @@ def _cells(out: Path) -> Iterator[Path]:
 
 
 def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Course], str]:
-    """Return the other strategies of the same comparison and seed, and a sentence that says so."""
+    """Return the other strategies of the same comparison and seed, and a sentence on them."""
     out = folder.resolve().parent
     if not (out / COMPARISON).exists():
         return [], ""

@@ -1,6 +1,6 @@
-"""Charts as inline SVG: the few marks that a report needs. Text is escaped wherever it comes from (markupsafe).
+"""Charts as inline SVG, with the few marks that a report needs. All text is escaped (markupsafe).
 
-Colours are classes of the page's style sheet, so that a chart is right on light and on dark ground.
+Colours are classes of the page's style sheet, so that charts work on light and dark backgrounds.
 """
 
 import math
@@ -14,11 +14,11 @@ __all__ = ["Frame", "nice_ticks", "picture", "short", "tag", "thin"]
 Point = tuple[float, float]
 
 MOST_POINTS = 400
-"""Points of a line: more than a screen shows only make the file heavy."""
+"""Most points of a line; a screen cannot show more."""
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """Return an element; children and values that are not `Markup` are escaped, `class_` is `class`, `_` is `-`."""
+    """Return an element. Plain strings are escaped; the attribute `class_` becomes `class`, and `_` becomes `-`."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
         for key, value in attributes.items()
@@ -32,14 +32,14 @@ def _value(value: object) -> str:
 
 
 def picture(name: str, title: str, description: str, size: tuple[float, float], marks: Sequence[str]) -> Markup:
-    """Return an SVG element of the page with its alternative in words.
+    """Return an SVG picture with a description for screen readers.
 
     Args:
         name: makes the ids of title and description unique in the page.
-        title: what is shown, in a few words.
-        description: what a reader who does not see it should know.
-        size: width and height of the coordinates; it is scaled to the width that there is.
-        marks: what is in it.
+        title: the subject in a few words.
+        description: the alternative in words.
+        size: width and height of the coordinates; the page scales them to its width.
+        marks: the elements of the picture.
     """
     return tag(
         "svg",
@@ -54,7 +54,7 @@ def picture(name: str, title: str, description: str, size: tuple[float, float], 
 
 @dataclass(frozen=True)
 class Frame:
-    """Coordinates with axes: data from `low` to `high` in both directions, drawn inside of margins."""
+    """Coordinates with axes: data from `low` to `high` in both directions, drawn inside margins."""
 
     low: Point
     high: Point
@@ -66,7 +66,7 @@ class Frame:
     bottom: float = 52.0
 
     def at(self, x: float, y: float) -> Point:
-        """Return where a point of the data is."""
+        """Return the position of a data point."""
         (low_x, low_y), (high_x, high_y) = self.low, self.high
         across = (x - low_x) / ((high_x - low_x) or 1)
         up = (y - low_y) / ((high_y - low_y) or 1)
@@ -76,7 +76,7 @@ class Frame:
         )
 
     def axes(self, below: str, unit: str) -> list[Markup]:
-        """Return grid lines with numbers, and what they are of."""
+        """Return grid lines with numbers, and the labels of both axes."""
         marks = []
         for value in nice_ticks(self.low[1], self.high[1]):
             x, y = self.at(self.low[0], value)
@@ -104,7 +104,7 @@ def _path(frame: Frame, points: Sequence[Point]) -> str:
 
 
 def nice_ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Return some four to seven round numbers from `low` to `high`."""
+    """Return about four to seven round numbers from `low` to `high`."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -116,7 +116,7 @@ def nice_ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
-    """Return at most `MOST_POINTS` points: of each run of neighbours their mean."""
+    """Return at most `MOST_POINTS` points: the means of runs of neighbours."""
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
         return list(points)
@@ -125,5 +125,5 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 
 def short(text: str, most: int) -> str:
-    """Return a text cut to so many characters."""
+    """Return a text cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

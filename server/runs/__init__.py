@@ -1,1 +1,1 @@
-"""A run on the disk: its folder, lines and checkpoints; carrying one out; what a finished one has learned."""
+"""Runs on disk: folder, lines and checkpoints, carrying a run out, and reading a finished one."""

@@ -1,12 +1,12 @@
-"""Checkpoints in the run folder: from which a run goes on after a crash, to the bit where the clients do as before.
+"""Checkpoints in the run folder. A run continues from one after a crash, bit by bit if the clients do the same.
 
-RUN/checkpoints/000007.json                  what is written last, and makes the checkpoint one; holds its own digest
-RUN/checkpoints/000007.safetensors           all that the strategy has to remember
-RUN/checkpoints/000007-selected.safetensors  hypernetwork.safetensors of then: a link, which costs no space
-RUN/checkpoints/resumes.json                 to which checkpoints the run has gone back
+RUN/checkpoints/000007.json                  written last, so it makes the checkpoint valid; holds its own digest
+RUN/checkpoints/000007.safetensors           the strategy's state
+RUN/checkpoints/000007-selected.safetensors  hypernetwork.safetensors of that time: a link, which takes no space
+RUN/checkpoints/resumes.json                 the checkpoints to which the run has gone back
 
-Two are kept; of a run that is over the last, which says so. One that cannot be read, or is not what was written, is
-left for the one before it. No pickle is loaded.
+Two checkpoints are kept, and only the last one of a complete run. A checkpoint that is unreadable or altered is skipped
+in favour of the one before it. No pickle is loaded.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ FORMAT = 1
 KEPT = 2
 LOCK_TRIES = 10
 
-# What a damaged file makes its reader raise.
+# Errors from reading a damaged file.
 _DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -46,16 +46,16 @@ def write_checkpoint(
     """Add a checkpoint to the run in `folder`, and delete all but the last two.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         config: the run.
-        checkpoint: what to write.
-        lines: length in bytes of each file that grows.
-        selected: server state of the round that validation has selected; may not be there.
+        checkpoint: the content.
+        lines: length in bytes of each growing file.
+        selected: server state of the selected round; may not exist.
     """
     place = folder / "checkpoints"
     number = max((int(path.stem) for path in _all(folder)), default=0) + 1
     tensors, chosen = place / f"{number:06d}.safetensors", selected_file(folder, number)
-    if checkpoint.tensors:  # of none, safetensors makes a file that it cannot read
+    if checkpoint.tensors:  # safetensors cannot read a file without tensors
         write_tensors(tensors, checkpoint.tensors, {})
     if selected.exists() and checkpoint.progress.best is not None:
         keep(selected, chosen)
@@ -71,36 +71,36 @@ def write_checkpoint(
         "files": {path.name: _digest(path.read_bytes()) for path in (tensors, chosen) if path.exists()},
     }
     write_json(place / f"{number:06d}.json", {"format": FORMAT, "digest": _digest_of(body), "body": body})
-    over = checkpoint.phase > len(config.baselines)  # then nobody goes back
+    over = checkpoint.phase > len(config.baselines)  # nobody goes back to a complete run's earlier checkpoint
     for path in _all(folder)[: -1 if over else -KEPT]:
         _delete(path)
 
 
 def selected_file(folder: Path, number: int) -> Path:
-    """Return where checkpoint `number` keeps the selected state, if there was one."""
+    """Return the path of checkpoint `number`'s selected state, which may not exist."""
     return folder / "checkpoints" / f"{number:06d}-selected.safetensors"
 
 
 def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> tuple[Resume, int, Mapping[str, int]]:
-    """Choose the checkpoint to go on from, and note that the run goes back to it.
+    """Choose the last valid checkpoint, and record that the run goes back to it.
 
     Args:
-        folder: the run's.
-        config: as it is in the folder.
-        say: told of checkpoints that are of no use, in one line; they are deleted.
+        folder: the run's folder.
+        config: as stored in the folder.
+        say: receives a line for each unusable checkpoint, which is deleted.
 
     Returns:
-        where the run goes on, the checkpoint's number, and the length in bytes of each file that grows.
+        where the run continues, the checkpoint's number, and the length in bytes of each growing file.
 
     Raises:
-        ConfigError: there is no checkpoint that can be used, the configuration is another, or the run is complete.
+        ConfigError: no checkpoint is usable, the configuration has changed, or the run is complete.
     """
     sound: list[tuple[Checkpoint, dict[str, Any]]] = []
     for path in reversed(_all(folder)):
         try:
             checkpoint, body = _read(folder, path)
         except _DAMAGED as error:
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be there next time
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be readable next time
                 raise ConfigError(f"--resume: cannot read {path}: {error.strerror}") from None
             say(f"{path} cannot be used ({' '.join(str(error).split())}); going back to the one before")
             _delete(path)
@@ -121,17 +121,17 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a run has left more in `folder` than that its server has waited for clients."""
+    """Return whether the run in `folder` has come further than waiting for its first clients."""
     return has_checkpoint(folder) or (folder / "metrics.jsonl").exists()
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Return whether a run has left a checkpoint in `folder`, sound or not."""
+    """Return whether `folder` has a checkpoint, valid or not."""
     return bool(_all(folder))
 
 
 def is_over(folder: Path, config: RunConfig) -> bool:
-    """Return whether the run in `folder` is complete; for one without checkpoints that is not known, and False."""
+    """Return whether the run in `folder` is complete; False without a readable checkpoint."""
     for path in reversed(_all(folder)):
         with suppress(*_DAMAGED):
             return _read(folder, path)[0].phase > len(config.baselines)
@@ -140,10 +140,10 @@ def is_over(folder: Path, config: RunConfig) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process.
+    """Lock a run folder for this process.
 
     Raises:
-        ConfigError: another server writes to it.
+        ConfigError: another server uses it.
     """
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     with (folder / "checkpoints" / "lock").open("a") as file:
@@ -156,13 +156,13 @@ def _lock(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        time.sleep(0.05)  # who watches the run tries the lock as well, and holds it for a moment
+        time.sleep(0.05)  # a watcher tries the lock too, and holds it for a moment
         return False
     return True
 
 
 def _rewind(folder: Path, point: tuple[int, int]) -> list[tuple[int, int]]:
-    """Add to the list of resumes, on the disk before any client is asked again, and return it."""
+    """Append to the list of resumes, on disk before any client is asked again, and return the list."""
     path = folder / "checkpoints" / "resumes.json"
     try:
         resumes = json.loads(path.read_text()) if path.exists() else []
@@ -204,18 +204,18 @@ def _read(folder: Path, path: Path) -> tuple[Checkpoint, dict[str, Any]]:
 
 
 def _all(folder: Path) -> list[Path]:
-    """Return the checkpoints that were written to the end, in order of time."""
+    """Return the complete checkpoints, oldest first."""
     return sorted((folder / "checkpoints").glob("[0-9]*.json"))
 
 
 def _delete(path: Path) -> None:
-    """Delete a checkpoint; first what makes it one."""
+    """Delete a checkpoint, starting with the file that makes it valid."""
     for suffix in (".json", ".safetensors", "-selected.safetensors"):
         path.with_name(path.stem + suffix).unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
-    """Bring what was appended to a file to the disk."""
+    """Flush a file to disk."""
     if path.exists():
         with path.open("ab") as file:
             os.fsync(file.fileno())
@@ -226,5 +226,5 @@ def _digest(content: bytes) -> str:
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:
-    # As it is read back: a tuple is a list by then.
+    # Digest the body as it is read back, with lists in place of tuples.
     return _digest(json.dumps(json.loads(json.dumps(body)), sort_keys=True).encode())

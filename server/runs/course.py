@@ -1,4 +1,4 @@
-"""How one strategy fared in a run, as its folder tells it: what reports, comparisons and the papers' tables show."""
+"""The course of one strategy in a run, read from its folder for reports, comparisons and the papers' tables."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Course:
 
     Attributes:
         name: of the strategy.
-        rounds: the line of each round in metrics.jsonl, in order; in asynchronous mode without those of evaluations.
-        curve: mean test accuracy over clients by evaluated round, percent.
+        rounds: each round's line in metrics.jsonl, in order; in asynchronous mode without the lines of evaluations.
+        curve: mean test accuracy over clients in percent, by evaluated round.
         selected: the round that validation selected; None before the first evaluation.
-        metrics: of that round.
-        accuracy: test accuracy of each client in that round, percent.
+        metrics: of the selected round.
+        accuracy: each client's test accuracy in percent in the selected round.
     """
 
     name: str
@@ -32,21 +32,21 @@ class Course:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all rounds, evaluations included."""
+        """Return the seconds of all rounds, evaluations included."""
         return float(sum(line["seconds"] for line in self.rounds))
 
     @property
     def trained(self) -> int:
-        """How many times a client has trained."""
+        """Return how many times a client has trained, over all clients."""
         return sum(line["clients"] for line in self.rounds)
 
     def bytes_each(self, direction: str) -> float:
-        """Return the bytes of a client's training in one round; `direction` is `down` or `up`."""
+        """Return the mean bytes of training per client and round; `direction` is `down` or `up`."""
         return float(sum(line.get(f"bytes_{direction}", 0) for line in self.rounds)) / max(1, self.trained)
 
 
 def read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel: Set[str] = frozenset()) -> Course:
-    """Read how a strategy fared.
+    """Read a strategy's course.
 
     Args:
         name: of the strategy.
@@ -55,7 +55,7 @@ def read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel
         novel: clients whose accuracy is left out.
     """
     lines = list(read_lines(place / METRICS))
-    rounds = {line["round"]: line for line in reversed(lines)}  # the first line of a round is that of its training
+    rounds = {line["round"]: line for line in reversed(lines)}  # a round's first line is the one of its training
     curve = {line["round"]: line["test_mean"] for line in lines if "test_mean" in line}
     selected, metrics, accuracy = None, {}, {}
     if summary:

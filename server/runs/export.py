@@ -1,4 +1,4 @@
-"""Personal models from a run folder: what the server can write for each of its clients."""
+"""Personal models from a run folder, as far as the server can generate them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ _MOMENTS = (
 
 @dataclass(frozen=True)
 class Personal:
-    """One client's model, ready to be written."""
+    """One client's model, ready for export."""
 
     client: Client
     spec: ModelSpec
@@ -48,27 +48,27 @@ class Personal:
 
 
 class Export:
-    """A finished run whose strategy can write its clients' models.
+    """A finished run whose strategy can generate its clients' models.
 
     Args:
         run: the run folder.
 
     Raises:
-        ConfigError: it is no run folder, or the models are where the server cannot reach them.
+        ConfigError: it is not a run folder, or the server does not have the models.
     """
 
     def __init__(self, run: Path) -> None:
-        """Rebuild the strategy as it was in the selected round."""
+        """Restore the strategy of the selected round."""
         self.trained = read_trained(run, lambda strategy: _check(strategy, run))
-        # Rows are numbered by name and time: who joined after the selected round has no row in its state.
+        # Rows follow the order of joining, so a client that joined after the selected round has no row in its state.
         rows = self.trained.tensors.get("embeddings")
         self.known = len(self.trained.roster) if rows is None else len(rows)
 
     def clients(self, name: str | None) -> list[Client]:
-        """Return the client of this name, or all that have a model.
+        """Return the client with this name, or all that have a model.
 
         Raises:
-            ConfigError: there is none of this name, or it joined after the selected round.
+            ConfigError: there is no such client, or it joined after the selected round.
         """
         chosen = [client for client in self.trained.roster if name in (None, client.client_id)]
         if not chosen:
@@ -80,10 +80,10 @@ class Export:
         return with_model
 
     def models(self, clients: Sequence[Client]) -> Iterator[Personal]:
-        """Yield the models of some clients.
+        """Yield the models of clients.
 
         Raises:
-            ConfigError: the network has norms whose statistics only the client's examples can give.
+            ConfigError: the network has norms with running statistics, which only the client's examples can give.
         """
         for client in clients:
             (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
@@ -132,7 +132,7 @@ class Export:
 
 
 def _sent(config: RunConfig) -> tuple[str, ...]:
-    """Say what a run had a client send."""
+    """Return sentences on what a client of this run sent."""
     noisy = config.privacy.where == "client"
     change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
     masked = [_SUM_ALONE] if config.secure_aggregation else []
@@ -155,7 +155,7 @@ def _check(strategy: Algorithm, run: Path) -> None:
 
 
 def _on_its_machine(run: Path) -> str:
-    """Say what to run where; the state of virtual and local clients lies in the run folder."""
+    """Return what to run on the client's machine. Virtual and local clients keep their state in the run folder."""
     states = run / "clients"
     state = f" --state-dir {states}/NAME" if states.is_dir() and any(states.iterdir()) else ""
     return f"on its machine run: flower-client export --client-id NAME{state} --data ... --out DIR"

@@ -1,17 +1,17 @@
-"""The run folder: everything that a run leaves behind, written as it goes.
+"""The run folder: all output of a run, written as it goes.
 
-RUN/config.yaml                    the resolved configuration; `--config` takes it back
+RUN/config.yaml                    the resolved configuration; `--config` accepts it
 RUN/environment.json               versions, platform, seed, run id
 RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
 RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
-RUN/events.jsonl                   a line for all else that happened: who came, left, was refused; never cut off
+RUN/events.jsonl                   a line per other event, such as joined, left or refused; never cut
 RUN/hypernetwork.safetensors       server state of the round that validation selected
-RUN/hypernetwork-last.safetensors  server state after the last round, the optimiser's momentum included
+RUN/hypernetwork-last.safetensors  server state after the last round, with the optimiser's momentum
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
 RUN/summary.json                   the selected round and each client's test accuracy, per strategy
-RUN/report.html                    all of it for a browser (server/pages/report.py)
-RUN/privacy.json                   what each client has spent, with differential privacy; never taken back
-RUN/checkpoints/                   from which `--resume RUN` goes on (server/runs/checkpoint.py)
+RUN/report.html                    a report for a browser (server/pages/report.py)
+RUN/privacy.json                   with differential privacy, each client's spent budget; never reduced
+RUN/checkpoints/                   `--resume RUN` continues from here (server/runs/checkpoint.py)
 RUN/server.log, superlink.log, clients/NAME.log
 RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
 """
@@ -47,7 +47,7 @@ __all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
 
 _DAMAGED = (
     *(OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError),
-    *(RecursionError, OverflowError),  # of JSON that nobody would write
+    *(RecursionError, OverflowError),  # from JSON written in malice
 )
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
@@ -56,12 +56,12 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
     """Make an empty run folder.
 
     Args:
-        path: where, or None for `runs/DATE-STRATEGY`.
-        strategy: part of the default name; of `package.module:Class` the class.
-        anew: take a folder that is not empty, for a run that never began.
+        path: its path; None for `runs/DATE-STRATEGY`.
+        strategy: part of the default name; of `package.module:Class` only the class.
+        anew: accept a folder with the files of a run that never began.
 
     Raises:
-        ConfigError: the folder holds something already, or cannot be made.
+        ConfigError: the folder is not empty, or cannot be made.
     """
     chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
     try:
@@ -74,13 +74,13 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
 
 
 def _fresh(path: Path) -> Path:
-    """Return `path`, with a number behind it if that name is taken."""
+    """Return `path`, with a number appended if it exists."""
     names = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in range(1, 1000))
     return next(name for name in names if not name.exists())
 
 
 def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tensor], Roster]:
-    """Return the selected server state and the roster of a finished run; `asked_by` begins the error's message.
+    """Return the selected server state and the roster of a finished run; `asked_by` begins error messages.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -95,19 +95,19 @@ def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tenso
 
 
 def adopt_identities(config: RunConfig, folder: Path) -> None:
-    """Let clients on this machine be those of the run to start from: copy their identities into the new run folder."""
+    """Copy the identities of local clients from the run of `init_from`, so that they remain the same clients."""
     for identity in Path(config.init_from or folder).glob("clients/*/identity.json"):
         write_bytes(folder / "clients" / identity.parent.name / identity.name, identity.read_bytes(), mode=0o600)
 
 
 class RunFolder(Listener):
-    """Writes a run as it happens. Appended files get whole lines; the others are replaced atomically.
+    """Writes a run as it happens. Files that grow get whole lines; the others are replaced atomically.
 
     Args:
         path: the run folder.
-        config: as resolved.
-        run_id: by which clients keep their personal state; None if the run is resumed.
-        machines: flags that say where it runs, for `--resume`.
+        config: resolved.
+        run_id: clients keep their personal state under this id; None if the run is resumed.
+        machines: flags that `--resume` needs again.
     """
 
     def __init__(
@@ -120,19 +120,19 @@ class RunFolder(Listener):
         self._name = config.strategy
         self._round = 0
         self._selected: dict[str, Any] = {}
-        self._spent: Counter[str] = Counter()  # noisy changes that each client was asked for, in all phases
+        self._spent: Counter[str] = Counter()  # noisy changes requested from each client, in all phases
         if run_id is not None:
             write_bytes(path / "config.yaml", dump_run_config(config).encode())
             write_json(path / "environment.json", _environment(config, run_id, machines or {}))
             if config.privacy.where != "none":
-                self.released(())  # so that a missing file is a lost one
+                self.released(())  # write the file now: if it is missing later, it was lost
 
     @classmethod
     def resume(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> tuple["RunFolder", Resume]:
-        """Take a run folder back to its last checkpoint: what was written after it is cut off.
+        """Take a run folder back to its last valid checkpoint, and cut off everything written later.
 
         Raises:
-            ConfigError: there is no checkpoint that can be used, or it is of another run.
+            ConfigError: no checkpoint is usable, or it belongs to another run.
         """
         resume, number, lengths = read_resume(path, config, say)
         folder, checkpoint = cls(path, config, None), resume.checkpoint
@@ -158,11 +158,11 @@ class RunFolder(Listener):
         return folder, resume
 
     def gathering(self, federation: Federation) -> None:
-        """Remember whose clients are listed at the end."""
+        """Remember the federation, whose roster is written at the end."""
         self._federation = federation
 
     def phase(self, strategy: Algorithm, name: str) -> None:
-        """Send what follows to the run's own files, or to a baseline's folder."""
+        """Write from now on to the run's own files, or to a baseline's folder."""
         self._enter(name)
 
     def _enter(self, name: str) -> None:
@@ -174,12 +174,12 @@ class RunFolder(Listener):
         return phase_folder(self.path, self.config, name)
 
     def event(self, text: str) -> None:
-        """Append what happened, with the round that was over by then."""
+        """Append an event, with the last finished round."""
         line = {"time": _now(), "strategy": self._name, "round": self._round, "text": text}
         _append(self.path / EVENTS, [line])
 
     def released(self, names: Sequence[str]) -> None:
-        """Count it before the orders go out. A run that goes back to a checkpoint does not take it back."""
+        """Count the releases before the orders go out. Going back to a checkpoint does not undo them."""
         self._spent.update(names)
         privacy = self.config.privacy
         clients = {
@@ -189,10 +189,10 @@ class RunFolder(Listener):
         write_json(self.path / "privacy.json", {**privacy.model_dump(), "clients": clients})
 
     def _read_spent(self) -> None:
-        """Go on counting.
+        """Read the releases counted so far.
 
         Raises:
-            ConfigError: the file is damaged, or of another mechanism, so that it is not known what has been spent.
+            ConfigError: the file is damaged or of another mechanism, so the spent budget is unknown.
         """
         path, privacy = self.path / "privacy.json", self.config.privacy
         if privacy.where == "none":
@@ -209,7 +209,7 @@ class RunFolder(Listener):
             ) from None
 
     def privacy_report(self) -> list[str]:
-        """Return in words what clients have spent: the one who was asked most often, and the least."""
+        """Return lines on the privacy spent: of the clients that were asked most and least often."""
         if not self._spent:
             return []
         most, least = max(self._spent.values()), min(self._spent.values())
@@ -226,7 +226,7 @@ class RunFolder(Listener):
         self._append(CLIENTS, client_lines(report, self.config.secure_aggregation))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
-        """Keep the server's state and the figures of the best round so far."""
+        """Write the server's state and the figures of the best round so far."""
         if state:
             write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
         write_json(self.path / "roster.json", roster.to_json())
@@ -234,14 +234,14 @@ class RunFolder(Listener):
         write_json(self.path / "summary.json", self._selected)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write it, with how long the files are that grow."""
+        """Write a checkpoint, with the lengths of the growing files."""
         files = [self._phase / name for name in (METRICS, CLIENTS)]
         lengths = {str(file.relative_to(self.path)): file.stat().st_size if file.exists() else 0 for file in files}
         chosen = self._phase / "hypernetwork.safetensors"
         write_checkpoint(self.path, self.config, checkpoint, lengths, chosen)
 
     def phase_done(self, strategy: Algorithm) -> None:
-        """Keep the server's last state."""
+        """Write the server's last state."""
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
         write_json(self.path / "roster.json", self._federation.roster.to_json())
@@ -251,12 +251,12 @@ class RunFolder(Listener):
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Append whole lines, or nothing."""
+    """Append all lines, or none if the write fails."""
     before = path.stat().st_size if path.exists() else 0
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
-    except OSError:  # the disk is full
+    except OSError:  # such as a full disk
         if path.exists():
             os.truncate(path, before)
         raise

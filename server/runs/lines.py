@@ -1,7 +1,7 @@
-"""The lines that a run folder grows by, written and read; light, so that who only reads them need not wait for torch.
+"""The lines with which a run folder grows, written and read. Readers of lines need not import torch.
 
-RUN/metrics.jsonl and RUN/clients.jsonl are the strategy's, RUN/baselines/NAME/ has a baseline's, RUN/events.jsonl is
-of the run. Lines are whole; a run that is resumed cuts the first two back to its checkpoint.
+RUN/metrics.jsonl and RUN/clients.jsonl belong to the strategy, RUN/baselines/NAME/ to a baseline, and RUN/events.jsonl
+to the run. Lines are whole. A resumed run cuts the first two files back to its checkpoint.
 """
 
 import json
@@ -23,14 +23,14 @@ Line = dict[str, Any]
 
 
 def phase_folder(run: Path, config: RunConfig, name: str) -> Path:
-    """Return where the lines of the run's strategy, or of a baseline, are."""
+    """Return the folder with the lines of the run's strategy, or of a baseline."""
     return run if name == config.strategy else run / "baselines" / name
 
 
 def metrics_line(report: "RoundReport") -> Line:
-    """Return a round's line: loss, clients, seconds, bytes of training; accuracy in percent where it was evaluated.
+    """Return a round's line: loss, clients, seconds, bytes of training, and accuracy in percent if it was evaluated.
 
-    Where no client told its loss there is none.
+    There is no loss if no client reported one.
     """
     outcome = report.outcome
     line: Line = {"round": report.number, "seconds": round(report.seconds, 4), "clients": len(outcome.results)}
@@ -49,7 +49,7 @@ def metrics_line(report: "RoundReport") -> Line:
 def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
     """Return a line for each client that trained, was scored or was left out in a round.
 
-    With `summed` only the mean of the losses is known, which is no client's.
+    With `summed`, only the mean of the losses is known, so the clients' lines have none.
     """
     outcome, lines = report.outcome, []
     for name, result in outcome.results.items():
@@ -67,26 +67,26 @@ def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the whole lines of a file; none of one that is not there. A line that is no JSON object is left out."""
+    """Yield a file's whole lines, none if it does not exist. Lines that are no JSON object are skipped."""
     yield from Tail(path).read()
 
 
 class Tail:
-    """Reads what a file has grown by.
+    """Reads the growth of a file.
 
     Args:
-        path: the file; it need not be there yet.
+        path: the file; it may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read nothing yet."""
+        """Start at the beginning of the file."""
         self.path = path
         self._place = 0
         self.cut = False
-        """Whether the file has become shorter since it was last read: it is read from its start again."""
+        """Whether the file was shorter at the last reading, which then started at its beginning again."""
 
     def read(self) -> list[Line]:
-        """Return the whole lines that are new."""
+        """Return the new whole lines."""
         self.cut = False
         try:
             size = self.path.stat().st_size

@@ -1,4 +1,4 @@
-"""A run in its folder: begun or gone on with, over the grid of its engine, up to the table and the report."""
+"""A run in its folder: begin or resume it, run it over its engine's grid, write the table and the report."""
 
 import errno
 import logging
@@ -25,14 +25,14 @@ from hyperbloom.strategies.algorithm import is_novel
 __all__ = ["Run", "begin", "go_on", "run_federation"]
 
 LARGEST_FOR_REPORT = 100_000_000
-"""Bytes of lines up to which a run writes its report at its end: five seconds."""
+"""Most bytes of lines for which a run writes its report at its end; this many take five seconds."""
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run whose folder is ready; `resume` is the checkpoint to go on from, None if it begins."""
+    """A run whose folder is ready; `resume` is the checkpoint to continue from, or None for a new run."""
 
     recorder: RunFolder
     run_id: str
@@ -41,7 +41,7 @@ class Run:
     def carry_out(
         self, machines: Machines, listeners: Sequence[Listener], say: Say, tell: Tell
     ) -> tuple[Session, dict[str, Selection]]:
-        """Run it to its end, with the log in its folder; a HyperbloomError that stops it is also among its events."""
+        """Run to the end, with the log in the folder. If a HyperbloomError stops the run, record it as an event."""
         folder, config = self.recorder.path, self.recorder.config
         with log_to(folder / "server.log"), open_grid(machines, config, folder, say, tell) as (grid, watch):
             session = Session(config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume)
@@ -53,7 +53,7 @@ class Run:
 
 
 def begin(folder: Path, config: RunConfig, machines: Machines) -> Run:
-    """Write what a run begins with into its folder."""
+    """Write a new run's first files into its folder."""
     run_id = f"{folder.name}-{secrets.token_hex(4)}"
     recorder = RunFolder(folder, config, run_id, machines.record())
     adopt_identities(config, folder)
@@ -61,13 +61,13 @@ def begin(folder: Path, config: RunConfig, machines: Machines) -> Run:
 
 
 def go_on(folder: Path, config: RunConfig, tell: Tell) -> Run:
-    """Take a run back to its last checkpoint; ConfigError if there is none that can be used."""
+    """Take a run back to its last checkpoint. Raise a ConfigError if none is usable."""
     recorder, resume = RunFolder.resume(folder, config, tell)
     return Run(recorder, resume.checkpoint.run_id, resume)
 
 
 def _check(config: RunConfig, machines: Machines, begins: bool) -> None:
-    """Refuse, before the run has a folder, what cannot be run."""
+    """Raise an error for a run that cannot work, before it has a folder."""
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
     if machines.engine == "ray":
@@ -91,12 +91,12 @@ def run_federation(
         config: the run.
         machines: where it runs.
         console: the terminal.
-        run_dir: the folder of a run that begins; None takes a new one.
-        anew: take `run_dir` even if there are files of a run that never began.
-        resume: the folder of a run to go on with.
+        run_dir: the folder of a new run; None for a default one.
+        anew: accept a `run_dir` with the files of a run that never began.
+        resume: the folder of a run to continue; None for a new run.
 
     Raises:
-        HyperbloomError: the run came to nothing, or the disk is full.
+        HyperbloomError: the run failed, or the disk is full.
     """
     _check(config, machines, begins=resume is None)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
@@ -140,7 +140,7 @@ def _where(config: RunConfig, resume: Resume | None) -> str:
 
 
 def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> Iterator[Listener]:
-    """Yield who else wants to hear of the run; `stack` lets go of what they hold."""
+    """Yield the other listeners that the flags ask for; `stack` closes them."""
     if machines.metrics_port:
         from hyperbloom.server.watch.metrics import RunMetrics, served
 
@@ -156,7 +156,7 @@ def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> 
 
 
 def _write_report(folder: Path, say: Say) -> None:
-    """Write the report, if that is quickly done; a run that is complete must not fail for it."""
+    """Write the report if this is quick. An error must not fail a complete run."""
     if sum(path.stat().st_size for path in folder.rglob("*.jsonl")) > LARGEST_FOR_REPORT:
         say(f"its report would take long; flower-server report {folder} writes it")
         return

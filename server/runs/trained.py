@@ -1,4 +1,4 @@
-"""A finished run as its folder keeps it: the strategy as it was in the round that validation selected."""
+"""A finished run read from its folder: the strategy as it was in the round that validation selected."""
 
 import json
 from collections import Counter
@@ -23,13 +23,16 @@ __all__ = ["Trained", "read_trained"]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has learned.
+    """The result of a run.
 
     Attributes:
         run: its folder.
-        strategy: with the selected round's state.
-        round: the number of that round.
-        metrics: what it scored.
+        config: of the run.
+        strategy: in the state of the selected round.
+        roster: all clients.
+        tensors: the selected state, by name.
+        round: number of the selected round.
+        metrics: of the selected round.
         test_accuracy: of each client, in percent.
     """
 
@@ -44,7 +47,7 @@ class Trained:
 
     @property
     def scaling(self) -> tuple[Scaling, str]:
-        """What most clients told that they do to stored numbers, or the usual; and which it is, in a sentence."""
+        """Return the preprocessing that most clients report, or the usual one, and a sentence on which it is."""
         told = Counter(
             Scaling(client.about.divisor, client.about.mean, client.about.std) for client in self.roster
         ).most_common(1)
@@ -56,14 +59,14 @@ class Trained:
 
 
 def read_trained(run: Path, check: Callable[[Algorithm], None]) -> Trained:
-    """Rebuild a run's strategy.
+    """Restore a run's strategy.
 
     Args:
         run: the run folder.
-        check: raises a ConfigError if the strategy is of no use; called before anything large is read.
+        check: raises a ConfigError if the strategy is not suitable; called before anything large is read.
 
     Raises:
-        ConfigError: it is no run folder, damaged, or of no use.
+        ConfigError: it is not a run folder, is damaged, or is not suitable.
     """
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"expected a run folder with config.yaml, found {run}")
@@ -71,7 +74,7 @@ def read_trained(run: Path, check: Callable[[Algorithm], None]) -> Trained:
     check(make_algorithm(config))
     tensors, roster = read_run(run, str(run))
     algorithm = make_algorithm(config)
-    one_model = isinstance(algorithm, FedAvg)  # from whose runs no other may start
+    one_model = isinstance(algorithm, FedAvg)  # FedAvg has no `start_from`
     if not one_model:
         algorithm.check_start(tensors)
     try:

@@ -1,1 +1,1 @@
-"""Who watches a run: the terminal, Prometheus, TensorBoard."""
+"""Views of a running run: terminal, Prometheus, TensorBoard."""

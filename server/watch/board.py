@@ -1,6 +1,7 @@
-"""What is known of a strategy that runs, from the lines of its run folder, and how a terminal shows it.
+"""The state of a running strategy, from the lines of its run folder, and its presentation on a terminal.
 
-The live view of a run and `flower-server watch` show the same board: one feeds it as rounds end, the other from files.
+The live view of a run and `flower-server watch` show the same board. The first feeds it as rounds end, the other from
+files.
 """
 
 import math
@@ -20,36 +21,36 @@ __all__ = ["Board", "amount", "duration", "plain_text"]
 EVENTS_SHOWN = 4
 STRAGGLERS_SHOWN = 3
 PACE_OVER = 50
-"""Rounds over which the pace is taken: what was slow an hour ago says little of the time that is left."""
+"""Rounds over which the pace is measured: older rounds say little about the time left."""
 
 
 class Board:
-    """One strategy's state of affairs.
+    """The state of one strategy.
 
     Args:
         name: of the strategy.
-        rounds: in all.
+        rounds: number of rounds of the run.
     """
 
     def __init__(self, name: str, rounds: int) -> None:
-        """Know of no round yet."""
+        """Start before the first round."""
         self.name, self.rounds = name, rounds
         self.done = 0
         self._times: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=PACE_OVER + 1)
         self._last: Line = {}  # the last round's line
-        self._evaluated: Line = {}  # the last evaluated round's
+        self._evaluated: Line = {}  # of the last evaluated round
         self._worst: str | None = None
         self._best: tuple[float, int] | None = None
         self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
         self._down = self._up = 0
-        self._left_out: dict[str, tuple[int, int, str]] = {}  # how often, in which round last, and why
+        self._left_out: dict[str, tuple[int, int, str]] = {}  # by client: how often, last round, reason
         self._events: tuple[str, ...] = ()
 
     def add_round(self, line: Line) -> None:
-        """Take in a line of metrics.jsonl."""
+        """Add a line of metrics.jsonl."""
         number = line["round"]
         self._down, self._up = self._down + line.get("bytes_down", 0), self._up + line.get("bytes_up", 0)
-        # In asynchronous mode an evaluation is reported after rounds that came later.
+        # Asynchronous mode reports an evaluation after later rounds.
         if number >= self.done:
             self.done, self._last, self._seconds = number, line, {}
             if line["elapsed"] > self._times[-1][1]:
@@ -60,7 +61,7 @@ class Board:
                 self._best = line["test_mean"], number
 
     def add_client(self, line: Line) -> None:
-        """Take in a line of clients.jsonl; its round's comes before it."""
+        """Add a line of clients.jsonl, after the line of its round."""
         name, number = line["client"], line["round"]
         if "refused" in line:
             times = self._left_out.get(name, (0, 0, ""))[0] + 1
@@ -73,22 +74,22 @@ class Board:
                 self._worst = name
 
     def add_event(self, text: str) -> None:
-        """Show one of the last things that happened."""
+        """Add an event; the last `EVENTS_SHOWN` are shown."""
         self._events = (*self._events, text)[-EVENTS_SHOWN:]
 
     @property
     def pace(self) -> float | None:
-        """Rounds per second lately; None before the first one."""
+        """Return the recent rounds per second, or None before the first round."""
         (first, begin), (last, end) = self._times[0], self._times[-1]
         return (last - first) / (end - begin) if end > begin else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the last round is over, as far as one can tell."""
+        """Return the estimated seconds until the last round, or None."""
         return None if not self.pace else (self.rounds - self.done) / self.pace
 
     def sentence(self) -> str:
-        """Return the last evaluation as a line for where there is no terminal."""
+        """Return the last evaluation as a line for output that is no terminal."""
         number = self._evaluated["round"]
         pace = "before training"
         if number and self.pace:
@@ -157,12 +158,12 @@ class Board:
 
 
 def plain_text(text: str) -> str:
-    """Return text that may come from a client without control characters."""
+    """Return text from a client without control characters."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def amount(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -170,7 +171,7 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds for people: 12 s, 3:04 min, 2:15 h."""
+    """Return a number of seconds as text: 12 s, 3:04 min, 2:15 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,6 +1,6 @@
-"""Prometheus metrics of a run, over HTTP: `flower-server --metrics-port`. See docs/watching.md.
+"""Prometheus metrics of a run over HTTP: `flower-server --metrics-port`. See docs/watching.md.
 
-Who is where is read off the roster when somebody asks; all else is counted as it happens.
+The states of clients are read from the roster at each request. Everything else is counted as it happens.
 """
 
 import time
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["RunMetrics", "served"]
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-"""Seconds of a round: from virtual clients to cohorts that wait for a deadline."""
+"""Seconds of a round: from fast virtual clients to cohorts that wait for a deadline."""
 
 
 class RunMetrics(Listener):
     """Counts what happens in a run.
 
     Attributes:
-        registry: what is exported, and nothing of the process beside it.
+        registry: the exported metrics, without those of the process.
     """
 
     def __init__(self) -> None:
-        """Count nothing yet."""
+        """Register all metrics."""
         self.registry = CollectorRegistry()
         self._strategy = ""
         self.rounds = self._counter("rounds", "rounds that are over", "strategy")
@@ -67,22 +67,22 @@ class RunMetrics(Listener):
         return Gauge(f"hyperbloom_{name}", what, labels, registry=self.registry)
 
     def gathering(self, federation: "Federation") -> None:
-        """Show who is where, from now on."""
+        """Show the states of clients from now on."""
         for state in federation.count():
             self.clients.labels(state).set_function(partial(_count, federation, state))
 
     def phase(self, strategy: "Algorithm", name: str) -> None:
-        """Count for a strategy."""
+        """Count for this strategy from now on."""
         self._strategy = name
         self.planned.labels(name).set(strategy.config.rounds)
 
     def event(self, text: str) -> None:
-        """Count who is not admitted."""
+        """Count clients that are refused."""
         if isinstance(text, Event) and text.kind is Kind.REFUSED:
             self.left_out.labels("join").inc()
 
     def round_done(self, report: RoundReport) -> None:
-        """Count a round; in asynchronous mode the report of an evaluation alone is no round."""
+        """Count a round. In asynchronous mode, a report of an evaluation alone is not a round."""
         outcome, name = report.outcome, self._strategy
         if outcome.results or report.bytes_down or not outcome.evaluation:
             self.rounds.labels(name).inc()
@@ -100,7 +100,7 @@ class RunMetrics(Listener):
                     self.accuracy.labels(name, split, over).set(value)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Note when it was written."""
+        """Record the time of the checkpoint."""
         self.saved.set(time.time())
 
 
@@ -110,11 +110,11 @@ def _count(federation: "Federation", state: str) -> float:
 
 @contextmanager
 def served(metrics: RunMetrics, address: str) -> Iterator[str]:
-    """Serve metrics over HTTP at `[HOST:]PORT`, on loopback where no host is named; yields the URL.
+    """Serve metrics over HTTP at `[HOST:]PORT`, on loopback without a host; yield the URL.
 
     Raises:
-        ConfigError: it is no such address.
-        ConnectionFailed: nothing can listen there.
+        ConfigError: the address is invalid.
+        ConnectionFailed: the server cannot listen there.
     """
     host, port = _parse(address)
     try:

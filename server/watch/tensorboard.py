@@ -19,7 +19,7 @@ __all__ = ["TensorBoard", "check_tensorboard"]
 
 
 def check_tensorboard() -> None:
-    """Raise a ConfigError if there is nothing to write event files with."""
+    """Raise a ConfigError if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         raise ConfigError(
             "--tensorboard: expected the package tensorboard, which is not installed; install the extra: "
@@ -34,18 +34,18 @@ CURVES = {
     "bytes_up": "round/bytes up",
     "left_out": "round/left out",
 }
-"""What stands in a round's line, and its curve's name."""
+"""Name of the curve for each key of a round's line."""
 
 
 class TensorBoard(Listener):
-    """Writes scalars per round, and the distribution over clients per evaluation.
+    """Writes scalars per round, and the distribution of accuracy over clients per evaluation.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Write nothing yet."""
+        """Set the folder; files are opened at the first round."""
         self.folder = folder / "tensorboard"
         self._writer: SummaryWriter | None = None
         self._name = ""
@@ -59,12 +59,12 @@ class TensorBoard(Listener):
         from torch.utils.tensorboard import SummaryWriter
 
         place = self.folder / self._name
-        # Of a run that went back to a checkpoint, TensorBoard shows nothing that came after it.
+        # After a resume, make TensorBoard hide what came after the checkpoint.
         again = number if place.exists() else None
         return SummaryWriter(str(place), purge_step=again)
 
     def round_done(self, report: RoundReport) -> None:
-        """Write what a round brought; a loss that no client told is no point of its curve."""
+        """Write a round's values. If no client reported a loss, its curve has no point."""
         self._writer = writer = self._writer or self._open(report.number)
         number, outcome = report.number, report.outcome
         if outcome.results or not outcome.evaluation:
@@ -84,7 +84,7 @@ class TensorBoard(Listener):
         self.close()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the event file."""
         if self._writer:
             self._writer.close()
             self._writer = None

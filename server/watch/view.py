@@ -1,4 +1,4 @@
-"""What a person sees: a live block while a strategy runs, lines where there is no terminal, a table at the end."""
+"""The terminal view: a live block while a strategy runs, lines without a terminal, a table at the end."""
 
 import time
 from collections.abc import Iterable, Mapping, Set
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 __all__ = ["TerminalView", "print_line", "results_table"]
 
 MOST_ROWS = 200
-"""Clients beyond which the table shows the first ones only; the run folder holds all."""
+"""Most clients in the table; the run folder has all."""
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print text that may come from a client: no markup, no control characters."""
+    """Print text that may come from a client, without markup or control characters."""
     console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class TerminalView(Listener):
-    """A strategy's board on a console: a live block on a terminal, a line per evaluation elsewhere.
+    """A strategy's board on a console: a live block on a terminal, else a line per evaluation.
 
-    It hears of rounds as a listener; `flower-server watch` hands it the lines of a run folder.
+    As a listener it receives rounds; `flower-server watch` passes it the lines of a run folder.
 
     Args:
-        console: where to show it.
+        console: shows the board.
     """
 
     def __init__(self, console: Console) -> None:
-        """Show nothing yet."""
+        """Start without a block."""
         self.console = console
         self.board = Board("", 0)
         self._live: Live | None = None
-        self._summed = False  # whether there are only means of losses
+        self._summed = False  # whether only the mean of losses is known
 
     # ------------------------------------------------------------------ as a listener
 
     def phase(self, strategy: "Algorithm", name: str) -> None:
-        """Begin a new block for a strategy."""
+        """Start a new block for a strategy."""
         self._summed = strategy.config.secure_aggregation
         self.open(name, strategy.config.rounds)
 
     def phase_done(self, strategy: "Algorithm") -> None:
-        """Leave the block as it is."""
+        """End the block; it stays on the screen."""
         self.close()
 
     def event(self, text: str) -> None:
@@ -60,14 +60,14 @@ class TerminalView(Listener):
         self.show(f"{time.strftime('%H:%M:%S')} {text}")
 
     def round_done(self, report: RoundReport) -> None:
-        """Advance."""
+        """Add a round and its clients to the board."""
         self.add_round(metrics_line(report))
         self.add_clients(client_lines(report, self._summed), f"{time.strftime('%H:%M:%S')} ")
 
     # ------------------------------------------------------------------ from lines
 
     def open(self, name: str, rounds: int) -> None:
-        """Begin a new block; the one before stays as it is."""
+        """Start a new block; the previous one stays on the screen."""
         self.close()
         self.board = Board(name, rounds)
         if self.console.is_terminal:
@@ -75,19 +75,19 @@ class TerminalView(Listener):
             self._live.start()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """End the live block."""
         if self._live:
             self.refresh()
             self._live.stop()
             self._live = None
 
     def refresh(self) -> None:
-        """Show what the board knows now."""
+        """Redraw the block."""
         if self._live:
             self._live.update(self.board.render())
 
     def show(self, text: str, style: str = "") -> None:
-        """Show that something happened: in the block if there is one, else as a line."""
+        """Show an event in the block if there is one, else as a line."""
         if self._live:
             self.board.add_event(plain_text(text))
             self.refresh()
@@ -95,13 +95,13 @@ class TerminalView(Listener):
             print_line(self.console, text, style)
 
     def add_round(self, line: Line) -> None:
-        """Take in a line of metrics.jsonl."""
+        """Add a line of metrics.jsonl."""
         self.board.add_round(line)
         if "test_mean" in line and not self._live:
             print_line(self.console, self.board.sentence())
 
     def add_clients(self, lines: Iterable[Line], moment: str = "") -> None:
-        """Take in lines of clients.jsonl; `moment` stands before who was left out."""
+        """Add lines of clients.jsonl; `moment` precedes the text on a client that was left out."""
         for line in lines:
             self.board.add_client(line)
             if "refused" in line:
@@ -112,12 +112,12 @@ class TerminalView(Listener):
 def results_table(
     results: Mapping[str, Selection], train_examples: Mapping[str, int], novel: Set[str] = frozenset()
 ) -> Table:
-    """Return test accuracy per client (of the first `MOST_ROWS`) and strategy, at the round that validation selected.
+    """Return the table of test accuracy by client (the first `MOST_ROWS`) and strategy, at the selected round.
 
     Args:
         results: selection of each strategy, the main one first.
-        train_examples: number of training examples of each client.
-        novel: clients that never train; they have a mean of their own, and no part in the others.
+        train_examples: number of training examples, by client.
+        novel: clients that never train; they have their own mean and count in no other.
     """
     table = Table()
     table.add_column("client")
@@ -137,7 +137,7 @@ def results_table(
 
 
 def _cells(values: list[float | None]) -> list[str]:
-    """Return a row's numbers, the largest one marked."""
+    """Return a row's numbers, with the largest one marked."""
     best = max((value for value in values if value is not None), default=None)
     return [
         "-" if value is None else f"[bold green]{value:.1f}[/]" if value == best else f"{value:.1f}" for value in values

@@ -1,4 +1,4 @@
-"""Follow a run by its files alone: `flower-server watch`."""
+"""Follow a run through its files alone: `flower-server watch`."""
 
 import fcntl
 import json
@@ -22,22 +22,22 @@ LOOK_EVERY_S = 0.5
 
 
 def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show a run until it ends, and its table if it was complete.
+    """Show a run until it ends, and its table if it is complete.
 
     Args:
-        folder: the run's.
-        console: a live block on a terminal, a line per evaluation elsewhere.
-        sleep: waits for so many seconds.
+        folder: the run's folder.
+        console: gets a live block on a terminal, else a line per evaluation.
+        sleep: waits for a number of seconds.
 
     Raises:
-        ConfigError: it is no run folder.
+        ConfigError: the folder holds no run.
     """
     config = read_config(folder)
     view = TerminalView(console)
     watcher = _Watcher(folder, config, view)
     try:
         while True:
-            # In this order: what was written before it ended is read before it is called over.
+            # Check first, so that everything written before the end is read.
             running = is_running(folder)
             watcher.look()
             if not running:
@@ -49,7 +49,7 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Return a run's configuration; ConfigError if the folder is none of a run."""
+    """Return a run's configuration. Raise a ConfigError if the folder holds no run."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"expected the folder of a run, found no {path}")
@@ -57,7 +57,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def read_environment(folder: Path) -> Mapping[str, Any]:
-    """Return what a run has written of its environment; ConfigError if it is damaged."""
+    """Return a run's environment. Raise a ConfigError if the file is missing or damaged."""
     try:
         found = json.loads((folder / "environment.json").read_text())
         return {**found}
@@ -66,7 +66,7 @@ def read_environment(folder: Path) -> Mapping[str, Any]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a server is at work in a run folder: it holds the lock while it is."""
+    """Return whether a server works in a run folder, which it then keeps locked."""
     try:
         with (folder / "checkpoints" / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -92,10 +92,10 @@ class _Watcher:
         self.view.open(name, self.config.rounds)
 
     def look(self) -> None:
-        """Read what is new, of one strategy after the other."""
+        """Read all new lines, strategy by strategy."""
         self._waiting += self._events.read()
         while True:
-            # In this order: what is there of the next one was written after all of this one.
+            # Check first: the next strategy begins only after all lines of this one are written.
             over = self.phase + 1 < len(self._names) and self._begun(self.phase + 1)
             self._read()
             if not over:
@@ -106,7 +106,7 @@ class _Watcher:
         return (phase_folder(self.folder, self.config, self._names[phase]) / METRICS).exists()
 
     def _read(self) -> None:
-        # In this order: a round's own line is written before those of its clients, so none is read without it.
+        # Read clients first: a round's own line is written before those of its clients.
         clients = self._clients.read()
         lines = self._metrics.read()
         if self._metrics.cut or self._clients.cut:
@@ -121,7 +121,7 @@ class _Watcher:
         return None
 
     def _say_events_until(self, number: int | None) -> None:
-        """Show the events of this strategy before a round, or all that there are."""
+        """Show this strategy's events before a round, or all if `number` is None."""
         later = []
         for line in self._waiting:
             mine = line.get("strategy") == self.view.board.name
@@ -132,7 +132,7 @@ class _Watcher:
         self._waiting = later
 
     def say_how_it_ended(self) -> None:
-        """Print the table of a run that is complete, or where it stopped."""
+        """Print the table of a complete run, or where the run stopped."""
         board, console = self.view.board, self.view.console
         if self.phase + 1 < len(self._names) or board.done < self.config.rounds:
             where = f"round {board.done} of {board.rounds} of {board.name}"
