@@ -1,7 +1,8 @@
 """A server that crashes and goes on from its last checkpoint, as if nothing had happened."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,25 @@ class CrashAfter(Listener):
             raise Crash
 
 
+class CopyAfter(Listener):
+    """Copies a run's folder as a server that is killed after so many rounds leaves it, next to it: a kill leaves no
+    more than what is on the disk.
+    """
+
+    def __init__(self, folder: Path, rounds: Sequence[int]) -> None:
+        self.folder, self.rounds, self.done = folder, rounds, 0
+
+    def round_done(self, report: RoundReport) -> None:
+        self.done += 1
+        if self.done in self.rounds:
+            shutil.copytree(self.folder, killed_after(self.folder, self.done))
+
+
+def killed_after(folder: Path, rounds: int) -> Path:
+    """Return where the copy of a run is that was killed after so many rounds."""
+    return folder.with_name(f"{folder.name}-{rounds}")
+
+
 def make_config(strategy: str, **changes: Any) -> RunConfig:
     values: dict[str, Any] = {
         "strategy": strategy,
@@ -75,10 +95,10 @@ def make_config(strategy: str, **changes: Any) -> RunConfig:
     return RunConfig(**(values | changes))
 
 
-def begin(folder: Path, config: RunConfig, crash_after: int = 0) -> None:
+def begin(folder: Path, config: RunConfig, crash_after: int = 0, copy_after: Sequence[int] = ()) -> None:
     """Run in a process's stead, to the end or to a crash."""
     client_for.cache_clear()
-    listeners = [RunFolder(folder, config, "run"), CrashAfter(crash_after)]
+    listeners = [RunFolder(folder, config, "run"), CopyAfter(folder, copy_after), CrashAfter(crash_after)]
     session = Session(config, inline_grid(config, folder), "run", listeners)
     if crash_after:
         with pytest.raises(Crash):
@@ -142,11 +162,10 @@ def assert_same(folder: Path, expected: Path) -> None:
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: Path, strategy: str) -> None:
     """Killed in round 3 of 4, after a checkpoint at 2: what clients learned in round 3 is learned again."""
-    config = make_config(strategy)
-    begin(tmp_path / "whole", config)
-    begin(tmp_path / "crashed", config, crash_after=3)
-    assert go_on(tmp_path / "crashed", config) == []
-    assert_same(tmp_path / "crashed", tmp_path / "whole")
+    config, whole = make_config(strategy), tmp_path / "whole"
+    begin(whole, config, copy_after=[3])
+    assert go_on(killed_after(whole, 3), config) == []
+    assert_same(killed_after(whole, 3), whole)
 
 
 @pytest.mark.parametrize(
@@ -161,24 +180,33 @@ def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: 
     ],
 )
 def test_options_that_leave_something_behind(tmp_path: Path, strategy: str, changes: dict[str, Any]) -> None:
-    config = make_config(strategy, **changes)
-    begin(tmp_path / "whole", config)
-    begin(tmp_path / "crashed", config, crash_after=4 if config.asynchronous else 3)
-    go_on(tmp_path / "crashed", config)
-    assert_same(tmp_path / "crashed", tmp_path / "whole")
+    config, whole = make_config(strategy, **changes), tmp_path / "whole"
+    killed = 4 if config.asynchronous else 3
+    begin(whole, config, copy_after=[killed])
+    go_on(killed_after(whole, killed), config)
+    assert_same(killed_after(whole, killed), whole)
+
+
+KILLED_TWICE = make_config("pfedhn-pc", baselines=("local",), cohort=3)
+
+
+@pytest.fixture(scope="module")
+def two_phases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a whole run of eight rounds, of which 5 to 8 are the baseline's, with copies of it as killed."""
+    whole = tmp_path_factory.mktemp("two-phases") / "whole"
+    begin(whole, KILLED_TWICE, copy_after=[1, 4, 5, 8])
+    return whole
 
 
 @pytest.mark.parametrize("killed", [1, 4, 5, 8])
-def test_whenever_it_is_killed_with_a_baseline_and_more_than_once(tmp_path: Path, killed: int) -> None:
-    """Eight rounds, of which 5 to 8 are the baseline's; killed again one round after it went on."""
-    config = make_config("pfedhn-pc", baselines=("local",), cohort=3)
-    begin(tmp_path / "whole", config)
-    begin(tmp_path / "crashed", config, crash_after=killed)
+def test_whenever_it_is_killed_with_a_baseline_and_more_than_once(two_phases: Path, killed: int) -> None:
+    """Killed again one round after it went on, twice."""
+    crashed = killed_after(two_phases, killed)
     for _ in range(2):
-        go_on(tmp_path / "crashed", config, crash_after=1)
-    go_on(tmp_path / "crashed", config)
-    assert_same(tmp_path / "crashed", tmp_path / "whole")
-    resumes = json.loads((tmp_path / "crashed/checkpoints/resumes.json").read_text())
+        go_on(crashed, KILLED_TWICE, crash_after=1)
+    go_on(crashed, KILLED_TWICE)
+    assert_same(crashed, two_phases)
+    resumes = json.loads((crashed / "checkpoints/resumes.json").read_text())
     phase, done = divmod(killed - 1, 4)
     assert [(each["phase"], each["orders"]) for each in resumes] == [(phase, done // 2 * 2)] * 3
 
@@ -197,6 +225,17 @@ def age(path: Path) -> None:
     path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
 
 
+SIX_ROUNDS = make_config("pfedhn-pc", rounds=6, cohort=3)
+
+
+@pytest.fixture(scope="module")
+def six_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a whole run of six rounds, with a copy of it as killed in the fifth."""
+    whole = tmp_path_factory.mktemp("six-rounds") / "whole"
+    begin(whole, SIX_ROUNDS, copy_after=[5])
+    return whole
+
+
 @pytest.mark.parametrize(
     ("damage", "suffix", "told"),
     [
@@ -210,17 +249,16 @@ def age(path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_left_for_the_one_before(
-    tmp_path: Path, damage: Callable[[Path], None], suffix: str, told: str
+    six_rounds: Path, tmp_path: Path, damage: Callable[[Path], None], suffix: str, told: str
 ) -> None:
     """The clients, too, go back by two checkpoints."""
-    config = make_config("pfedhn-pc", rounds=6, cohort=3)
-    begin(tmp_path / "whole", config)
-    begin(tmp_path / "crashed", config, crash_after=5)
-    newest = sorted((tmp_path / "crashed/checkpoints").glob("*[0-9].json"))[-1]
+    crashed = tmp_path / "crashed"
+    shutil.copytree(killed_after(six_rounds, 5), crashed)
+    newest = sorted((crashed / "checkpoints").glob("*[0-9].json"))[-1]
     damage(newest.with_name(newest.stem + suffix))
-    (said,) = go_on(tmp_path / "crashed", config)
+    (said,) = go_on(crashed, SIX_ROUNDS)
     assert newest.name in said and told in said and said.endswith("going back to the one before")
-    assert_same(tmp_path / "crashed", tmp_path / "whole")
+    assert_same(crashed, six_rounds)
 
 
 def test_clients_keep_no_more_than_the_server_can_go_back_to(tmp_path: Path) -> None:
