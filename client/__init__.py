@@ -1,1 +1,1 @@
-"""`flower-client`: what happens on an edge machine, where the data stay."""
+"""`flower-client`: the program for edge machines, where the data stay."""

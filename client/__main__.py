@@ -1,4 +1,4 @@
-"""`flower-client`, and `python -m hyperbloom.client`."""
+"""Entry point of `flower-client` and `python -m hyperbloom.client`."""
 
 from typing import NoReturn
 

@@ -1,4 +1,7 @@
-"""The `ClientApp`: unpack, work, pack. The same under `flower-client`, a stock SuperNode and in one process."""
+"""The `ClientApp`, which unpacks orders, calls their handlers and packs the answers.
+
+`flower-client`, a stock SuperNode and virtual clients in one process all use it.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -46,16 +49,16 @@ HANDLERS: dict[type[wire.Order], Callable[[Client, Any], Any]] = {
     wire.MomentsOrder: send_moments,
     wire.ErrorsOrder: send_errors,
 }
-"""What a client does with each order; its function returns the order's `answer`."""
+"""The handler of each kind of order, which returns the order's `answer`."""
 
 
 def serve(app: ClientApp, kind: type[wire.Order], handler: Callable[[Context, Any], Any]) -> None:
-    """Let an app answer orders of a kind.
+    """Register a handler for a kind of order.
 
     Args:
         app: Flower's app.
-        kind: of the orders.
-        handler: returns the answer to an order; a HyperbloomError becomes a `Failed`, others go on to Flower.
+        kind: class of the orders.
+        handler: returns the answer to an order. A HyperbloomError becomes a `Failed`; Flower handles other errors.
     """
 
     def respond(message: Message, context: Context) -> Message:
@@ -67,7 +70,7 @@ def serve(app: ClientApp, kind: type[wire.Order], handler: Callable[[Context, An
 
 
 def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
-    """Return what the app answers to each order to train, or raises, for virtual clients that train at once."""
+    """Return the app's answer to each training order, or its exception, for virtual clients that train at once."""
     tasks = [attempt(lambda m, c: (_client(c), unpack(wire.TrainOrder, m.content)), *each) for each in messages]
     results = iter(train_together([task for task in tasks if not isinstance(task, Exception)]))
     outcomes = [task if isinstance(task, Exception) else next(results) for task in tasks]
@@ -75,7 +78,7 @@ def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exc
 
 
 def _reply(message: Message, outcome: object) -> Message:
-    """Return the reply with an answer, or with why there is none; raise what is no HyperbloomError."""
+    """Return the reply with an answer, or with a `Failed` for a HyperbloomError; raise any other exception."""
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
         outcome = wire.Failed(outcome.reason, str(outcome))

@@ -115,7 +115,7 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
     missing = [flag for flag, name in (("--server", "server"), ("--client-id", "client_id")) if not flags[name]]
     if missing and not flags["show_graph"]:
         ctx.fail(f"Missing {' and '.join(missing)}.")
-    # Our own log says in one line what goes wrong with the connection.
+    # Silence Flower and gRPC, because our own log reports connection problems in one line.
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if flags["verbose"] else "CRITICAL")
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if flags["verbose"] else "NONE")
     log_to(flags["client_id"], flags["verbose"])
@@ -126,9 +126,9 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
 
 
 def _join(flags: Mapping[str, Any]) -> None:
-    """Join with the settings that the flags describe."""
+    """Join with the settings from the flags."""
     check_security(flags)
-    # Late, because importing torch and Flower takes seconds that --help and a wrong flag should not cost.
+    # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
     import torch
 
     from hyperbloom.client.app import app
@@ -142,7 +142,7 @@ def _join(flags: Mapping[str, Any]) -> None:
     settings = ClientSettings(**own | {"data": data_spec(flags)})
     link = make_link(flags)
     config = settings.to_node_config()
-    # The same route as the app takes, so that what is loaded here, before the server hears of us, is what it uses.
+    # Load the client before connecting. The app finds it in the cache, because it takes the same way to the settings.
     worker = client_for(ClientSettings.from_node_config(config))
     with worker.state.lock():
         if flags["parent_pid"]:
@@ -151,7 +151,7 @@ def _join(flags: Mapping[str, Any]) -> None:
 
 
 def _show_graph(flags: Mapping[str, Any]) -> None:
-    """Print the graph of a model for these data; nothing of it leaves this machine."""
+    """Print the graph of a model for these data, without any connection."""
     from hyperbloom.client.work.own_network import own_graph
     from hyperbloom.common.data import load_client_data
     from hyperbloom.common.models import ModelSpec

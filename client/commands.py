@@ -98,9 +98,9 @@ def _doctor(
 def _download(name: str, root: Path | None) -> None:
     """Fetch a named data set.
 
-    It is for clients, and for `flower-server` with --engine inline, compare and reproduce. What is there is left alone.
+    Clients use it, and also `flower-server` with --engine inline, compare and reproduce. Existing files stay unchanged.
     torchvision's downloader fetches CIFAR-10 and -100, MNIST and Fashion-MNIST from their publishers. For others the
-    command says what to put where.
+    command says which files to put where.
     """
     from hyperbloom.common.data import DATASETS, DataSpec, load_client_data
 
@@ -123,9 +123,9 @@ def _download(name: str, root: Path | None) -> None:
 def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, **data: Any) -> None:
     """Write this client's own model from its state folder.
 
-    This is for runs in which no one else has the whole model. It is the one with which the client was last scored, as
-    in runs of pfedhn-pc, fedrep, ghn or local. In runs of pfedhn and fedavg the server writes the models:
-    flower-server export. Describe the data as the client joined with them.
+    Use it for runs in which no one else has the whole model, such as runs of pfedhn-pc, fedrep, ghn or local. It writes
+    the model with which the client was last scored. In runs of pfedhn and fedavg the server writes the models:
+    flower-server export. Give the same data flags as when the client joined.
     """
     from hyperbloom.client.keep.own_model import write_own_model
     from hyperbloom.client.settings import ClientSettings
@@ -205,11 +205,11 @@ def _join(
 ) -> None:
     """Get a model for this machine's data.
 
-    The server never saw these data, and it takes neither labels nor training. The server (`flower-server serve`) sends
-    an encoder. This machine sends back what the encoder makes of the data (with --eps: with noise that makes it
-    differentially private), and gets weights. They become a model folder for `predict`.
+    It needs neither labels nor training, and the server never sees the data. The server (`flower-server serve`) sends
+    an encoder. This machine sends back the descriptor that the encoder computes from the data. With --eps, noise makes
+    it differentially private. The server answers with weights, which become a model folder for `predict`.
 
-    --data takes what flower-client takes, and also inputs without labels: .npy, .npz with x alone, a folder of images.
+    --data takes what flower-client takes, and also inputs without labels: .npy, .npz with only x, a folder of images.
     """
     if not flags["server"]:
         ctx.fail("Missing --server.")
@@ -235,7 +235,7 @@ def _join(
     promise = Promise(eps, delta) if eps is not None and delta is not None else None
     spec = data_spec(flags)
     ledger = Ledger(state_dir or default_state_dir("on-demand"))
-    ledger.read()  # a damaged one is told before anybody is asked, and so is an exhausted budget
+    ledger.read()  # report a damaged ledger or an exhausted budget before connecting
     if promise and budget is not None:
         ledger.afford(promise.epsilon, promise.delta, budget)
     newcomer = Newcomer(Sources(spec), flags["size"], promise, budget, ledger, flags["server"])

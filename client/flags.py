@@ -1,4 +1,4 @@
-"""Flags that several commands of `flower-client` have, and what is made of them."""
+"""Flags that several commands of `flower-client` share, and the objects made from them."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=Tr
 
 
 def data_flags(default: str | None = None) -> list[Flag]:
-    """Return the flags that say what this machine's data are; without a default --data is required."""
+    """Return the flags that describe this machine's data; without a default --data is required."""
     what, known = "name, .npz, folder or package.module:function", proposed(DATASETS, "datasets")
     return section(
         "Data",
@@ -48,7 +48,7 @@ def data_flags(default: str | None = None) -> list[Flag]:
 
 
 def data_spec(flags: Mapping[str, Any]) -> "DataSpec":
-    """Return what the flags of `data_flags` describe; other flags are passed over.
+    """Return the data that the flags of `data_flags` describe; other flags are ignored.
 
     Raises:
         ConfigError: --partition is not I/N.
@@ -65,10 +65,10 @@ def data_spec(flags: Mapping[str, Any]) -> "DataSpec":
 
 
 def check_security(flags: Mapping[str, Any]) -> None:
-    """Refuse flags of CONNECTION that do not go together, before anything is loaded.
+    """Check the flags of CONNECTION, before anything is loaded.
 
     Raises:
-        ConfigError: says which.
+        ConfigError: a flag is missing, or flags contradict each other.
     """
     ca, key, times = flags["root_certificates"], flags["key"], flags["insecure"]
     if times and (ca or key):
@@ -95,7 +95,7 @@ def make_link(flags: Mapping[str, Any]) -> "Link":
 
 
 def log_to(name: str, verbose: bool) -> None:
-    """Show our log on stderr, each line with the client's name."""
+    """Write our log to stderr, with the client's name in each line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(message)s", datefmt="%H:%M:%S"))
     logger = logging.getLogger("hyperbloom")

@@ -1,4 +1,4 @@
-"""What a client knows of itself: its name, its data, its device. Decided on the client, never by the server."""
+"""A client's settings: its name, its data, its device. The client decides them, never the server."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,32 +16,32 @@ from hyperbloom.common.program.names import check_name
 __all__ = ["ClientSettings", "Disclosure", "pick_device"]
 
 Disclosure = Literal["types", "all-types", "graph"]
-"""What a client tells of its own model at most: its layer types, not even those, or the whole graph."""
+"""The most that a client discloses of its own model: its layer types, nothing, or the whole graph."""
 
 Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """One client's settings; hashable, so that a process can keep what it loaded for them."""
+    """One client's settings. They are hashable, so that a process can cache what it loads for them."""
 
     client_id: str
     data: DataSpec = field(default_factory=DataSpec)
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    size: str = "M"  # of the target network this machine can run
+    size: str = "M"  # size of the target network that this machine can run
     state_dir: Path | None = None
     disclose_class_shares: bool = False
-    model: str | None = None  # this client's own: a registered name, auto, or package.module:factory
-    disclose: Disclosure = "types"  # of the own model, at most
-    min_noise: float | None = None  # trains only where a change leaves with so much noise, in units of its norm
-    min_masked: int | None = None  # sends a change under masks alone, in a sum of at least so many clients
-    key: Path | None = None  # private key with which it signs in secure aggregation; None: a new one each round
+    model: str | None = None  # own model: a registered name, auto, or package.module:factory
+    disclose: Disclosure = "types"  # most that it discloses of the own model
+    min_noise: float | None = None  # least noise on a change, in units of its norm
+    min_masked: int | None = None  # send changes only masked, in sums of at least so many clients
+    key: Path | None = None  # private key for signatures in secure aggregation; None: a new one each round
     peers: Path | None = None  # fingerprints of the clients that may be in a sum with this one; None: any
-    max_changes: int | None = None  # that it ever sends; None: 1,000 with min_noise or min_masked, else no bound
-    max_scores: int | None = None  # of models of its own making; None: 0 with min_noise or min_masked, else no bound
+    max_changes: int | None = None  # most changes over all runs; None: 1,000 with min_noise or min_masked, else any
+    max_scores: int | None = None  # most scores over all runs; None: 0 with min_noise or min_masked, else any
 
     def __post_init__(self) -> None:
-        """Check the name, which becomes a folder's, and what may be told."""
+        """Check the values; ConfigError if one is not valid."""
         if self.disclose not in get_args(Disclosure):
             raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
         if self.min_noise is not None and not self.min_noise > 0:
@@ -59,11 +59,11 @@ class ClientSettings:
 
     @property
     def folder(self) -> Path:
-        """Where this client keeps its state."""
+        """The state folder of this client."""
         return self.state_dir or default_state_dir(self.client_id)
 
     def to_node_config(self) -> dict[str, Scalar]:
-        """Return the settings as Flower's flat node config, to give to a stock `flower-supernode`."""
+        """Return the settings as Flower's flat node config, for a stock `flower-supernode`."""
         flat = {**asdict(self), **asdict(self.data)} | {"data": self.data.data}
         return {
             key.replace("_", "-"): str(value) if isinstance(value, Path) else value
@@ -72,10 +72,7 @@ class ClientSettings:
         }
 
     def to_flags(self) -> list[str]:
-        """Return the flags of `flower-client` that mean these settings; the data set is always named.
-
-        What is as `flower-client` has it without a flag is left out.
-        """
+        """Return the flags of `flower-client` for these settings: name, data set, and all that is no default."""
         flat, usual = ({**asdict(each), **asdict(each.data)} for each in (self, ClientSettings("unnamed")))
         words = ["--client-id", self.client_id, "--data", self.data.data]
         for key, value in flat.items():
@@ -91,7 +88,8 @@ class ClientSettings:
         """Read a node config with the keys of `to_node_config`.
 
         Raises:
-            ConfigError: the client's name is missing, or a key is unknown.
+            ConfigError: the client's name is missing, a key is unknown, or a value is not valid.
+            DataError: a number of the data's description is out of range.
         """
         values = {key.replace("-", "_"): value for key, value in config.items()}
         for key in ("state_dir", "root", "key", "peers"):

@@ -1,1 +1,1 @@
-"""What a client keeps on its own disk from one order, and one run, to the next."""
+"""State that a client keeps on its own disk between orders and runs."""

@@ -1,21 +1,21 @@
-"""Error feedback: what compression left out of one reply is added to the next change before it is compressed.
+"""Error feedback: the compression error of one reply is added to the next change before it is compressed.
 
 Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu: 1-Bit Stochastic Gradient Descent and its Application to
 Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014.
 Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian U. Stich, Martin Jaggi: Error Feedback Fixes SignSGD and other
 Gradient Compression Schemes, ICML 2019, https://arxiv.org/abs/1901.09847.
 
-    p_t = delta_t + e_t         the change, and what is still owed
+    p_t = delta_t + e_t         the change plus the residual
     send C(p_t)
-    e_(t+1) = p_t - C(p_t)      so that all that was sent, and e, add up to all changes
+    e_(t+1) = p_t - C(p_t)      all that was sent, plus e, is the sum of all changes
 
-This is the rule where the server takes replies as they are, as FedAvg's average does (with local steps: Basu, Data,
-Karakus, Diggavi: Qsparse-local-SGD, NeurIPS 2019, https://arxiv.org/abs/1906.02367). `|e|` is then of the order of
-`|delta| P / k` at most.
+This rule applies if the server uses replies as they are, like FedAvg's average (with local steps: Basu, Data, Karakus,
+Diggavi: Qsparse-local-SGD, NeurIPS 2019, https://arxiv.org/abs/1906.02367). `|e|` is then at most of the order of
+`|delta| P / k`.
 
-Departure, where the server learns from a change by an optimiser of its own: `e` is scaled down to `|delta|` where it is
-larger. A hypernetwork follows a reply in part only, and what it did not follow the client asks for again in the next
-round; the sum of all that would be many times too large, and out of date before its turn comes (`docs/compression.md`).
+Departure: if the server learns from a change with its own optimiser, `e` is scaled down to at most `|delta|`. A
+hypernetwork follows a reply only in part, and the client's next change contains the rest again. The accumulated
+residual would be many times too large, and out of date when it is sent (`docs/compression.md`).
 """
 
 from torch import Tensor
@@ -34,18 +34,18 @@ __all__ = ["encode_with_feedback"]
 def encode_with_feedback(
     codec: Codec, state: ClientState, scope: Scope, layout: Layout, delta: Tensor, bounded: bool
 ) -> bytes:
-    """Return the bytes for a change and what is owed, and keep on the disk what they lose.
+    """Encode a change plus the residual of earlier rounds, and keep the new residual on the disk.
 
     Args:
-        codec: what the order asked for.
-        state: where what is owed lies.
-        scope: the run to which it is owed, and the round.
-        layout: of the change.
+        codec: the codec of the order.
+        state: the client's state with the residual.
+        scope: run and round of the order.
+        layout: layout of the change.
         delta: `(P,)`, the change of this round.
-        bounded: keep no more than the norm of `delta`.
+        bounded: scale the new residual down to at most the norm of `delta`.
 
     Raises:
-        HyperbloomError: the change is not finite or too large; nothing of it is kept.
+        HyperbloomError: the change is not finite or too large, and the residual was deleted; or the disk is full.
     """
     owed = state.load_residual(scope, layout)
     total = delta if owed is None else delta + owed

@@ -1,4 +1,4 @@
-"""A client's own model, from its state folder into a model folder."""
+"""Export of a client's own model from its state folder."""
 
 from pathlib import Path
 
@@ -20,15 +20,16 @@ _KEPT = {
 
 
 def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> list[str]:
-    """Write the model that a client was last scored with, if no one else has it; returns the names of the files.
+    """Write the model with which a client was last scored, and return the names of the files.
 
     Args:
-        settings: name, state folder and data, as the client joined.
-        run: the run's id or a part of it, None if the state folder knows of one run only.
-        folder: where to.
+        settings: name, state folder and data, as when the client joined.
+        run: the run's id or a part of it; None if the state folder knows only one run.
+        folder: the new model folder.
 
     Raises:
-        ConfigError: no such run, or several; or the data are others than those that the model is for.
+        ConfigError: there is no such run, or several; or the data do not fit the model.
+        ModelError: the architecture has changed since the run.
         HyperbloomError: the file is damaged.
     """
     state = ClientState(settings.folder)

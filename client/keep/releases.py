@@ -1,11 +1,11 @@
-"""How often something that was made of a client's training examples has left it: `STATE/releases.json`.
+"""Counts of what left a client and depends on its training examples: `STATE/releases.json`.
 
-    changes    changes of weights, whatever is done to them, and what some strategies send beside them: descriptors and
+    changes    changes of weights, also with noise or masks, and what some strategies send in addition: descriptors and
                gradients of an encoder, moments of features, representations
-    scores     losses and numbers of right answers of models that training examples have shaped on this machine
+    scores     losses and numbers of correct answers of models that training examples have shaped on this machine
 
-The client counts over all runs and servers, and never down: a restart or a server that goes back changes nothing. A
-release is on the disk before it leaves, so that after a crash there is one too many at most.
+The client counts over all runs and servers and never counts down, also after a restart or a server's rewind. It writes
+a release to the disk before it sends it, so after a crash the count is at most one too high.
 """
 
 import json
@@ -22,7 +22,7 @@ __all__ = ["MOST_CHANGES", "Kind", "Releases"]
 Kind = Literal["changes", "scores"]
 
 MOST_CHANGES = 1000
-"""Changes that a client sends in all, if its user insists on noise or masks and says no number."""
+"""Default for the most changes of a client whose user requires noise or masks."""
 
 _FLAGS = {"changes": "--max-changes", "scores": "--max-scores"}
 
@@ -32,18 +32,18 @@ class Releases:
 
     Args:
         folder: the state folder.
-        changes: that may leave in all; None for any number.
-        scores: likewise.
+        changes: most changes that may leave in all; None for any number.
+        scores: most scores that may leave in all; None for any number.
     """
 
     def __init__(self, folder: Path, changes: int | None, scores: int | None) -> None:
-        """Read nothing yet; what has no bound is not counted."""
+        """Set the bounds. Releases without a bound are not counted."""
         self.path = folder / "releases.json"
         self._most: dict[Kind, int | None] = {"changes": changes, "scores": scores}
 
     @classmethod
     def of(cls, settings: ClientSettings) -> "Releases":
-        """Return a client's ledger, with the bounds that its user has set."""
+        """Return a client's ledger with the bounds of its user."""
         insists = settings.min_noise is not None or settings.min_masked is not None
         changes, scores = settings.max_changes, settings.max_scores
         return cls(
@@ -54,15 +54,15 @@ class Releases:
 
     @property
     def bounded(self) -> bool:
-        """Whether anything has a bound; what is not counted, such as a loss beside no change, then stays here."""
+        """Whether there is any bound. If so, the client does not send losses, which are not counted."""
         return any(most is not None for most in self._most.values())
 
     def spend(self, kind: Kind) -> None:
-        """Enter one release that is about to be made.
+        """Count one release before it is sent.
 
         Raises:
-            HyperbloomError: there have been as many as the user allows, or the ledger is damaged.
-            ConfigError: it cannot be written.
+            HyperbloomError: the bound is reached, or the ledger is damaged.
+            ConfigError: the ledger cannot be written.
         """
         most = self._most[kind]
         if most is None:
@@ -95,5 +95,5 @@ class Releases:
                 return counts
         except (ValueError, TypeError):
             pass
-        # To start anew would forget what servers have seen. The server is not told where the file lies.
+        # A fresh start would forget what servers have seen. The text omits the path, because the server reads it.
         raise HyperbloomError("releases.json in the client's state folder is damaged; restore it from a backup")

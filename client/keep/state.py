@@ -1,15 +1,15 @@
-"""What a client keeps on its own disk: its identity and the personal part of its models.
+"""A client's state on its own disk: its identity and the personal part of its models.
 
-    STATE/identity.json                  the secret by which the server knows this client again (mode 0600)
+    STATE/identity.json                  the secret by which the server recognises this client (mode 0600)
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
-    STATE/residual.safetensors           what compression left out of the replies, of the last run only
-    STATE/encoder.safetensors            the encoder of the round under way, until its gradient is computed (ODPFL-HN)
-    STATE/earlier/                       earlier versions of the two, to which a server that crashes may go back
-    STATE/scored/RUN.safetensors         the model with which the client was last scored, if no one else has it whole
-    STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last ones only
+    STATE/residual.safetensors           the residual of compression, of the last run only
+    STATE/encoder.safetensors            the encoder of the current round, until its gradient is computed (ODPFL-HN)
+    STATE/earlier/                       earlier personal parts and residuals, for a server that goes back after a crash
+    STATE/scored/RUN.safetensors         the model with which the client was last scored, if no one else has all of it
+    STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last set only
 
-The secret goes to the server and nowhere else. Nothing else of it is ever sent.
+The client sends the secret to the server only. It never sends any other of these files.
 """
 
 import fcntl
@@ -35,18 +35,18 @@ from hyperbloom.common.wire.orders import Scope
 __all__ = ["ClientState", "FileState", "Scored", "default_state_dir"]
 
 FileState = tuple[int, int, int] | None
-"""Inode, time of change and size of a file; None if there is none."""
+"""Inode, time of change (ns) and size (bytes) of a file; None if there is none."""
 
 LONGEST_RUN_ID = 200
 
 
 class Scored(Section):
-    """What a client knows of the model that it was last scored with.
+    """Facts about the model with which a client was last scored.
 
     Attributes:
-        round: number of the order to score it.
-        private: what of it never left the client, one of `PRIVATE` of the wire.
-        correct: test examples that it classified correctly, of `total`.
+        round: round of the evaluation.
+        private: the part that never left the client, one of `PRIVATE` of the wire.
+        correct: number of test examples, out of `total`, that it classified correctly.
     """
 
     model: str
@@ -60,16 +60,16 @@ class Scored(Section):
 
 
 def default_state_dir(client_id: str) -> Path:
-    """Return where a client of this name keeps its state unless told otherwise (XDG's state folder)."""
+    """Return the default state folder of a client with this name, in XDG's state folder."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "hyperbloom" / client_id
 
 
 class ClientState:
-    """The folder in which one client's identity and personal parameters survive restarts."""
+    """The state folder of one client."""
 
     def __init__(self, folder: Path) -> None:
-        """Use `folder`, which is made when something is first written."""
+        """Use `folder`, which the first write creates."""
         self.folder = folder
         self._earlier, self._scored = folder / "earlier", folder / "scored"
         self._residual_path = folder / "residual.safetensors"
@@ -78,10 +78,11 @@ class ClientState:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for this process.
+        """Lock the folder for this process.
 
         Raises:
             RefusedError: another process on this machine runs as this client.
+            ConfigError: the folder cannot be used.
         """
         with self._open_lock() as file:
             try:
@@ -122,7 +123,7 @@ class ClientState:
             ) from None
 
     def personal_file(self, run_id: str) -> FileState:
-        """Return what changes whenever anybody writes this run's personal part."""
+        """Return the state of the file with this run's personal part, which changes with every write."""
         try:
             status = self._personal_path(run_id).stat()
         except FileNotFoundError:
@@ -130,9 +131,9 @@ class ClientState:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def load_personal(self, scope: Scope, layout: Layout) -> tuple[Tensor, Tensor | None] | None:
-        """Return the `(P,)` personal parameters and their momentum; None if this run has left nothing yet.
+        """Return the `(P,)` personal parameters and their momentum, or None if this run has none yet.
 
-        After the server has gone back to a checkpoint, they are those that the client had then.
+        If the server has gone back to a checkpoint, this returns the parameters of that time.
 
         Raises:
             HyperbloomError: the file is damaged or belongs to another architecture.
@@ -157,16 +158,16 @@ class ClientState:
         """Write the `(P,)` personal parameters and their momentum.
 
         Raises:
-            HyperbloomError: the disk does not take them; the earlier ones are as they were.
+            HyperbloomError: they cannot be written. The earlier file is intact.
         """
         tensors = {"values": values} | ({} if momentum is None else {"momentum": momentum})
         with _disk():
             self._personal(scope.run_id).write(tensors, {"layout": layout.digest}, scope)
 
     def load_residual(self, scope: Scope, layout: Layout) -> Tensor | None:
-        """Return the `(P,)` values that compression still owes this run, or None if there are none that fit.
+        """Return the `(P,)` residual of compression for this run, or None if there is none that fits.
 
-        Unlike the personal part they can be done without: a file that cannot be read is as good as none.
+        Unlike the personal part the residual is optional, so an unreadable file counts as none.
         """
         try:
             path = self._residual(scope.run_id).find(scope)
@@ -177,37 +178,37 @@ class ClientState:
         return values if values is not None and values.shape == (layout.numel,) else None
 
     def save_residual(self, scope: Scope, layout: Layout, values: Tensor) -> None:
-        """Write what compression owes this run, over what it owed another one.
+        """Write the `(P,)` residual of compression for this run, in place of that of another run.
 
         Raises:
-            HyperbloomError: the disk does not take it; what was owed before is as it was.
+            HyperbloomError: it cannot be written. The earlier file is intact.
         """
         with _disk():
             metadata = {"run": scope.run_id, "layout": layout.digest}
             self._residual(scope.run_id).write({"values": values}, metadata, scope)
 
     def forget_residual(self) -> None:
-        """Owe nothing any more."""
+        """Delete the residual."""
         self._residual_path.unlink(missing_ok=True)
 
     def forget_earlier(self, run_id: str) -> None:
-        """Keep no earlier versions for a run and its baselines: it is complete, and nothing goes back to them."""
+        """Delete the earlier versions for a complete run and its baselines, which nobody will resume."""
         for path in self._earlier.glob("*.safetensors"):
             if path.name.removeprefix("residual-").startswith(f"{run_id}-"):
                 path.unlink(missing_ok=True)
 
     def save_scored(self, run_id: str, tensors: Mapping[str, Tensor], facts: Scored) -> None:
-        """Write parameters and buffers of the model that this client was scored with, over the last one.
+        """Write the parameters and buffers of the model with which this client was scored, in place of the last one.
 
         Raises:
-            HyperbloomError: the disk does not take them, or the id is no run's.
+            HyperbloomError: they cannot be written, or the run id is not valid.
         """
         path = self._scored / f"{_file_name(run_id)}.safetensors"
         with _disk():
             write_tensors(path, tensors, {"facts": facts.model_dump_json()})
 
     def load_scored(self, run_id: str) -> tuple[dict[str, Tensor], Scored]:
-        """Return what `save_scored` wrote.
+        """Return the tensors and facts that `save_scored` wrote.
 
         Raises:
             HyperbloomError: the file is damaged, or of another version.
@@ -220,35 +221,35 @@ class ClientState:
             raise HyperbloomError(f"{path} cannot be read ({error})") from None
 
     def scored_runs(self) -> list[str]:
-        """Return the ids of the runs that left such a model here."""
+        """Return the ids of the runs with such a model."""
         return sorted(path.stem for path in self._scored.glob("*.safetensors"))
 
     def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
-        """Write the encoder `(numel,)` that made a descriptor `(k,)`, over any other."""
+        """Write the encoder `(numel,)` and its descriptor `(k,)`, in place of any other."""
         tensors = {"values": values, "descriptor": descriptor}
         write_tensors(self._encoder_path, tensors, {"run": run_id, "version": version})
 
     def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
-        """Return encoder and descriptor, or None if what is kept is not of this run and version, or damaged."""
+        """Return encoder `(numel,)` and descriptor `(k,)`, or None if this run and version have none."""
         tensors = _read_known(self._encoder_path, {"run": run_id, "version": version})
         return (tensors["values"], tensors["descriptor"]) if tensors else None
 
     def forget_encoder(self) -> None:
-        """Keep no encoder any more."""
+        """Delete the encoder."""
         self._encoder_path.unlink(missing_ok=True)
 
     def save_reference(self, digest: str, inputs: Tensor) -> None:
-        """Write a reference set `(n, *shape)`, over another one; HyperbloomError if the disk does not take it."""
+        """Write a reference set `(n, *shape)` in place of another one; HyperbloomError if it cannot be written."""
         with _disk():
             write_tensors(self._reference_path, {"inputs": inputs}, {"digest": digest})
 
     def load_reference(self, digest: str) -> Tensor | None:
-        """Return the reference set with this digest; None if it is not here, or cannot be read: it is sent again."""
+        """Return the reference set `(n, *shape)` with this digest, or None if it is missing or unreadable."""
         tensors = _read_known(self._reference_path, {"digest": digest})
         return tensors["inputs"] if tensors else None
 
     def has_reference(self, digest: str) -> bool:
-        """Tell whether the reference set with this digest is here, without reading it."""
+        """Return whether the reference set with this digest is here, without reading its inputs."""
         try:
             with safetensors.safe_open(self._reference_path, framework="pt") as file:
                 return bool(file.metadata() == {"digest": digest})
@@ -272,7 +273,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _read_known(path: Path, metadata: Mapping[str, str]) -> dict[str, Tensor] | None:
-    """Return the tensors of a file that has exactly these metadata; None if there is none that can be read."""
+    """Return the tensors of a file with exactly these metadata, or None if there is no such readable file."""
     try:
         found, tensors = _read(path)
     except (SafetensorError, OSError):
@@ -281,10 +282,10 @@ def _read_known(path: Path, metadata: Mapping[str, str]) -> dict[str, Tensor] | 
 
 
 def _file_name(run_id: str) -> str:
-    """Return a run's id, which servers choose.
+    """Check a run's id, which servers choose, and return it.
 
     Raises:
-        WireError: it would lead out of the folder.
+        WireError: it is too long, or would lead out of the folder.
     """
     if not run_id.strip(".") or Path(run_id).name != run_id or "\0" in run_id or len(run_id) > LONGEST_RUN_ID:
         raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
@@ -293,7 +294,7 @@ def _file_name(run_id: str) -> str:
 
 @contextmanager
 def _disk() -> Iterator[None]:
-    """Tell the server what the disk said, without this machine's paths."""
+    """Convert disk errors to a HyperbloomError without paths, because the server reads its text."""
     try:
         yield
     except (OSError, SafetensorError) as error:

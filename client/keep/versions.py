@@ -1,4 +1,4 @@
-"""Files whose earlier versions stay for as long as the server may go back to them."""
+"""Files that keep earlier versions as long as the server may go back to them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,12 +16,12 @@ from hyperbloom.common.wire.orders import Scope
 __all__ = ["Versioned"]
 
 CHECKPOINTS = 2
-"""That a server keeps, and may go back to: whatever it says, no more versions stay."""
+"""Number of checkpoints that a server keeps. A client ignores older resume points, which bounds its versions."""
 
 
 @dataclass(frozen=True)
 class _Version:
-    """A file as it was written for order `round`, after the server had gone back `rewinds` times."""
+    """A version of a file, written in round `round` after the server had gone back `rewinds` times."""
 
     path: Path
     round: int
@@ -29,36 +29,37 @@ class _Version:
 
 
 class Versioned:
-    """A file whose earlier versions are kept for as long as the server may go back to them: three of them at most.
+    """A file that keeps earlier versions as long as the server may go back to them, with at most three files in all.
 
-    The newest lies at `path`; a version that a checkpoint stands on is linked beside before it is replaced.
+    The newest version is at `path`. A version that a checkpoint needs is hard-linked elsewhere before it is replaced.
     """
 
     def __init__(self, path: Path, earlier: Path, name: str) -> None:
-        """Use the file `path`; its earlier versions lie in the folder `earlier` under `name`."""
+        """Use the file `path`, with earlier versions under `name` in the folder `earlier`."""
         self.path, self._earlier, self._name = path, earlier, name
 
     def find(self, scope: Scope) -> Path | None:
-        """Return the newest version that is part of the run, or None.
+        """Return the path of the newest version that is part of the run, or None.
 
         Raises:
-            SafetensorError, OSError: the newest cannot be read.
+            SafetensorError: the file at `path` is damaged.
+            OSError: the file at `path` cannot be read.
         """
         known = [version for version in [*self._kept(), *self._current()] if _is_part(version, scope)]
         return max(known, key=lambda version: version.round).path if known else None
 
     def write(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], scope: Scope) -> None:
-        """Write a new version, and keep of the others what the server may go back to."""
+        """Write a new version, and keep those earlier ones to which the server may go back."""
         rewinds = len(scope.rewound)
         try:
             current = [version for version in self._current() if _is_part(version, scope)]
         except (SafetensorError, OSError):
-            current = []  # damaged: of no use to anybody
+            current = []  # a damaged version is not worth keeping
         for version in current:
             kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
             if any(version.round <= point < scope.round for point in scope.resume_points[-CHECKPOINTS:]):
                 keep(version.path, kept)
-        when = torch.tensor([scope.round, rewinds])  # as metadata they would lie in any order
+        when = torch.tensor([scope.round, rewinds])  # safetensors writes metadata in varying order
         write_tensors(self.path, {**tensors, "moment": when}, metadata)
         self._prune(scope)
 
@@ -86,12 +87,12 @@ class Versioned:
     def _kept(self) -> Iterator[_Version]:
         for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():
             name, _, when = path.stem.rpartition("@")
-            with suppress(ValueError):  # nothing of ours
+            with suppress(ValueError):  # a foreign file
                 number, rewinds = map(int, when.split("-"))
                 if name == self._name:
                     yield _Version(path, number, rewinds)
 
 
 def _is_part(version: _Version, scope: Scope) -> bool:
-    """Tell whether what was written then is still part of the run: the server has not gone back behind it."""
+    """Return whether a version is still part of the run: the server has not gone back to an earlier round since."""
     return all(version.round <= point for point in scope.rewound[version.rewinds :])

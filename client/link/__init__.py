@@ -1,1 +1,1 @@
-"""How a live client reaches the server, and stays in touch with it."""
+"""The connection of a live client to the server."""

@@ -1,9 +1,9 @@
 """The live client: Flower's own gRPC connection, with the `ClientApp` called in this process.
 
 A stock SuperNode starts a process per message and sleeps seconds between polls. This client keeps its model and data
-loaded, polls fast while a run is active and backs off when it is idle. The only client module that uses Flower's
+loaded, polls fast while a run is active and backs off when it is idle. It is the only client module that uses Flower's
 internals (flwr 1.39): `grpc_request_response` (TLS, authentication, heartbeat) and the `flwr_exit` that it calls,
-`RetryInvoker`, and the functions that turn a message into objects and back.
+`RetryInvoker`, and the functions that convert a message to objects and back.
 """
 
 import logging
@@ -51,9 +51,9 @@ RECONNECT_DELAY_S = 10
 TRANSFER_DEADLINE_S = 120.0
 LEAVING_S = 5.0
 
-# What a server says that is away, or too busy; the last is a call that it gave up while this machine stood still.
+# Status codes of a server that is away or too busy. It cancels calls of a machine that was suspended.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
-_TOO_LARGE = "message larger than max"  # what gRPC says, with the code of a server that is too busy
+_TOO_LARGE = "message larger than max"  # in gRPC's error text, which has the code of a busy server
 
 
 class _Finished(Exception):
@@ -61,19 +61,19 @@ class _Finished(Exception):
 
 
 def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bool = False) -> None:
-    """Serve `app` until the server says that the run is over, or Ctrl-C.
+    """Serve `app` until the server says that the run is over, or until Ctrl-C.
 
-    Reconnects, for as long as it takes, when the network or the server fails.
+    It reconnects without a time limit when the network or the server fails.
 
     Args:
         link: the server.
-        app: the `ClientApp`; called in this process.
-        node_config: what the app reads from its context.
-        stay: wait for the next run instead of returning when one is over.
+        app: the `ClientApp`, which is called in this process.
+        node_config: configuration that the app reads from its context.
+        stay: wait for the next run when one is over, instead of returning.
 
     Raises:
-        RefusedError: the server does not admit this client, or not with this key.
-        ConnectionFailed: the connection can never work (certificates, a port that speaks something else).
+        RefusedError: the server does not admit this client or its key.
+        ConnectionFailed: the connection can never work, because of certificates or another protocol at the port.
     """
     threading.excepthook = _quiet_heartbeat
     with terminate_as_interrupt():
@@ -91,7 +91,7 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
 
 
 def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
-    """Hold one session with the SuperLink; returns when it is lost."""
+    """Hold one session with the SuperLink and return when it is lost."""
     certificates = link.root_certificates.read_bytes() if link.root_certificates else None
     keys = (link.key, link.key.public_key()) if link.key else None
     retries = _retries(link)
@@ -107,7 +107,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
         for channel in channels:
             channel.close()
 
-    # Flower takes leave of the server, and waits for an answer for as long as the connection stands.
+    # When it leaves, Flower waits for the server's answer without a limit. Closing the channels ends that wait.
     patience = threading.Timer(LEAVING_S, close)
     patience.daemon = True
     try:
@@ -134,8 +134,8 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
     except SystemExit:  # from `_session_not_opened`
         raise explanation(link, retries.gave_up_on) from None
     except RuntimeError as error:
-        # The heartbeat found out first that the SuperLink does not know us any more; Flower then forgets the channel,
-        # and an open channel keeps the process from ending.
+        # The heartbeat found first that the SuperLink does not know us any more. Flower then leaves the channel open,
+        # which would keep the process from ending, so `close` below closes it.
         log.debug("session closed uncleanly: %s", error)
     finally:
         patience.cancel()
@@ -220,7 +220,7 @@ class _Session:
 
 
 def _quiet_heartbeat(failure: threading.ExceptHookArgs) -> None:
-    """Log what ends Flower's heartbeat thread: the main loop meets the same error and reconnects."""
+    """Log the error that ends Flower's heartbeat thread. The main loop meets the same error and reconnects."""
     if isinstance(failure.exc_value, grpc.RpcError | RuntimeError):
         log.debug("heartbeat ended: %s", failure.exc_value)
     else:
@@ -228,9 +228,9 @@ def _quiet_heartbeat(failure: threading.ExceptHookArgs) -> None:
 
 
 def _session_not_opened(code: int, *arguments: object, **options: object) -> NoReturn:
-    """Stand in for Flower's way to end the process when a session cannot be opened.
+    """Replace Flower's exit when a session cannot be opened.
 
-    Flower's own starts a thread that ends the process 5 s later with exit code 1, whatever we still have to say.
+    Flower's own function starts a thread that ends the process after 5 s with exit code 1, before we can explain.
     """
     raise SystemExit(code)
 
@@ -240,19 +240,19 @@ def _failure(reason: str) -> Error:
 
 
 class _Retries(RetryInvoker):
-    """Flower's retries, which remember the error that waiting does not mend."""
+    """Flower's retries, which also remember the error on which they gave up."""
 
     gave_up_on: Exception | None = None
 
 
 def _retries(link: Link) -> _Retries:
-    """Retry while the server is away or too busy, for ever; give up at once on everything that waiting does not mend.
+    """Return retries that never end while the server is away or too busy, and give up at once on permanent errors.
 
-    A TLS handshake that fails is tried again unless the reason is one of `REASONS`: a server under attack breaks off
-    handshakes as well.
+    A failed TLS handshake is retried unless its reason is one of `REASONS`, because a server under attack also breaks
+    off handshakes.
 
-    When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end, which may have tried more often
-    than that already.
+    When it leaves, Flower sets `max_tries` to 1 and waits for its heartbeats to end. These may have tried more often
+    already, so `wait` and `hopeless` stop them as soon as `max_tries` is set.
     """
 
     def wait(seconds: float) -> None:
@@ -264,7 +264,7 @@ def _retries(link: Link) -> _Retries:
         if retries.max_tries is not None:
             return True
         away = cast(grpc.RpcError, error).code() in _AWAY
-        # A TLS port hangs up on plain text without a word, as a server does that is on its way down.
+        # A TLS port closes plain-text connections without an error, like a server that shuts down. So test for TLS.
         wrong = any(sign in str(error) for sign in (*REASONS, _TOO_LARGE)) or (
             link.insecure and speaks_tls(link.address)
         )
@@ -294,9 +294,9 @@ def _retries(link: Link) -> _Retries:
 
 
 def exit_with_parent(parent_pid: int) -> None:
-    """Leave as on Ctrl-C when the process `parent_pid` ends, for clients that a server started beside itself."""
+    """Leave as on Ctrl-C when the process `parent_pid` ends. Servers use it for the local clients that they start."""
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # inherited from a script that put the server in the background
+    ):  # inherited from a script that runs the server in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     start_parent_process_monitor(parent_pid)

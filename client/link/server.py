@@ -1,4 +1,4 @@
-"""The server as a client sees it: where it is, and why no session with it can be opened."""
+"""The server from the client's side: its address, and explanations of failed sessions."""
 
 import socket
 import ssl
@@ -27,14 +27,14 @@ REASONS = {
     "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
     "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
 }
-"""What an error says that waiting does not mend, and what it means; the first that fits."""
+"""Explanations of permanent errors by a part of their text; the first match counts."""
 
 
 @dataclass(frozen=True)
 class Link:
     """How to reach the server: `HOST:PORT` of its Fleet API, the CA of its certificate, and this client's own key.
 
-    Without `root_certificates` the system's CAs count; without a key Flower makes one for each session.
+    Without `root_certificates` the system's CAs apply. Without a key Flower makes one for each session.
     """
 
     address: str
@@ -44,11 +44,11 @@ class Link:
 
 
 def speaks_tls(address: str) -> bool:
-    """Return whether a TLS handshake works at `HOST:PORT`; nobody's certificate is looked at, and nothing is sent."""
+    """Return whether a TLS handshake works at `HOST:PORT`. It checks no certificate and sends no request."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])  # without which gRPC refuses, and says so in the server's log
+    context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S) as plain:
             context.wrap_socket(plain).close()
@@ -58,7 +58,7 @@ def speaks_tls(address: str) -> bool:
 
 
 def refusal(error: Exception) -> RefusedError | None:
-    """Return the refusal that an error is: a key that the server does not take, or takes no more."""
+    """Return a RefusedError if the server does not accept, or no longer accepts, this client's key; else None."""
     if not isinstance(error, grpc.RpcError) or error.code() != grpc.StatusCode.PERMISSION_DENIED:
         return None
     return RefusedError(
@@ -68,7 +68,7 @@ def refusal(error: Exception) -> RefusedError | None:
 
 
 def explanation(link: Link, error: Exception | None) -> HyperbloomError:
-    """Return why no session can be opened, and what to do."""
+    """Return the error that says why no session can be opened and what to do."""
     if error is not None and (refused := refusal(error)):
         return refused
     text = str(error)

@@ -1,1 +1,1 @@
-"""A newcomer, whom no training has seen, gets a model from a server that hands them out."""
+"""Models on demand: a newcomer, which took no part in training, gets a model from a server."""

@@ -1,21 +1,21 @@
-"""Differential privacy for the descriptor of a newcomer: noise that is added here, before anything leaves.
+"""Differential privacy for the descriptor of a newcomer: the client adds noise before it sends anything.
 
 Amosy, Eyal, Chechik: On-Demand Unlabeled Personalized Federated Learning, section 7, https://arxiv.org/abs/2111.08356.
 
     e~ = g(D) + N(0, sigma^2 I)
 
-is (epsilon, delta)-differentially private: for neighbours D, D' (as many examples, one of them exchanged) and every set
-S of descriptors, P(e~(D) in S) <= exp(epsilon) P(e~(D') in S) + delta, if sigma is large enough for the sensitivity
-s = max |g(D) - g(D')|, which the encoder knows.
+is (epsilon, delta)-differentially private if P(e~(D) in S) <= exp(epsilon) P(e~(D') in S) + delta for every set S of
+descriptors and all neighbours D, D', which have equally many examples and differ in one. With the sensitivity
+s = max |g(D) - g(D')| of the encoder, this holds if and only if
 
     Phi(s / 2 sigma - epsilon sigma / s) - exp(epsilon) Phi(-s / 2 sigma - epsilon sigma / s) <= delta
 
-(Balle, Wang: Improving the Gaussian Mechanism, ICML 2018, theorem 8, https://arxiv.org/abs/1805.06530). The smallest
-such sigma is taken.
+(Balle, Wang: Improving the Gaussian Mechanism, ICML 2018, theorem 8, https://arxiv.org/abs/1805.06530). This module
+uses the smallest such sigma.
 
 Departure: the paper uses the classical formula sigma = s sqrt(2 log(1.25 / delta)) / epsilon (Dwork, Roth 2014, theorem
-A.1). It is proven for epsilon < 1 only (at epsilon 8, delta 0.01 it gives delta 0.0178), and below that it adds more
-noise than needed (2.27 times at epsilon 0.3, delta 0.01). The analytic one is exact at every epsilon.
+A.1). That formula is proven only for epsilon < 1 (at epsilon 8, delta 0.01 it gives delta 0.0178), and for smaller
+epsilon it adds more noise than needed (2.27 times at epsilon 0.3, delta 0.01). The analytic formula is exact.
 """
 
 import math
@@ -34,16 +34,16 @@ __all__ = ["Guarantee", "delta_of", "guarantee", "noise_scale", "privatise"]
 
 
 class Bounded(Protocol):
-    """An encoder that knows how much one example can move its descriptor; raises ConfigError where it does not."""
+    """An encoder with a bound on the effect of one example on its descriptor."""
 
     def sensitivity(self, examples: int) -> float:
-        """Return the bound (L2)."""
+        """Return the L2 sensitivity for `examples` samples; ConfigError if there is no bound."""
         ...
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is promised to whoever owns one of the examples; `sigma` is the noise's deviation in each coordinate."""
+    """A privacy guarantee for each example; `sigma` is the standard deviation of the noise in each coordinate."""
 
     epsilon: float
     delta: float
@@ -52,7 +52,7 @@ class Guarantee:
     sigma: float
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the guarantee in words."""
+        """Return the guarantee as sentences."""
         promise = (
             f"The descriptor is ({self.epsilon:g}, {self.delta:g})-differentially private with respect to exchanging "
             f"one of the {self.examples} examples that it describes; their number counts as public."
@@ -73,7 +73,7 @@ class Guarantee:
 
 
 def guarantee(encoder: Bounded, examples: int, epsilon: float, delta: float) -> Guarantee:
-    """Return what noise it takes.
+    """Return the guarantee (epsilon, delta) with the noise that it needs for `examples` samples.
 
     Raises:
         ConfigError: epsilon or delta is out of range, or no bound holds for the encoder.
@@ -87,10 +87,10 @@ def guarantee(encoder: Bounded, examples: int, epsilon: float, delta: float) -> 
 def privatise(
     descriptor: Tensor, promised: Guarantee, random_bytes: Callable[[int], bytes] = secrets.token_bytes
 ) -> Tensor:
-    """Return the `(k,)` descriptor with the noise that the guarantee names.
+    """Return the `(k,)` descriptor with the noise of the guarantee, as float32.
 
     Raises:
-        DataError: the descriptor is not finite, which no noise would hide.
+        DataError: the descriptor is not finite, which noise cannot hide.
     """
     if not bool(descriptor.isfinite().all()):
         raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
@@ -101,7 +101,7 @@ def privatise(
 
 
 def noise_scale(epsilon: float, delta: float) -> float:
-    """Return the standard deviation of the noise for a sensitivity of 1: the smallest, from above, to twelve digits.
+    """Return the smallest standard deviation of the noise for a sensitivity of 1, rounded up at the twelfth digit.
 
     Raises:
         ConfigError: epsilon or delta is out of range.
@@ -128,5 +128,5 @@ def delta_of(epsilon: float, sigma: float) -> float:
     """Return the smallest delta at which noise of `sigma` times the sensitivity is (epsilon, delta)-private."""
     a, b = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
     first, second = torch.special.log_ndtr(torch.tensor([a, b], dtype=torch.float64)).tolist()
-    # As a product: the difference of two nearly equal terms would leave nothing of a small delta.
+    # Use a product, because the difference of two nearly equal terms would lose a small delta.
     return -math.exp(first) * math.expm1(epsilon + second - first)

@@ -1,4 +1,4 @@
-"""A newcomer over Flower: the `ClientApp` that answers an offer and takes a delivery, and nothing else."""
+"""A newcomer over Flower: a `ClientApp` that only answers an offer and receives a delivery."""
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -36,11 +36,11 @@ def newcomer_app(newcomer: Newcomer) -> ClientApp:
 
 
 def join(link: Link, newcomer: Newcomer) -> None:
-    """Stay until the newcomer has its weights.
+    """Stay connected until the newcomer has its weights.
 
     Raises:
-        HyperbloomError: what was wrong with the newcomer's data or settings.
-        RefusedError: the server gives it none.
+        HyperbloomError: the newcomer's data or settings do not fit.
+        RefusedError: the server gives no weights.
         ConnectionFailed: the connection can never work.
     """
     try:

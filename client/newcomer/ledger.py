@@ -1,4 +1,4 @@
-"""What newcomers' descriptors of the same examples have spent on privacy together."""
+"""The privacy budget that all descriptors of the same examples have spent."""
 
 import json
 import math
@@ -15,29 +15,29 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """What the examples of a client have been asked for so far: `STATE/privacy.json`.
+    """The entries of all descriptors that left a client: `STATE/privacy.json`.
 
-    Guarantees add up (basic composition): after descriptors with epsilon 0.3 and 0.5 the promise is epsilon 0.8, and
-    likewise for delta. What is spent is on the disk before anything is sent, so after a crash there is one entry
-    too many at most.
+    Guarantees add up (basic composition): descriptors with epsilon 0.3 and 0.5 together have epsilon 0.8. The same
+    holds for delta. The client writes an entry before it sends a descriptor, so a crash leaves at most one entry too
+    many.
     """
 
     def __init__(self, state: Path) -> None:
-        """Use the state folder `state`, which is made when something is first spent."""
+        """Use the state folder `state`, which the first entry creates."""
         self.path = state / "privacy.json"
 
     def spend(self, promised: Guarantee | None, budget: float | None, to: str) -> tuple[float, float] | None:
-        """Enter a descriptor that is about to leave; returns epsilon and delta in all, None if one had no noise.
+        """Enter a descriptor before it is sent; return the total epsilon and delta, or None if one had no noise.
 
         Args:
-            promised: the guarantee, None for a descriptor without noise.
-            budget: epsilon that may be spent in all, this time included; None for any, as without noise.
+            promised: the guarantee, or None for a descriptor without noise.
+            budget: largest total epsilon, including this descriptor; None for no limit.
             to: the server's address.
 
         Raises:
-            RefusedError: the budget would be exceeded; nothing is entered.
+            RefusedError: the descriptor would exceed the budget. Nothing is entered.
             HyperbloomError: the ledger is damaged.
-            ConfigError: it cannot be written.
+            ConfigError: the ledger cannot be written.
         """
         try:
             with locked(self.path):
@@ -70,7 +70,12 @@ class Ledger:
             ) from None
 
     def afford(self, epsilon: float, delta: float, budget: float) -> None:
-        """Raise what `spend` would raise now, and enter nothing."""
+        """Check the budget as `spend` does, without an entry.
+
+        Raises:
+            RefusedError: a descriptor with this epsilon and delta would exceed the budget.
+            HyperbloomError: the ledger is damaged.
+        """
         self._check(self.read(), epsilon, delta, budget)
 
     def _check(self, spent: list[dict[str, Any]], epsilon: float, delta: float, budget: float) -> None:
@@ -79,7 +84,7 @@ class Ledger:
             raise RefusedError(
                 f"--budget: a descriptor without noise has left before (see {self.path}); no budget holds after that"
             )
-        if before[0] + epsilon > budget * (1 + 1e-9):  # sums of decimal fractions
+        if before[0] + epsilon > budget * (1 + 1e-9):  # tolerance for sums of decimal fractions
             raise RefusedError(
                 f"--budget: epsilon {before[0]:g} of {budget:g} has been spent (see {self.path}); another {epsilon:g} "
                 "would be beyond it. Nothing was sent"
@@ -92,7 +97,7 @@ class Ledger:
 
 
 def _total(entries: list[dict[str, Any]]) -> tuple[float, float] | None:
-    """Return the sums of epsilon and delta; None if there was a descriptor without noise."""
+    """Return the sums of epsilon and delta, or None if a descriptor had no noise."""
     if any(entry["epsilon"] is None for entry in entries):
         return None
     return math.fsum(float(e["epsilon"]) for e in entries), math.fsum(float(e["delta"]) for e in entries)

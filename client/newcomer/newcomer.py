@@ -1,8 +1,7 @@
-"""A newcomer's side of a model on demand: describe the examples, take the weights. No Flower in here.
+"""A newcomer's side of a model on demand, without Flower: it describes the examples and receives the weights.
 
-What is computed from the examples and leaves is the `Description`: the size of model that is wanted, the encoder's
-hash, and the descriptor, with noise if a guarantee was asked for. The user is told what goes wrong with the examples;
-the server is not.
+Only the `Description` leaves this machine: the size of the model, the encoder's hash, and the descriptor, with noise if
+the user asks for a guarantee. Errors about the examples go to the user and not to the server.
 """
 
 import logging
@@ -31,7 +30,7 @@ __all__ = ["Newcomer", "Promise"]
 log = logging.getLogger("hyperbloom.client")
 
 DECLINED = Failed(Reason.FAILED, "it declined the offer, and told its user why")
-"""All that a server hears of an offer or of examples that do not fit."""
+"""All that the server learns if the offer or the examples do not fit."""
 
 _UNLIKE = (
     "these data look unlike those of all %d clients that trained (noise on the descriptor counts); try the model on "
@@ -47,26 +46,28 @@ class Promise:
     delta: float
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no noise can keep, before anybody is asked."""
+        """Check the numbers before connecting; ConfigError if one is out of range."""
         noise_scale(self.epsilon, self.delta)
 
 
 @dataclass
 class Newcomer:
-    """Answers one offer, once.
+    """Answers one offer with one descriptor.
 
     Args:
         sources: the examples.
-        size: of the model that this machine can run.
-        promise: the guarantee to keep, None for no noise.
-        budget: epsilon that may be spent in all.
-        ledger: where it is entered.
-        server: its address, for the ledger and the card.
+        size: size of the model that this machine can run.
+        promise: the guarantee to keep, or None for no noise.
+        budget: largest total epsilon, or None for no limit.
+        ledger: the ledger of all descriptors.
+        server: address of the server, for the ledger and the card.
 
     Attributes:
-        failure: what went wrong, for the user.
-        weights: the model, once it is here.
-        unlike: whether the server finds no client that trained like this one.
+        failure: the error for the user, if the offer was declined.
+        weights: the model's weights, after the delivery.
+        unlike: whether the descriptor differs from those of all clients that trained.
+        guarantee: the guarantee of the descriptor that was sent, if it has noise.
+        spent: total epsilon and delta of the ledger; None if a descriptor had no noise.
     """
 
     sources: Sources
@@ -85,9 +86,9 @@ class Newcomer:
     _inputs: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def describe(self, offer: Offer) -> Description | Failed:
-        """Return what an offer is answered with; the same again to the same offer, as after a lost connection.
+        """Answer an offer. The same offer, such as after a lost connection, gets the same answer.
 
-        If the offer or the examples do not fit, `failure` says why, and the answer does not.
+        If the offer or the examples do not fit, the answer is `DECLINED`, and `failure` says why.
         """
         try:
             return self._describe(offer)
@@ -127,7 +128,7 @@ class Newcomer:
         return self._sent
 
     def receive(self, delivery: Delivery) -> None:
-        """Keep the weights; WireError if they are not those of the model on offer."""
+        """Keep the weights; WireError if they do not fit the model on offer."""
         if self._offer is None:
             raise WireError("weights came before an offer")
         delivery.weights.check(full_layout(self._spec(self._offer)), torch.float32)

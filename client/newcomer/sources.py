@@ -1,4 +1,4 @@
-"""A newcomer's examples, scaled as the clients that trained have scaled theirs."""
+"""A newcomer's examples, scaled like those of the clients that trained."""
 
 import logging
 from pathlib import Path
@@ -25,11 +25,11 @@ class Sources:
         DataError: they cannot be read.
 
     Attributes:
-        data: the examples with their labels, if there are any; scaled as the run was, once its offer has come.
+        data: the examples with labels, or None if they have none. `inputs` scales them like those of the run.
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Read examples with labels; others wait until the model's input shape is known."""
+        """Read examples with labels. Others are read when the model's input shape is known."""
         self.path = Path(spec.data).expanduser()
         self.data: ClientData | None = None
         if not is_unlabelled(self.path):
@@ -39,13 +39,13 @@ class Sources:
             raise DataError(f"--data: expected a file or folder, found none at {self.path}")
 
     def inputs(self, offer: Offer) -> Tensor:
-        """Return the examples to describe `(N, *input_shape)`, all that there are.
+        """Return all examples `(N, *input_shape)`, for the descriptor.
 
-        A part of them would be a guarantee's end: which example is in which part is decided by all labels together,
-        so that to exchange one example would be to exchange many in the part.
+        A subset would break the privacy guarantee. The split depends on all labels, so one changed example could change
+        many examples of the subset.
 
         Raises:
-            DataError: they do not fit the models on offer.
+            DataError: the examples do not fit the models on offer.
         """
         if self.data is None:
             parts = read_inputs([self.path], offer.input_shape, self.scaling(offer))
@@ -68,17 +68,17 @@ class Sources:
         return self.data.whole.inputs
 
     def scaling(self, offer: Offer) -> Scaling:
-        """Return what is done to stored numbers: what the data demand, to plain bytes what those who trained did."""
+        """Return the scaling of stored numbers: that of the data, or in training if the data are plain bytes."""
         if self.data is None:
             return offered_scaling(offer)
         return scaling_of_bytes(offered_scaling(offer)) if self._source.scaling == BYTES else self._source.scaling
 
     def scored(self, offer: Offer) -> bool:
-        """Return whether the labels are known to be those of the models on offer."""
+        """Return whether there are labels that match the classes of the models on offer."""
         return self.data is not None and (self.data.num_classes == offer.num_classes or self._numbered)
 
     def class_names(self, offer: Offer) -> tuple[str, ...]:
-        """Return the names of the classes, which are numbers where nobody has named them all."""
+        """Return the names of the classes; they are numbers unless the data name all of them."""
         if self.data is not None and self.data.num_classes == offer.num_classes:
             return self.data.class_names
         return tuple(str(label) for label in range(offer.num_classes))
@@ -95,5 +95,5 @@ def _in_words(scaling: Scaling) -> str:
 
 
 def offered_scaling(offer: Offer) -> Scaling:
-    """Return what training did to stored numbers."""
+    """Return the scaling of stored numbers in training."""
     return Scaling(offer.divisor, offer.mean, offer.std)
