@@ -1,1 +1,1 @@
-"""What a client does with its data and its networks when an order asks for it."""
+"""The work of a client on its data and networks: one handler for each order."""

@@ -1,4 +1,4 @@
-"""One client: what it loads once for all orders."""
+"""One client: the data and state that it loads once for all orders."""
 
 import logging
 from collections.abc import Iterator
@@ -26,18 +26,24 @@ log = logging.getLogger("hyperbloom.client")
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 LOADED_CLIENTS = 256
-"""Virtual clients of one process whose data stay loaded; those beyond are read again when their turn comes."""
+"""Virtual clients of one process whose data stay loaded. Data of others are read again when they are needed."""
 
 
 class Client:
-    """A client's settings, its state on the disk, its data on the device, and its own model if it has one."""
+    """A client's settings, its state on the disk, its data on the device, and its own model if it has one.
+
+    Raises:
+        ConfigError: the key, the peers or the device cannot be used.
+        DataError: the data cannot be read.
+        ModelError: the own model cannot be built.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Load the data onto the device; DataError, ConfigError or ModelError if that cannot be done."""
+        """Load the data onto the device."""
         self.settings = settings
         self.state = ClientState(settings.folder)
         self.releases = Releases.of(settings)
-        identity_of(settings)  # says now what is wrong with the files
+        identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
@@ -51,7 +57,7 @@ class Client:
             self._try_own(self.own)
 
     def _try_own(self, own: ModelSpec) -> None:
-        """Tell now what is wrong with the own model: an error if it cannot run, a warning if it has no graph."""
+        """Check the own model early: a ModelError if it cannot run, a warning if it has no graph."""
         with torch.random.fork_rng(devices=[]):
             build_own(own)
         try:
@@ -60,7 +66,7 @@ class Client:
             log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", _in_short(error))
 
     def seed(self, scope: Scope, *more: str | int) -> int:
-        """Return a seed of this client's own: with equal ones, all clients would draw the same batches."""
+        """Return a seed of this client. With equal seeds all clients would draw the same batches."""
         return derive(scope.seed, self.settings.client_id, *more)
 
     def own_spec(self) -> ModelSpec:
@@ -71,7 +77,11 @@ class Client:
 
     @contextmanager
     def hide_own_model(self) -> Iterator[None]:
-        """Keep on this machine what Python says of an own model that fails: it names modules and shapes."""
+        """Replace errors of the own model, which name modules and shapes, by one that the server may read.
+
+        Raises:
+            HyperbloomError: the own model failed. The client's log has the details.
+        """
         try:
             yield
         except OUT_OF_MEMORY:
@@ -80,7 +90,7 @@ class Client:
             told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
             if self.own is None or told:
                 raise
-            if isinstance(error, ModelError):  # one line says all, and has been logged at the start
+            if isinstance(error, ModelError):  # no traceback: one line says all
                 log.error("the own model cannot be used here: %s", _in_short(error))
             else:
                 log.exception("the own model %s fails", self.own.name)
@@ -89,13 +99,13 @@ class Client:
 
 @lru_cache(LOADED_CLIENTS)
 def client_for(settings: ClientSettings) -> Client:
-    """Return this process's client with these settings, loading the data on first use."""
+    """Return this process's client with these settings. The first call loads the data."""
     return Client(settings)
 
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Say what to do where the memory is not enough, and give it back; works as a decorator too."""
+    """Turn an out-of-memory error into a HyperbloomError with advice, and free cached memory; also a decorator."""
     try:
         yield
     except OUT_OF_MEMORY as error:
@@ -109,5 +119,5 @@ def enough_memory() -> Iterator[None]:
 
 
 def _in_short(error: ModelError) -> str:
-    """Return what is wrong, without the list of what would be right."""
+    """Return an error's text without the list of supported layers."""
     return str(error).partition("; supported: ")[0]

@@ -1,4 +1,4 @@
-"""HAFL-distillation on the client: from the federation's shared network into the client's own architecture.
+"""HAFL-distillation on the client: it distils the federation's shared network into its own architecture.
 
 The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
 Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, with the loss of Hinton, Vinyals, Dean: Distilling the
@@ -23,7 +23,7 @@ MOMENTUM = 0.9
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the loss for logits `(B, C)` of both, the mean over the batch."""
+    """Return the mean distillation loss of a batch, from logits `(B, C)` of both networks and labels `(B,)`."""
     soft = F.kl_div(
         F.log_softmax(student / temperature, 1),
         F.log_softmax(teacher / temperature, 1),
@@ -36,17 +36,17 @@ def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, temperat
 
 
 def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refinement, seed: int) -> nn.Module:
-    """Return a fresh network of the client's own architecture, trained on its examples and the teacher's answers.
+    """Return a fresh network of the client's own architecture, trained on its examples and the teacher's logits.
 
     Args:
-        teacher: the shared network, its norms settled; left as it is.
-        spec: of the own model.
+        teacher: the shared network with settled norms. Its weights do not change.
+        spec: the own model.
         data: training examples.
         settings: epochs, learning rate, batch size and temperature.
-        seed: of the student's first weights and of its batches.
+        seed: seed of the student's first weights and of its batches.
 
     Raises:
-        WireError: the settings' numbers are impossible.
+        WireError: a setting is out of range.
     """
     temperature = settings.distil_temperature or 0.0
     if not 1 <= settings.epochs <= MOST_EPOCHS or settings.rate <= 0 or settings.batch < 1 or temperature <= 0:
@@ -64,7 +64,7 @@ def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refine
     student.train()
     for _ in range(settings.epochs):
         for rows in torch.randperm(len(data), generator=generator).split(settings.batch):
-            if len(rows) == 1 < len(data):  # one example may have no variance
+            if len(rows) == 1 < len(data):  # batch normalisation may fail on one example
                 continue
             rows = rows.to(data.labels.device)
             optimizer.zero_grad()

@@ -1,7 +1,7 @@
-"""The client's half of ODPFL-HN: encode its examples, take a gradient back through the encoder, fit it to a descriptor.
+"""The client's part of ODPFL-HN: encode its examples, backpropagate through the encoder, fit it to a descriptor.
 
-Labels have no part in it. Between the descriptor and its gradient the client keeps the encoder and the descriptor on
-its disk, and computes the forward pass again: it must give the same.
+It uses no labels. Between the descriptor and its gradient the client keeps the encoder and the descriptor on its disk.
+It then repeats the forward pass, which must give the same descriptor.
 """
 
 from functools import cache
@@ -30,14 +30,14 @@ __all__ = ["backprop", "describe", "fit_encoder"]
 
 FIT_MOMENTUM = 0.9
 FIT_CLIP = 1.0
-"""Norm to which a step's gradient is clipped: a descriptor far off must not throw the encoder out."""
+"""Largest norm of a step's gradient, so that a distant target descriptor does not destroy the encoder."""
 
 
 def describe(client: Client, order: DescribeOrder) -> DescribeResult:
-    """Return the descriptor of the training examples, and keep what a gradient that follows needs.
+    """Return the descriptor of the training examples, and keep the encoder if a gradient follows.
 
     Raises:
-        WireError: the encoder does not fit the examples, or is another than the order says.
+        WireError: the encoder does not fit the examples, or differs from the version in the order.
         HyperbloomError: the user does not allow it.
     """
     check_release(client)
@@ -54,9 +54,8 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
     """Return the vector-Jacobian product of the descriptor with the order's gradient.
 
     Raises:
-        WireError: the client was described with another encoder, or not at all.
-        HyperbloomError: the descriptor has become another, as the examples are no longer the same; or the user does
-            not allow it.
+        WireError: the client does not hold this encoder, or the gradient does not fit it.
+        HyperbloomError: the examples have changed since, or the user does not allow it.
     """
     check_release(client)
     kept = client.state.load_encoder(order.run_id, order.version)
@@ -76,12 +75,12 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
 
 
 def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
-    """Fit the encoder to the given descriptor; return its change, and the mean squared distance before.
+    """Fit the encoder to a descriptor on inputs `(N, ...)`; return its change, and the mean squared error before.
 
     Full-batch gradient descent on `mean_k (g(inputs) - e)_k^2` (equation 10 of ODPFL-HN, up to a factor).
 
     Raises:
-        WireError: encoder and descriptor do not fit this client.
+        WireError: the encoder or the descriptor does not fit this client, or there are no steps.
     """
     if fit.steps < 1:
         raise WireError(f"order: expected at least 1 step to fit the encoder, found {fit.steps}")
@@ -104,7 +103,7 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
 
 
 def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str) -> tuple[Encoder, FlatPart]:
-    """Return this process's encoder of inputs `(N, ...)` with these parameters; WireError if they do not fit."""
+    """Return this process's encoder for inputs `(N, ...)` with these weights; WireError if they do not fit."""
     if version_of(weights.values) != version:
         raise WireError(f"order: the encoder is not the one that it says, {version}")
     spec = EncoderSpec(name, tuple(inputs.shape[1:]), dim)

@@ -1,4 +1,4 @@
-"""How a client carries out an order to evaluate."""
+"""The handler of an evaluation order."""
 
 import logging
 
@@ -23,11 +23,11 @@ log = logging.getLogger("hyperbloom.client")
 
 @enough_memory()
 def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
-    """Score the ordered weights, with the private part, on validation and test examples.
+    """Score the order's weights with the private part on validation and test examples.
 
     Raises:
         WireError: the order does not fit this client.
-        HyperbloomError: the memory was not enough.
+        HyperbloomError: the user does not allow it, the own model failed, or the memory was not enough.
     """
     network = load(client, order.scope, order.target, order.weights)
     if order.target.private == "copy":
@@ -49,12 +49,12 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
 
 
 def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: SplitScore) -> None:
-    """Keep a model that is whole on this machine alone, for `flower-client export`; a full disk is no reason."""
+    """Keep a model that only this machine has in full, for `flower-client export`; a full disk causes a warning."""
     target, settings = order.target, order.refinement
     distilled = settings is not None and settings.distil_temperature is not None
     own = client.own if target.model == OWN or target.private == "all" or distilled else None
     if own is None and target.private == "none" and settings is None and not has_running_norms(module):
-        return  # the server can write it
+        return  # the server has it in full
     spec = own or spec_of(client, target)
     spec = ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes)
     facts = Scored(

@@ -1,4 +1,4 @@
-"""Who a client is to other clients: the key with which it signs, and those that its user knows."""
+"""A client's identity for other clients: its signing key, and the keys that its user knows."""
 
 from functools import lru_cache
 
@@ -12,10 +12,10 @@ __all__ = ["identity_of"]
 
 @lru_cache(256)
 def identity_of(settings: ClientSettings) -> tuple[EllipticCurvePrivateKey | None, frozenset[str] | None]:
-    """Return the key with which a client signs, and the fingerprints of the clients that it knows.
+    """Return a client's signing key, and the fingerprints of the clients that its user knows; None for either.
 
     Raises:
-        ConfigError: a file cannot be read, or holds something else.
+        ConfigError: a file cannot be read, or has the wrong content.
     """
     key = read_private_key(settings.key, "--key") if settings.key else None
     return key, read_fingerprints(settings.peers, "--peers") if settings.peers else None

@@ -1,4 +1,4 @@
-"""What a client says of itself, and of its own model as much as the server asks and the user allows."""
+"""A client's introduction, which includes as much of its own model as the server asks for and the user allows."""
 
 from hyperbloom import __version__
 from hyperbloom.client.settings import Disclosure
@@ -12,14 +12,15 @@ from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
 __all__ = ["ALL_TYPES", "describe_model", "introduce", "take_notice"]
 
 ALL_TYPES = ("all",)
-"""Stands for the layer types of a client that wants all parts of the hypernetwork, not to show which it uses."""
+"""Sent in place of layer types by a client that gets all parts of the hypernetwork, to hide which ones it uses."""
 
 
 def introduce(client: Client, greeting: Greeting) -> Introduction:
-    """Say who this client is and what it can do.
+    """Return this client's identity, the sizes of its data, and what its model is.
 
     Raises:
         RefusedError: the server chooses the model of all clients, and this one has its own.
+        HyperbloomError: the own model failed.
     """
     with client.hide_own_model():
         types, graph = describe_model(client.own, client.settings.disclose, greeting.asks, greeting.norms)
@@ -47,13 +48,13 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
 def describe_model(
     spec: ModelSpec | None, disclosure: Disclosure, asks: str | None, norms: str | None
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the layer types and the graph that an introduction tells of a client's own model.
+    """Return the layer types and the graph of a client's own model for its introduction.
 
     Args:
-        spec: of the own model, or None if there is none.
-        disclosure: what may be told at most.
+        spec: the own model, or None if there is none.
+        disclosure: the most that the user allows.
         asks: what the server's strategy asks for.
-        norms: how it treats the parameters of norms.
+        norms: how the strategy treats the parameters of norms.
 
     Raises:
         RefusedError: the server chooses the model of all clients, and this one has its own.
@@ -68,7 +69,7 @@ def describe_model(
             "in this run the server chooses the model of all clients; join without --model", reason=Reason.UNFIT
         )
     if asks == "own":
-        return (), None  # there is one
+        return (), None  # only that there is one
     graph = own_graph(spec, parse_norms(norms))
     if asks == "graph":
         return None, graph.to_json() if disclosure == "graph" else None
@@ -76,7 +77,7 @@ def describe_model(
 
 
 def take_notice(client: Client, notice: Notice) -> Notice:
-    """Keep no earlier versions for a run that is complete. Whoever runs the client acts on the rest of the notice."""
+    """Delete the earlier versions for a complete run. The client's runtime acts on the rest of the notice."""
     if notice.complete is not None:
         client.state.forget_earlier(notice.complete)
     return notice

@@ -1,18 +1,17 @@
-"""A client's half of secure aggregation: secrets of one round, each used once, and what it refuses to do.
+"""A client's part of secure aggregation: the secrets of one round, each used once, and the checks of a server's orders.
 
-A server that follows the protocol and looks at all it gets learns the sum and nothing else of a client
-(`common/secrecy/masks.py` has the protocol). A server that lies learns no more, as long as it controls few enough
-of the clients in the sum, because a client sees to it that
+`common/secrecy/masks.py` describes the protocol. A server that follows it learns only the sum. A server that deviates
+learns no more if it controls few enough of the clients in the sum, because a client enforces these rules:
 
-* its masks are made of all that it was told: they cancel against those of clients that were told the same, no others;
-* each number of its change is in a sum with those of at least two others, whoever vanishes;
-* it reveals shares only after as many clients as the threshold have signed the same set of survivors;
-* of one client it never reveals both kinds of shares, nor any before it has masked, nor any twice;
-* its masks hide one change only;
-* the others are those whose keys its user knows, if the user has said which (`--peers`). Otherwise the server can make
-  up all of them.
+* Its masks depend on all that it was told. They cancel only against those of clients that were told the same.
+* Each number of its change is in a sum with numbers of at least two other clients, whichever clients vanish.
+* It reveals shares only after as many clients as the threshold have signed the same set of survivors.
+* It never reveals both kinds of shares of one client, never before it has sent its masked change, and never twice.
+* It uses its masks for one change only.
+* If the user names keys (`--peers`), it takes part only with clients that have these keys. Otherwise the server can
+  invent all other clients.
 
-Secrets are in memory alone: a client that is started again is out of the round.
+Secrets are only in memory, so a client that restarts drops out of the round.
 """
 
 import logging
@@ -78,9 +77,9 @@ _STAGES = (KeysOrder, SharesOrder, MaskedOrder, ConfirmOrder, UnmaskOrder)
 
 
 def make_keys(client: Client, order: KeysOrder) -> KeysResult:
-    """Forget the last round's secrets, and make new ones; nothing of them is kept on the disk.
+    """Forget the secrets of the last round and make new ones, in memory only.
 
-    A client without a key of its own signs with one that it makes for the round.
+    A client without its own signing key makes one for the round.
     """
     key, peers = identity_of(client.settings)
     _rounds[client.settings] = SecureRound(order.run_id, order.round, key or make_key(), peers)
@@ -88,18 +87,19 @@ def make_keys(client: Client, order: KeysOrder) -> KeysResult:
 
 
 def deal_shares(client: Client, order: SharesOrder) -> SharesResult:
-    """Deal shares of the round's secrets; WireError if the order would not keep them."""
-    # As many as the threshold stay to the end, or nobody reveals a share.
+    """Deal shares of the round's secrets; WireError if the order would not protect them."""
+    # Nobody reveals a share unless as many clients as the threshold stay to the end.
     check_sum(client, f"sums of {order.threshold} or more", order.threshold)
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.share(order)
 
 
 def train_masked(client: Client, order: MaskedOrder) -> MaskedResult:
-    """Train as ordered, and return the change masked.
+    """Train, and return the masked change.
 
     Raises:
-        WireError: the order does not fit this client, or this point of the round.
+        WireError: the order does not fit this client, or this stage of the round.
+        HyperbloomError: the user does not allow it, or training failed.
     """
     with _current(client, order, order.scope.run_id, order.scope.round) as secure:
         fewest = secure.expect(order)
@@ -108,23 +108,23 @@ def train_masked(client: Client, order: MaskedOrder) -> MaskedResult:
 
 
 def confirm(client: Client, order: ConfirmOrder) -> ConfirmResult:
-    """Sign whose changes are in the sum, and all that this client was told; WireError if they are too few."""
+    """Sign the set of clients in the sum, and all that this client was told; WireError if they are too few."""
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.confirm(order)
 
 
 def unmask(client: Client, order: UnmaskOrder) -> UnmaskResult:
-    """Reveal what takes the masks off a sum; WireError if that would take them off a summand."""
+    """Reveal the shares that unmask the sum; WireError if they could unmask a single change."""
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.unmask(order)
 
 
 @contextmanager
 def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator["SecureRound"]:
-    """Yield the round that an order is for; whatever fails meanwhile, its secrets are forgotten.
+    """Yield the round of an order. Any failure in the body forgets the round's secrets.
 
     Raises:
-        WireError: there is none, or it is not the order's turn.
+        WireError: there is no such round, or the order comes at the wrong stage.
     """
     found = _rounds.pop(client.settings, None)
     if found is None:
@@ -137,13 +137,16 @@ def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator
 
 @dataclass
 class SecureRound:
-    """The secrets of one round, and how far it has come.
+    """The secrets and the stage of one round.
 
     Args:
-        run_id: of the run.
-        round: its number.
-        identity: the key with which this client signs.
+        run_id: id of the run.
+        round: number of the round.
+        identity: this client's signing key.
         peers: fingerprints of the clients that may be in the sum; None for any.
+        cipher_key: key for sealed shares.
+        mask_key: key for the masks shared with other clients.
+        own_secret: seed of this client's own mask, 32 bytes.
     """
 
     run_id: str
@@ -155,17 +158,17 @@ class SecureRound:
     own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
 
     def __post_init__(self) -> None:
-        """Be at the first stage."""
+        """Start at the first stage."""
         self._stage = 0
         self._place = 0
-        self._pairs: dict[int, bytes] = {}  # by place, keys of what is sealed between this client and that
-        self._held: dict[int, tuple[bytes, bytes]] = {}  # by place, shares of its secret and of its key
+        self._pairs: dict[int, bytes] = {}  # by place: key of the shares sealed with that client
+        self._held: dict[int, tuple[bytes, bytes]] = {}  # by place: shares of that client's secret and key
         self._there: tuple[int, ...] = ()
         self._alive: tuple[int, ...] = ()
         self._dead: tuple[int, ...] = ()
 
     def advance(self, kind: type[Order], run_id: str, number: int) -> None:
-        """Move on to the stage of a kind of order; WireError if it is not that order's turn."""
+        """Advance to the stage of a kind of order; WireError if it is not the next one."""
         if (run_id, number) != (self.run_id, self.round):
             raise WireError(
                 f"order: for round {number} of {run_id}, but the keys here are for round {self.round} of {self.run_id}"
@@ -177,16 +180,16 @@ class SecureRound:
         self._stage += 1
 
     def keys(self) -> KeysResult:
-        """Return the public keys, signed."""
+        """Return the signed public keys."""
         keys = public_key(self.cipher_key), public_key(self.mask_key)
         signature = sign(self.identity, signed_keys(self.run_id, self.round, *keys))
         return KeysResult(*keys, public_der(self.identity), signature)
 
     def share(self, order: SharesOrder) -> SharesResult:
-        """Deal shares of what takes this client's masks off to all clients.
+        """Deal shares of the secrets that unmask this client's change to all clients.
 
         Raises:
-            WireError: the clients are too few, or their keys are not what they should be.
+            WireError: there are too few clients, or keys are wrong.
         """
         scale = Scale(len(order.cipher_keys), order.bound, order.examples)
         lists = order.cipher_keys, order.mask_keys, order.identities
@@ -216,7 +219,7 @@ class SecureRound:
         )
 
     def _know(self, order: SharesOrder) -> None:
-        """Refuse clients that this one's user does not know. Where any will do, their signatures prove nothing."""
+        """Raise a WireError for clients that the user does not know; without --peers, signatures prove nothing."""
         if self.peers is None:
             return
         if len(order.signatures) != self._agreement.scale.clients:
@@ -238,13 +241,13 @@ class SecureRound:
         return commit(share, f"share of {what}", self._digest)
 
     def expect(self, order: MaskedOrder) -> int:
-        """Take over who is still there, what they have dealt and what is summed, before anything is trained.
+        """Check and keep the remaining clients, their shares and the parts of the sum, before training.
 
         Returns:
-            How many clients are at least in the sum of each number that this one sends.
+            Least number of clients in the sum of any number that this client sends.
 
         Raises:
-            WireError: too few are there, or the order is not for a masked change.
+            WireError: too few clients are left, or the order does not fit a masked change.
         """
         masking = order.masking
         clients, threshold = self._agreement.scale.clients, self._agreement.threshold
@@ -269,7 +272,7 @@ class SecureRound:
         return min(owned.values(), default=threshold)
 
     def _read(self, masking: Masking) -> None:
-        """Keep the shares that are as their dealers say. Another one, revealed, would look like this client's lie."""
+        """Keep the shares that match their dealers' digests. If revealed, others would look like this client's lie."""
         for place, sealed, digests in zip(masking.there, masking.sealed, masking.digests, strict=True):
             if place == self._place:
                 continue
@@ -279,11 +282,11 @@ class SecureRound:
                 self._held[place] = of_secret, of_key
 
     def mask(self, order: MaskedOrder, result: TrainResult, examples: int) -> MaskedResult:
-        """Return the change that training brought, weighted by examples, under masks.
+        """Return the masked change of the weights, weighted by examples.
 
         Raises:
-            WireError: the parts of the sum are not what was trained.
-            HyperbloomError: the training diverged; nobody could see it in the sum.
+            WireError: the parts of the sum do not fit the trained tensors.
+            HyperbloomError: the training diverged, which nobody could see in the sum.
         """
         if result.weights is None or order.weights is None:
             raise WireError("order: expected weights to sum")
@@ -298,7 +301,7 @@ class SecureRound:
         weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
         if beyond:
             log.warning("%d of %d changes are beyond %g and were cut", beyond, len(change), scale.bound)
-        loss = np.array([result.loss or 0.0])  # None with noise, when the sum tells no loss either
+        loss = np.array([result.loss or 0.0])  # None with noise; then nobody uses the summed loss
         words = np.append(
             scale.encode(self._placed(change, layout), weight), scale.encode(loss, weight, LARGEST_LOSS_SUMMED)
         )
@@ -310,7 +313,7 @@ class SecureRound:
         return MaskedResult(result.seconds, words.astype("<u4").tobytes())
 
     def _placed(self, change: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
-        """Return the tensors of a change `(P,)` in their parts of the sum `(total,)`, zeros elsewhere."""
+        """Return the vector `(total,)` of the sum, with the tensors of a change `(P,)` in their parts."""
         placed = np.zeros(self._parts.total)
         trained = {name: place for name, place, _ in layout.slices()}
         slices = self._parts.slices
@@ -324,10 +327,10 @@ class SecureRound:
         return placed
 
     def confirm(self, order: ConfirmOrder) -> ConfirmResult:
-        """Sign whose changes are in the sum.
+        """Sign the set of clients in the sum.
 
         Raises:
-            WireError: too few are, or it is not clear who.
+            WireError: they are too few, or the lists do not cover all clients exactly once.
         """
         alive, dead = set(order.alive), set(order.dead)
         if len(order.alive) + len(order.dead) != len(self._there) or alive | dead != set(self._there):
@@ -344,10 +347,10 @@ class SecureRound:
         return signed_set(self._told, self._alive, self._dead)
 
     def unmask(self, order: UnmaskOrder) -> UnmaskResult:
-        """Reveal one share for each client that was there: of its secret if it lives on, else of its key.
+        """Reveal one share for each client that dealt shares: of its secret if it is alive, else of its mask key.
 
         Raises:
-            WireError: too few have signed the set that this client has signed.
+            WireError: too few clients have signed the set that this client has signed.
         """
         if len(order.signatures) != len(self._alive):
             raise WireError(f"order: expected {len(self._alive)} signatures, found {len(order.signatures)}")

@@ -1,8 +1,8 @@
-"""Local methods on the client: for each kind of `common/methods.py` the function that trains by it.
+"""Local methods on the client: the training function of each kind in `common/methods.py`.
 
-Each takes the place of `sgd.train`. `sgd.steps` counts gradients of the loss on one batch, whatever they are for, so
-that all methods have the same budget. What the server sent is clipped and starts with a fresh optimiser, what is
-personal is not clipped and keeps its momentum, weight decay is on both: all as in `train`.
+Each function replaces `sgd.train`. `sgd.steps` counts all gradients of the loss on a batch, so that all methods have
+the same budget. As in `train`, the shared part is clipped and starts with a fresh optimiser, the personal part is not
+clipped and keeps its momentum, and weight decay applies to both. All return the mean loss.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,11 +26,11 @@ __all__ = ["LOCAL_METHODS", "Likeness", "check_method", "train_by"]
 
 @dataclass(frozen=True)
 class Likeness:
-    """What representations are to resemble (FedHeNN).
+    """The target of representations (FedHeNN).
 
     Attributes:
-        inputs: of which they are taken, `(n, *shape)`.
-        factor: of the kernel matrix to resemble, `(n, r)`; None: that of the weights as they were sent.
+        inputs: inputs to represent, `(n, *shape)`.
+        factor: factor `(n, r)` of the target kernel matrix; None for the representations by the weights as sent.
     """
 
     inputs: Tensor
@@ -38,10 +38,10 @@ class Likeness:
 
 
 def check_method(method: Method | None, private: str, steps: int) -> None:
-    """Refuse a method that does not go with the rest of an order, before any work is done.
+    """Check that a method fits the rest of an order, before any work.
 
     Raises:
-        WireError: says what does not fit.
+        WireError: the private part or the number of steps does not fit.
     """
     if method is None:
         if private == "copy":
@@ -56,7 +56,7 @@ def check_method(method: Method | None, private: str, steps: int) -> None:
 def train_by(
     method: Method | None, network: Network, data: Examples, sgd: SGD, seed: int, likeness: Likeness | None = None
 ) -> float:
-    """Train in place by a method, or by plain SGD if there is none; returns the mean loss."""
+    """Train in place by a method, or by plain SGD if it is None, and return the mean loss."""
     if method is None:
         return train(network, data, sgd, seed)
     more = (likeness,) if isinstance(method, Aligned) else ()
@@ -64,7 +64,7 @@ def train_by(
 
 
 def fedprox(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedProx) -> float:
-    """SGD with `mu (w - w_sent)` added to the gradient of what the server sent, before it is clipped."""
+    """SGD with `mu (w - w_sent)` added to the gradient of the shared part before clipping."""
     module, shared = network.module, network.shared
     sent, total = shared.values.clone(), _zero(data)
     module.train()
@@ -78,7 +78,7 @@ def fedprox(network: Network, data: Examples, sgd: SGD, seed: int, settings: Fed
 
 
 def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedRep) -> float:
-    """SGD on the head alone, then on the body alone; each has at least one step."""
+    """SGD on the head only, then on the body only, with at least one step each."""
     module, shared, personal = network.module, network.shared, network.personal
     head_steps = min(max(1, round(settings.head_share * sgd.steps)), sgd.steps - 1)
     batches = draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device)
@@ -97,11 +97,11 @@ def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedR
 
 
 def per_fedavg(network: Network, data: Examples, sgd: SGD, seed: int, settings: PerFedAvg) -> float:
-    """SGD on `f(w - alpha grad f(w))`, with two gradients for a step, or four with the curvature.
+    """SGD on `f(w - alpha grad f(w))`, with two gradients in a step, or four with the curvature.
 
-    Its gradient is `(I - alpha H(w)) g` with `g = grad f(w - alpha grad f(w))`; first-order leaves `H` out,
-    hessian-free takes `H g` from a difference of gradients at `w +- delta g`. The three are on batches of their own,
-    and those of `g` are the batches of plain SGD. The step to `w - alpha grad f(w)` is not clipped.
+    The gradient is `(I - alpha H(w)) g` with `g = grad f(w - alpha grad f(w))`. The first-order variant leaves `H` out;
+    the hessian-free one computes `H g` from the difference of gradients at `w +- delta g`. The inner gradient, `g` and
+    `H g` use separate batches; those of `g` are the batches of plain SGD. The inner step is not clipped.
     """
     module, shared = network.module, network.shared
     curved = settings.variant == "hessian-free"
@@ -132,9 +132,9 @@ def per_fedavg(network: Network, data: Examples, sgd: SGD, seed: int, settings: 
 def pfedme(network: Network, data: Examples, sgd: SGD, seed: int, settings: PFedMe) -> float:
     """SGD on the Moreau envelope, whose gradient at `w` is `lamda (w - theta)`.
 
-    `theta` takes `inner_steps` plain gradient steps on one batch's `f(theta) + lamda/2 |theta - w|^2`, from where it
-    was after the last batch; the round begins with `theta = w`. Then `w` takes one step of the order's SGD, clipped and
-    decayed as every model that was sent. The last of the inner solutions is shorter where the budget ends in it.
+    `theta` starts the round at `w`. For each batch it takes `inner_steps` plain gradient steps on
+    `f(theta) + lamda/2 |theta - w|^2`. Then `w` takes one step of the order's SGD with clipping and weight decay. The
+    last batch has fewer inner steps if the budget ends there. The personal model becomes `theta`.
     """
     module, shared = network.module, network.shared
     w, total = Flat(shared.layout, shared.values.clone()), _zero(data)
@@ -155,7 +155,7 @@ def pfedme(network: Network, data: Examples, sgd: SGD, seed: int, settings: PFed
 
 
 def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
-    """SGD that leaves some parameters as they were sent, weight decay included."""
+    """SGD that keeps some parameters exactly as sent, without weight decay."""
     module, shared = network.module, network.shared
     names = {name for name, _ in shared.layout.shapes}
     if not set(settings.names) < names:
@@ -178,9 +178,9 @@ def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Froz
 def aligned(
     network: Network, data: Examples, sgd: SGD, seed: int, settings: Aligned, likeness: Likeness | None = None
 ) -> float:
-    """SGD on the loss plus `eta (1 - CKA)`, each step on all of the round's reference inputs (FedHeNN).
+    """SGD on the loss plus `eta (1 - CKA)`, with all of the round's reference inputs in each step (FedHeNN).
 
-    A private copy is what was trained.
+    A private copy gets the trained weights.
     """
     module, shared = network.module, network.shared
     parts = [shared] if network.has_copy else network.parts
@@ -203,7 +203,7 @@ def aligned(
 
 
 def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Likeness | None) -> Callable[[], Tensor]:
-    """Return what computes how far the module's representations are from those that they are to resemble.
+    """Return a function that computes the distance of the module's representations to their target.
 
     Raises:
         WireError: there are no inputs, or the factor does not fit them.
@@ -228,7 +228,7 @@ def _zero(data: Examples) -> Tensor:
 
 @contextmanager
 def _only(module: nn.Module, names: set[str]) -> Iterator[None]:
-    """Take gradients of these parameters alone, as far as they are not frozen."""
+    """Compute gradients only of the parameters in `names` that are not frozen."""
     others = [each for name, each in module.named_parameters() if each.requires_grad and name not in names]
     for parameter in others:
         parameter.requires_grad_(False)
@@ -247,4 +247,4 @@ LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "per-fedavg": per_fedavg,
     "pfedme": pfedme,
 }
-"""By kind, in the form of `fedprox`; `aligned` takes a `Likeness` as well."""
+"""Functions by kind, with the signature of `fedprox`; `aligned` also takes a `Likeness`."""

@@ -1,7 +1,7 @@
-"""The networks that all clients of a process share, and how an order's weights and a client's own get into them.
+"""The networks that all clients of a process share, and the loading of an order's weights and a client's own into them.
 
-Every order brings the shared weights. The personal part is on the client's disk; it is read when the network holds
-another client's, or another run's, or when another process has written it.
+Every order brings the shared weights. The personal part is on the client's disk. It is read if the network holds that
+of another client or run, or if another process has written it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from hyperbloom.common.wire.weights import Weights
 __all__ = ["Loaded", "check_common_model", "keep_personal", "load", "loaded_network", "spec_of"]
 
 LOADED_NETWORKS = 32
-"""Own models, each with its hypernetwork, that stay in the memory of one process."""
+"""Most own models, each with its hypernetwork, that one process keeps in memory."""
 
 Holder = tuple[Client, str, FileState, tuple[int, ...]]
 
@@ -33,8 +33,8 @@ class Loaded(Network):
 
     Attributes:
         head: names of the parameters of the prediction head.
-        holds: whose personal part is in memory: the client, the run, the state of the file that it agrees with, and
-            the rounds to which the server had gone back by then. None while it agrees with no file.
+        holds: the personal part in memory: its client, its run, the state of its file, and the rounds to which the
+            server had gone back by then. None while it differs from every file.
     """
 
     head: tuple[str, ...] = ()
@@ -42,12 +42,13 @@ class Loaded(Network):
 
 
 def load(client: Client, scope: Scope, target: Target, weights: Weights | None) -> Loaded:
-    """Put an order's weights and the run's personal part into the network that the order is about.
+    """Load an order's weights and the run's personal part into the order's network.
 
-    It is the network of all clients of the process: what is in it stays until the next call.
+    All clients of the process share this network, so the next call overwrites its values.
 
     Raises:
         WireError: the order does not fit this client.
+        HyperbloomError: the personal part cannot be read, or the own model failed.
     """
     if target.num_classes != client.num_classes:
         raise WireError(f"order: {target.num_classes} classes, but this client's data have {client.num_classes}")
@@ -56,7 +57,7 @@ def load(client: Client, scope: Scope, target: Target, weights: Weights | None) 
     if layout.numel:
         if weights is None:
             raise WireError("order: expected weights, found none")
-        # The first order for a private body may bring the whole network.
+        # An order for a private body may bring the whole network.
         whole = target.private == "body" and len(weights.layout.shapes) > len(layout.shapes)
         weights.check(Layout.of(network.module) if whole else layout, torch.float32)
         network.shared.load(weights.part(layout))
@@ -67,7 +68,7 @@ def load(client: Client, scope: Scope, target: Target, weights: Weights | None) 
 
 
 def keep_personal(client: Client, scope: Scope, network: Loaded) -> None:
-    """Write the personal part, if there is one; HyperbloomError if the disk does not take it."""
+    """Write the personal part, if there is one, to the disk; HyperbloomError if that fails."""
     personal = network.personal
     if personal.layout.numel:
         client.state.save_personal(scope, personal.layout, personal.values, personal.momentum)
@@ -75,18 +76,18 @@ def keep_personal(client: Client, scope: Scope, network: Loaded) -> None:
 
 
 def check_common_model(client: Client, target: Target) -> None:
-    """Refuse an own model where the answer would tell the sizes of its layers."""
+    """Raise a WireError if the network is the client's own: the answer would disclose sizes of its layers."""
     if client.own is not None and (target.model == OWN or target.private == "all"):
         raise WireError("order: expected a model that the server chose, found the client's own")
 
 
 def spec_of(client: Client, target: Target) -> ModelSpec:
-    """Return the model of the server's choice for this client's data and size."""
+    """Return the model that the server chose, for this client's data and size."""
     return ModelSpec(target.model, client.settings.size, client.input_shape, client.num_classes)
 
 
 def loaded_network(client: Client, target: Target, weights: Weights | None) -> Loaded:
-    """Return this process's network that an order is about, with whatever is in it.
+    """Return this process's network for an order, without loading values.
 
     Raises:
         WireError: the order does not fit this client.
@@ -97,18 +98,18 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
         own = client.own_spec()
         if target.private != "none":
             raise WireError(f"order: expected private 'none' for the client's own model, found {target.private!r}")
-        # Which weights fit tells all names and shapes, and so does the reason why others do not.
+        # A server could learn all names and shapes from which weights fit, and from the error texts.
         if target.hypernetwork is None and client.settings.disclose != "graph":
             raise WireError("order: for weights of a model whose graph this client does not disclose")
         with client.hide_own_model():
             return _own_network(OwnNetwork.ordered(own, target, weights), client.device)
-    if target.private == "all" and client.own is not None:  # where nothing travels, the server has no say in it
+    if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
         return _private_network(client.own, client.device)
     return _network(spec_of(client, target), target.private, client.device)
 
 
 def _load_personal(client: Client, scope: Scope, target: Target, weights: Weights | None, network: Loaded) -> None:
-    """Take the personal part from memory, from the disk, or from the start; the file is the truth."""
+    """Load the personal part from its file unless memory agrees with it, or initialise it if there is no file."""
     wanted = _holder(client, scope)
     if network.holds == wanted:
         return
@@ -127,9 +128,9 @@ def _load_personal(client: Client, scope: Scope, target: Target, weights: Weight
 def _first_values(
     client: Client, scope: Scope, target: Target, weights: Weights | None, wanted: Layout
 ) -> torch.Tensor:
-    """Return what the server sent for the personal part or, most often, values from a seed of this client's."""
+    """Return the first `(P,)` values of the personal part: those that the server sent, or values from a seed."""
     own = client.own is not None and (target.model == OWN or target.private == "all")
-    # Not of an own model: whether what was sent fits would tell its names and shapes.
+    # An own model never takes values from the server, because a fit would disclose its names and shapes.
     if not own and weights is not None and set(wanted.shapes) <= set(weights.layout.shapes):
         return weights.part(wanted)
     with torch.random.fork_rng(devices=[]):
@@ -158,13 +159,13 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
 
 @lru_cache(LOADED_NETWORKS)
 def _own_network(wanted: OwnNetwork, device: torch.device) -> Loaded:
-    """Return this process's network of an own model, generated or not."""
+    """Return this process's network of an own model, with generated or ordinary weights."""
     made = wanted.make(device)
     return Loaded(made.module, made.shared, made.personal, wanted.head)
 
 
 @lru_cache(LOADED_NETWORKS)
 def _private_network(spec: ModelSpec, device: torch.device) -> Loaded:
-    """Return this process's network of an own model of which nothing travels."""
+    """Return this process's network of an own model that never leaves the client."""
     module = build_own(spec).to(device)
     return Loaded(module, FlatPart(module, Layout(())), FlatPart(module, Layout.of(module)))

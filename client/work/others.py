@@ -1,6 +1,6 @@
-"""What a novel client does with the models of others: try them all, or find whose data are like its own.
+"""Novel clients and the models of other clients: score all of them, or find the client with the most similar data.
 
-For `pfl-sampled`, `pfl-ensemble` and `pfl-nearest` (`strategies/pfl.py`).
+`pfl-sampled`, `pfl-ensemble` and `pfl-nearest` use these functions (`strategies/pfl.py`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,10 +24,11 @@ __all__ = ["domain_errors", "features", "moments_of", "score_all", "send_errors"
 
 
 def try_many(client: Client, order: TryOrder) -> EvaluateResult:
-    """Score many models on validation and test examples: each for itself, or the mean of their logits.
+    """Score many models on validation and test examples, each by itself or together by the mean of their logits.
 
     Raises:
-        WireError: the order does not bring weights of as many numbers as the network has.
+        WireError: the order's weights do not fit the network.
+        HyperbloomError: the user does not allow it.
     """
     check_common_model(client, order.target)
     network = loaded_network(client, order.target, order.weights)
@@ -49,7 +50,12 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
 
 
 def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
-    """Return mean and covariance of what the head of the ordered network sees of the training examples."""
+    """Return the mean and covariance of the features that enter the network's head for the training examples.
+
+    Raises:
+        WireError: the order does not fit this client.
+        HyperbloomError: the user does not allow it.
+    """
     check_release(client)
     check_common_model(client, order.target)
     module = load(client, order.scope, order.target, order.weights).module
@@ -58,10 +64,11 @@ def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
 
 
 def send_errors(client: Client, order: ErrorsOrder) -> ErrorsResult:
-    """Return how often each of the ordered classifiers is wrong about the validation examples.
+    """Return the error rate of each of the order's classifiers on the validation examples.
 
     Raises:
-        WireError: the classifiers are not for as many features as there are.
+        WireError: the classifiers do not fit the number of features.
+        HyperbloomError: the user does not allow it.
     """
     check_common_model(client, order.target)
     module = load(client, order.scope, order.target, order.weights).module
@@ -78,10 +85,10 @@ def score_all(models: Iterable[nn.Module], data: Examples, together: bool) -> Sp
     """Score several models on examples.
 
     Args:
-        models: each is used before the next one is taken: they may be one network with other weights.
+        models: the models. Each is used before the next is drawn, so they may be one network with changing weights.
         data: the examples.
-        together: the mean of their logits decides; else every answer of each counts, so that the accuracy is the mean
-            of theirs.
+        together: whether the mean of their logits decides. Otherwise the score counts every answer of each model, so
+            that the accuracy is their mean accuracy.
     """
     answers = []
     for model in models:
@@ -95,7 +102,7 @@ def score_all(models: Iterable[nn.Module], data: Examples, together: bool) -> Sp
 
 @torch.no_grad()
 def features(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what a network's last layer, `head`, sees of inputs `(N, ...)`: `(N, F)`."""
+    """Return the features `(N, F)` that enter a network's last layer, `head`, for inputs `(N, ...)`."""
     module.eval()
     seen: list[Tensor] = []
     head: nn.Module = module.head  # type: ignore[assignment]
@@ -109,19 +116,19 @@ def features(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def moments_of(seen: Tensor) -> Tensor:
-    """Return the mean of features `(N, F)` above their covariance, `(1 + F, F)`."""
+    """Return the mean of features `(N, F)` stacked on their covariance, `(1 + F, F)`."""
     mean = seen.mean(0, keepdim=True)
     centred = seen - mean
     return torch.cat([mean, centred.T @ centred / len(seen)])
 
 
 def domain_errors(seen: Tensor, classifiers: Tensor, sign: int) -> tuple[float, ...]:
-    """Return the share of features `(N, F)` that each of linear classifiers `(M, F + 1)` puts on the other side.
+    """Return the error rate of each of the linear classifiers `(M, F + 1)` on features `(N, F)` of one domain.
 
     Args:
         seen: the features.
-        classifiers: weights, and the threshold last; positive is the one domain, negative the other.
-        sign: of the domain that the features come from, 1 or -1.
+        classifiers: weights and then the bias. The sign of a classifier's value gives the domain.
+        sign: sign of the domain of the features, 1 or -1.
     """
     values = sign * (seen @ classifiers[:, :-1].T + classifiers[:, -1])  # (N, M)
     return tuple((values <= 0).double().mean(0).tolist())

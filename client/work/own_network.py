@@ -1,13 +1,13 @@
-"""A client's own model: its graph, which stays here, and its weights, written by a graph hypernetwork.
+"""A client's own model: its graph, which stays on the client, and its weights from a graph hypernetwork.
 
 Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
 HyperNetworks, 2022, https://arxiv.org/abs/2201.08459.
 
-    strategy ghn          the parts of the hypernetwork that the graph needs arrive; w = GHN(graph) is generated here at
-                          every step, and the steps of SGD are on the hypernetwork's parameters
-    strategy ghn-server   w arrives, and the steps are on w itself
+    strategy ghn          the parts of the hypernetwork that the graph needs arrive; the client generates w = GHN(graph)
+                          at every step, and SGD updates the hypernetwork's parameters
+    strategy ghn-server   w arrives, and SGD updates w
 
-Either way parameters lie in `FlatPart`s, so that training is that of every other strategy.
+In both cases the parameters are in `FlatPart`s, so training is the same as in every other strategy.
 """
 
 from collections.abc import Mapping
@@ -39,13 +39,13 @@ def own_graph(spec: ModelSpec, norms: Norms = "generated") -> Graph:
 
 @dataclass(frozen=True)
 class OwnNetwork:
-    """What an order makes of a client's own model; equal ones can share a network.
+    """A client's own model as an order uses it. Equal ones can share a network.
 
     Args:
         spec: the model.
-        norms: what happens to the affine parameters of norms; those that stay local are the personal part.
-        hypernetwork: its settings where it writes the weights, or None where they arrive.
-        types: layer types whose parts have arrived.
+        norms: treatment of the affine parameters of norms. Local ones are the personal part.
+        hypernetwork: settings of the hypernetwork that generates the weights; None if the weights arrive.
+        types: layer types of the parts that the client's copy of the hypernetwork has.
     """
 
     spec: ModelSpec
@@ -55,10 +55,10 @@ class OwnNetwork:
 
     @classmethod
     def ordered(cls, spec: ModelSpec, target: Target, weights: Weights | None) -> "OwnNetwork":
-        """Return what an order asks for that is about the client's own model.
+        """Return the own model as an order asks for it.
 
         Raises:
-            WireError: it does not fit the model.
+            WireError: the order does not fit the model.
         """
         wanted = cls(spec, parse_norms(target.norms))
         if target.hypernetwork is None:
@@ -68,13 +68,13 @@ class OwnNetwork:
         parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
         arrived = {LayerType.parse(part) for part in parts}
         settings = Settings.from_json(target.hypernetwork)
-        # In mode `linear` types without parameters do not travel, and have nothing to lack.
+        # In mode `linear` types without parameters have empty parts, which do not travel.
         needed = set(own_graph(spec, wanted.norms).types)
         missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]
         if missing:
             raise WireError("order: the server has no part of the hypernetwork for a layer type of this client's model")
         types = tuple(sorted(needed | arrived, key=str))
-        # Before memory is taken for what the order describes, compare it with what has arrived.
+        # Compare the order with the weights that arrived before allocating memory for what it describes.
         try:
             sketch = GraphHypernetwork.sketch(types, settings, weights.layout.numel)
         except ModelError as error:
@@ -83,7 +83,7 @@ class OwnNetwork:
         return replace(wanted, hypernetwork=settings, types=types)
 
     def make(self, device: torch.device) -> Network:
-        """Return the network, on a device."""
+        """Build the network on a device."""
         graph = own_graph(self.spec, self.norms)
         with torch.random.fork_rng(devices=[]):
             network = build_own(self.spec).to(device)
@@ -101,10 +101,10 @@ class OwnNetwork:
 
 
 class Generated(nn.Module):
-    """A network whose weights a hypernetwork writes anew at every forward pass: gradients reach the hypernetwork."""
+    """A network whose weights a hypernetwork generates in every forward pass, so that gradients reach it."""
 
     def __init__(self, hypernetwork: GraphHypernetwork, graph: Graph, network: nn.Module) -> None:
-        """Put them together; the network's own values are not used, but for norms that stay local."""
+        """Combine them. The network's own values are unused, except those of local norms."""
         super().__init__()
         self.hypernetwork, self.network, self.graph = hypernetwork, network, graph
 
@@ -113,41 +113,41 @@ class Generated(nn.Module):
         return self.graph.layout.views(self.hypernetwork(self.graph))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the network makes of a batch."""
+        """Return the logits of a batch."""
         made: Tensor = functional_call(self.network, self.weights(), (inputs,))
         return made
 
 
 class Fixed(nn.Module):
-    """A network with weights that are not its own."""
+    """A network that computes with given weights in place of its own."""
 
     def __init__(self, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Keep the weights aside, as no parameters of this module."""
+        """Keep the weights in a dictionary, so that they are not parameters of this module."""
         super().__init__()
         self.network = network
         self.weights = dict(weights)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the network makes of a batch."""
+        """Return the logits of a batch."""
         made: Tensor = functional_call(self.network, self.weights, (inputs,))
         return made
 
 
 @torch.no_grad()
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by the names that they have in the client's ordinary network."""
+    """Return parameters and buffers by their names in the client's ordinary network."""
     if not isinstance(module, Generated | Fixed):
         return module.state_dict()
     made = module.weights() if isinstance(module, Generated) else module.weights
     network = module.network
     first = {id(parameter): name for name, parameter in network.named_parameters()}
-    # A parameter of several names is generated under the first, and wanted under all.
+    # A shared parameter is generated under its first name, but the result needs all of its names.
     every = {n: made.get(first[id(p)], p) for n, p in network.named_parameters(remove_duplicate=False)}
     return {**network.state_dict(), **every}
 
 
 class _UsedPart(FlatPart):
-    """The parameters of a hypernetwork, of which weight decay leaves alone what the graph does not use."""
+    """The parameters of a hypernetwork. A step does not change those that the graph does not use."""
 
     def __init__(self, hypernetwork: GraphHypernetwork, used: set[str]) -> None:
         super().__init__(hypernetwork, Layout.of(hypernetwork))
@@ -162,7 +162,7 @@ class _UsedPart(FlatPart):
 
 
 def parse_norms(text: str | None) -> Norms:
-    """Return how an order treats the affine parameters of norms; WireError if it does not say."""
+    """Return an order's treatment of the affine parameters of norms; WireError if it is not valid."""
     if text == "generated":
         return "generated"
     if text == "local":

@@ -1,4 +1,4 @@
-"""What the client's user allows to leave, whatever the server orders, and how often."""
+"""The user's limits on what may leave the client and how often, whatever the server orders."""
 
 from torch import nn
 
@@ -12,12 +12,12 @@ __all__ = ["check_release", "check_sum", "count_score"]
 
 
 def check_release(client: Client, noise: float | None = None, masked: bool = False) -> None:
-    """Let nothing made of training examples leave but as the user wants, and count it (--min-noise, --max-changes).
+    """Check and count a release that depends on training examples (--min-noise, --min-masked, --max-changes).
 
     Args:
-        client: whose examples they are.
-        noise: with which it leaves, in units of its norm.
-        masked: whether the server sees it in a sum alone.
+        client: the client.
+        noise: noise of the release, in units of its norm.
+        masked: whether the server sees it only in a sum.
 
     Raises:
         HyperbloomError: the user does not allow it.
@@ -34,7 +34,7 @@ def check_release(client: Client, noise: float | None = None, masked: bool = Fal
 
 
 def check_sum(client: Client, found: str, clients: int) -> None:
-    """Let no change be in a sum of fewer clients than the user wants; 0 is no sum.
+    """Check that a sum has as many clients as the user requires; `found` describes it in errors, and 0 means no sum.
 
     Raises:
         HyperbloomError: the user does not allow it.
@@ -48,10 +48,10 @@ def check_sum(client: Client, found: str, clients: int) -> None:
 
 
 def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None:
-    """Count a score that tells of training examples: their labels can be read off the loss of a refined model.
+    """Count a score that depends on training examples: the loss of a refined model can reveal their labels.
 
     Raises:
-        HyperbloomError: the user allows no more of them.
+        HyperbloomError: the user allows no more scores.
     """
     if order.target.private != "none" or order.refinement is not None or has_running_norms(module):
         client.releases.spend("scores")

@@ -1,8 +1,8 @@
-"""FedHeNN on the client: the reference set on its disk, and what its network makes of it.
+"""FedHeNN on the client: the reference set on its disk, and its network's representations of it.
 
 Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757. The network stays here; what leaves is a factor of the kernel matrix of its
-representations of inputs that are not the client's.
+https://arxiv.org/abs/2202.07757. The network stays on the client. Only a factor of the kernel matrix of its
+representations leaves, and the represented inputs are public.
 """
 
 from collections import OrderedDict
@@ -23,14 +23,15 @@ from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, Re
 __all__ = ["keep_reference", "reference_rows", "represent"]
 
 LOADED_REFERENCES = 2
-_loaded: OrderedDict[str, Tensor] = OrderedDict()  # by digest: all clients of a process read the same inputs
+_loaded: OrderedDict[str, Tensor] = OrderedDict()  # by digest, shared by all clients of a process
 
 
 def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
     """Write the reference set to the client's disk.
 
     Raises:
-        WireError: it is not what its digest says, or no set of inputs like the client's own.
+        WireError: it does not match its digest, or its inputs do not fit the client's.
+        HyperbloomError: it cannot be written.
     """
     arrived, input_shape = order.weights, client.input_shape
     shapes = arrived.layout.shapes
@@ -48,7 +49,7 @@ def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
 
 
 def represent(client: Client, order: RepresentOrder) -> RepresentResult:
-    """Say what this client's network makes of a round's reference inputs.
+    """Return a factor of the kernel matrix of the network's representations of a round's reference inputs.
 
     Raises:
         WireError: the order does not fit this client.
@@ -69,10 +70,10 @@ def represent(client: Client, order: RepresentOrder) -> RepresentResult:
 
 
 def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tensor:
-    """Return a round's inputs of the reference set, float32 `(rows, *shape)`; all if it has fewer.
+    """Return a round's inputs of the reference set, float32 `(rows, *shape)`, or all if it has fewer.
 
     Raises:
-        WireError: it is not here.
+        WireError: the set is missing or damaged, or `rows` is below 2.
     """
     if rows < 2:
         raise WireError(f"order: expected at least 2 rows of the reference set, found {rows}")
@@ -90,7 +91,7 @@ def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tens
 
 
 def _lacks(reference: str, found: str) -> WireError:
-    """Return the error after which the server sends the set again."""
+    """Return the error that makes the server send the set again."""
     return WireError(
         f"order: expected the reference set {reference[:12]} on this client, found {found}",
         reason=Reason.LACKS_REFERENCE,

@@ -1,4 +1,4 @@
-"""A few passes over a client's own examples before its network is scored; nothing of them stays."""
+"""Temporary training on a client's own examples before its network is scored."""
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +19,19 @@ MOST_EPOCHS = 100
 def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: Refinement, seed: int) -> nn.Module:
     """Return the network after some passes of plain SGD over the client's own examples.
 
-    For HAFL-GHN the step at inference of the paper's section 4.2, on the last layer; for FedAvg with fine-tuning and
-    Per-FedAvg the adaptation of all weights. What is not refined is as it was sent or generated, norms as in
-    evaluation. Nothing of it stays, and if the loss on those examples has grown, nothing has changed.
+    In HAFL-GHN this is the inference step of the paper's section 4.2, on the last layer. In FedAvg with fine-tuning and
+    Per-FedAvg it adapts all weights. The other weights stay as sent or generated, and norms run in evaluation mode. The
+    given module's weights do not change. If the loss on the examples grows, the result has the weights as sent.
 
     Args:
-        module: as `OwnNetwork.make` returned it, or an ordinary network.
+        module: a network from `OwnNetwork.make`, or an ordinary network.
         head: names of the parameters of the prediction head.
         data: training examples.
-        settings: which part, epochs, learning rate and batch size.
-        seed: of the order of the examples.
+        settings: part, epochs, learning rate and batch size.
+        seed: seed of the order of the examples.
 
     Raises:
-        WireError: the settings' numbers are impossible.
+        WireError: a setting is out of range.
     """
     if settings.part not in REFINED:
         raise WireError(f"order: expected to refine one of {REFINED}, found {settings.part!r}")
@@ -51,7 +51,7 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
     for _ in range(settings.epochs if refined else 0):
         for rows in torch.randperm(len(data), generator=generator).split(settings.batch):
             gradients = [torch.zeros_like(values) for values in refined.values()]
-            # A batch may be all that a client has: what memory holds, one after the other.
+            # A batch may contain all of a client's examples, so accumulate gradients in chunks that fit in memory.
             for some in rows.to(data.labels.device).split(EVALUATION_BATCH):
                 logits = functional_call(network, {**weights, **refined}, (data.inputs[some],))
                 loss = F.cross_entropy(logits, data.labels[some]) * (len(some) / len(rows))
@@ -62,8 +62,8 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
                     values.sub_(gradient, alpha=settings.rate)
     after = Fixed(network, {**weights, **{name: values.detach() for name, values in refined.items()}})
     if settings.part == "all":
-        settle_norms(after, data)  # their statistics belong to other weights
-    # A rate that is too large must not cost what was there before; false for NaN.
+        settle_norms(after, data)  # the statistics belong to the weights as sent
+    # Too large a learning rate must not make the model worse. A NaN also fails this test.
     if evaluate(after, data).loss <= loss_as_sent:
         return after
     settle_norms(sent, data)

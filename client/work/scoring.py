@@ -1,4 +1,4 @@
-"""Evaluation in pure torch: how right a network is on some examples."""
+"""Evaluation of a network on examples, in pure torch."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ EVALUATION_BATCH = 1024
 
 @torch.no_grad()
 def evaluate(module: nn.Module, data: Examples) -> SplitScore:
-    """Score the module on examples: number correct, number of all, mean cross-entropy."""
+    """Score the module on examples: number of correct answers, number of examples, mean cross-entropy."""
     module.eval()
     correct, loss = 0, 0.0
     for start in range(0, len(data), EVALUATION_BATCH):
@@ -28,29 +28,29 @@ def evaluate(module: nn.Module, data: Examples) -> SplitScore:
 
 @torch.no_grad()
 def settle_norms(module: nn.Module, data: Examples) -> None:
-    """Take the running statistics of batch normalisation from the client's own examples, for the weights as they are.
+    """Recompute the running statistics of batch normalisation from the client's own examples, for the current weights.
 
-    They are no parameters: nobody sends or averages them, and those of the last training belong to other weights than
-    the ones to be evaluated.
+    Running statistics are no parameters, so nobody sends or averages them. Those of the last training belong to other
+    weights than the ones to evaluate.
     """
     norms = _running_norms(module)
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
-    module.eval()  # but for the norms: dropout has no part in this
+    module.eval()  # without dropout; only the norms train
     for norm in norms:
         norm.train()
         norm.reset_running_stats()
         norm.momentum = None  # the plain average over batches
     for inputs in data.inputs.split(EVALUATION_BATCH):
-        if len(inputs) > 1 or len(data) == 1:  # one example may have no variance
+        if len(inputs) > 1 or len(data) == 1:  # batch normalisation may fail on one example
             module(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
 
 def has_running_norms(module: nn.Module) -> bool:
-    """Tell whether a network computes with statistics that only the client's own examples can give."""
+    """Return whether a network has batch normalisation with running statistics."""
     return bool(_running_norms(module))
 
 

@@ -1,8 +1,8 @@
-"""Local SGD in pure torch, on tensors that are on the device already.
+"""Local SGD in pure torch, on tensors that are already on the device.
 
-It follows pFedHN's public code (Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628): a batch of a fresh
-shuffle at each step, momentum, weight decay, clipping of the shared part only, a fresh optimiser each round for what
-the server sent and one that persists for a personal head.
+It follows pFedHN's public code (Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628): a batch from a fresh
+shuffle at each step, momentum, weight decay, clipping of the shared part only, a fresh optimiser each round for the
+shared part, and a persistent one for a personal head.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ class Flat:
     """Parameters in flat vectors, and SGD over them.
 
     Args:
-        layout: which parameters, in which sgd.
-        values: what they start from; taken over, not copied.
+        layout: names and shapes of the parameters, in order.
+        values: their first values, which are not copied.
 
     Shape:
-        `values`, `gradient`, `momentum` are `(..., layout.numel)`, one row per client where several train at once;
+        `values`, `gradient`, `momentum` are `(..., layout.numel)`, with one row per client if several train at once.
         `momentum` is None before the first step.
 
     Attributes:
-        frozen: views of the gradient of parameters that no step moves, weight decay neither.
+        frozen: views of the gradients of frozen parameters, which no step changes, not even by weight decay.
     """
 
     def __init__(self, layout: Layout, values: Tensor) -> None:
@@ -44,18 +44,18 @@ class Flat:
 
     @torch.no_grad()
     def load(self, values: Tensor) -> None:
-        """Take over weights and forget the momentum: what the server sends starts with a fresh optimiser."""
+        """Copy weights and forget the momentum, because weights from the server start with a fresh optimiser."""
         self.values.copy_(values)
         self.momentum = None
 
     @torch.no_grad()
     def clip(self, norm: float) -> None:
-        """Scale each row of the gradient down to a norm of at most `norm`, as `clip_grad_norm_` of torch does."""
+        """Scale each row of the gradient down to a norm of at most `norm`, like torch's `clip_grad_norm_`."""
         self.gradient.mul_((norm / (self.gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp_(max=1.0))
 
     @torch.no_grad()
     def step(self, sgd: SGD) -> None:
-        """Take the step of `torch.optim.SGD`, without the seconds that its first use takes to import."""
+        """Take a step like `torch.optim.SGD`, whose first use takes seconds to import."""
         self.gradient.add_(self.values, alpha=sgd.weight_decay)
         for gradient in self.frozen:
             gradient.zero_()
@@ -69,12 +69,12 @@ class Flat:
 class FlatPart(Flat):
     """Some parameters of a module, moved into one contiguous vector.
 
-    The module's parameters become views of `values`, their gradients views of `gradient`: copying weights in,
-    clipping and stepping are single operations however many tensors there are.
+    The module's parameters become views of `values`, and their gradients views of `gradient`. Loading, clipping and
+    stepping are then single operations for any number of tensors.
 
     Args:
-        module: the network; its parameters in `layout` are re-bound.
-        layout: which parameters, in which sgd.
+        module: the network. Its parameters in `layout` are rebound.
+        layout: names and shapes of the parameters, in order.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -86,19 +86,19 @@ class FlatPart(Flat):
         for name, view in layout.views(self.values).items():
             parameters[name].data = view
             parameters[name].grad = gradients[name]
-            if not parameters[name].requires_grad:  # of a user's own network, where nothing travels
+            if not parameters[name].requires_grad:  # frozen in a user's own network
                 self.frozen.append(gradients[name])
 
 
 @dataclass
 class Network:
-    """A network, and its parameters as two vectors, either of which may be empty.
+    """A network with its parameters in two vectors, either of which may be empty.
 
     Attributes:
-        module: what computes.
-        shared: parameters of the module that the server sends; their gradient is clipped.
-        personal: its other parameters, which stay on the client: not clipped, and their momentum persists, as in the
-            public code of pFedHN-PC. In an order for a copy, a model of the same shapes beside the module.
+        module: the torch module.
+        shared: parameters of the module that the server sends. Their gradient is clipped.
+        personal: the other parameters, which stay on the client. As in the public code of pFedHN-PC, they are not
+            clipped, and their momentum persists. In an order for a copy, a private model of the same shapes.
     """
 
     module: nn.Module
@@ -112,23 +112,23 @@ class Network:
 
     @property
     def has_copy(self) -> bool:
-        """Tell whether the personal part is a model beside the module."""
+        """Return whether the personal part is a private copy and not part of the module."""
         return bool(self.shared.layout.numel) and self.shared.layout == self.personal.layout
 
 
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:
-    """Return `(steps, min(batch_size, examples))` indices: each row the start of a fresh shuffle.
+    """Return `(steps, min(batch_size, examples))` indices. Each row is the start of a fresh shuffle.
 
-    Drawn on the CPU, so that every device trains on the same batches.
+    They are drawn on the CPU, so that every device trains on the same batches.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(batch_size, examples)
-    # Copies: a slice would keep the whole shuffle in memory, for every step.
+    # Copy each slice, because a view would keep the whole shuffle of every step in memory.
     return torch.stack([torch.randperm(examples, generator=generator)[:size].clone() for _ in range(steps)])
 
 
 def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Tensor) -> Tensor:
-    """Put the gradient of the loss on the examples `batch` into `parts`, and return the loss."""
+    """Compute the gradient of the loss on the examples `batch` into `parts`, and return the loss as a scalar."""
     for part in parts:
         part.gradient.zero_()
     loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
@@ -140,10 +140,10 @@ def train(network: Network, data: Examples, sgd: SGD, seed: int) -> float:
     """Take the SGD steps in place and return the mean loss over them.
 
     Args:
-        network: what is trained.
+        network: the network to train.
         data: training examples on the module's device.
         sgd: hyperparameters.
-        seed: of the batches.
+        seed: seed of the batches.
     """
     parts = network.parts
     batches = draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device)

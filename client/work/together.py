@@ -1,4 +1,4 @@
-"""Virtual clients of one process that train at once."""
+"""Simultaneous training of virtual clients in one process."""
 
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -23,18 +23,18 @@ from hyperbloom.common.wire.orders import SGD, TrainOrder, TrainResult
 __all__ = ["train_together"]
 
 INPUTS_AT_ONCE = 2**24
-"""Floats of input in a step beyond which clients train in several chunks: 85 clients with batches of 64 CIFAR images,
-whose step takes the paper's LeNet 1.7 GB (measured on a CPU)."""
+"""Most floats of input in one step; more clients train in several chunks. This is 85 clients with batches of 64 CIFAR
+images, for which a step of the paper's LeNet takes 1.7 GB (measured on a CPU)."""
 
 Task = tuple[Client, TrainOrder]
 Results = dict[int, TrainResult | Exception]
 
 
 def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
-    """Return for each task what `train` returns or raises.
+    """Return for each task the result of `train`, or its exception.
 
-    Clients of one architecture and with equal orders train at once. A client trains as always if no other has an equal
-    order, if the order names a method, if it has a model of its own, or one with batch normalisation or an LSTM.
+    Clients with one architecture and equal orders train at once. A client trains alone if no other has an equal order,
+    if the order names a method, if it has its own model, or if the model has batch normalisation or an LSTM.
     """
     results: Results = {}
     for chunk in _chunks(tasks):
@@ -46,13 +46,13 @@ def train_together(tasks: Sequence[Task]) -> list[TrainResult | Exception]:
 
 
 def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
-    """Yield the indices of tasks that can train at once, not more of them than memory allows."""
+    """Yield lists of indices of tasks that can train at once, within the limit on memory."""
     groups: dict[tuple[int, Hashable], list[int]] = {}
     turns: dict[ClientSettings, int] = {}
     for index, (client, order) in enumerate(tasks):
-        # A second order to the same client builds on what the first left.
+        # A client's second order starts from the result of the first, so it needs a later turn.
         turn = turns[client.settings] = turns.get(client.settings, 0) + 1
-        # A model of its own may be written by a hypernetwork, which has no axis for clients; nor have methods.
+        # Local methods have no axis for clients, and neither have hypernetworks, which may generate an own model.
         by_itself = client.own is not None or order.method is not None or _has_no_axis(spec_of(client, order.target))
         about = (client.settings.size, client.input_shape, client.num_classes, client.device)
         alike = (index if by_itself else None, about, replace(order, weights=None, method=None, resemble=None))
@@ -68,9 +68,9 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
 
 @cache
 def _has_no_axis(spec: ModelSpec) -> bool:
-    """Tell whether a network normalises by batch, or is recurrent.
+    """Return whether a network has batch normalisation or is recurrent.
 
-    Each client's batch is its own, and its statistics are written in place; torch has no vectorised LSTM.
+    Batch normalisation writes each client's statistics in place, and torch has no vectorised LSTM.
     """
     with torch.device("meta"):
         module = attempt(build, spec)
@@ -78,7 +78,7 @@ def _has_no_axis(spec: ModelSpec) -> bool:
 
 
 def _train_chunk(tasks: Mapping[int, Task]) -> Results:
-    """Train clients of one network: it serves them in turn for what comes before and after the training."""
+    """Train clients of one network at once. They use it in turn before and after the training."""
     start = time.perf_counter()
     results: Results = {}
     rows: dict[int, _Row] = {}
@@ -88,7 +88,7 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
             results[index] = prepared
             continue
         network, seed = prepared
-        # The next one's weights take their place; a momentum is another tensor for each.
+        # Clone the values, which the next client overwrites. Each client has its own momentum tensor.
         values = network.shared.values.clone(), network.personal.values.clone()
         rows[index] = _Row(seed, *values, network.personal.momentum)
     if not rows:
@@ -111,7 +111,7 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
 
 @dataclass(frozen=True)
 class _Row:
-    """What one client brings to a training of several: its seed, its vectors, and the momentum of the personal one."""
+    """One client's seed, its two vectors, and the momentum of the personal one."""
 
     seed: int
     shared: Tensor
@@ -120,11 +120,11 @@ class _Row:
 
 
 def _stack(network: Network, rows: Sequence[_Row]) -> Network:
-    """Return the network with a row for each client in its vectors."""
+    """Return the network with vectors `(C, P)` and `(C, Q)`, one row for each client."""
     shared = Flat(network.shared.layout, torch.stack([row.shared for row in rows]))
     personal = Flat(network.personal.layout, torch.stack([row.personal for row in rows]))
     if any(row.momentum is not None for row in rows):
-        # Zeros are the same as none.
+        # A momentum of zeros has the same effect as None.
         none = torch.zeros_like(network.personal.values)
         personal.momentum = torch.stack([none if row.momentum is None else row.momentum for row in rows])
     return Network(network.module, shared, personal)

@@ -1,4 +1,4 @@
-"""How a client carries out an order to train."""
+"""The handler of a training order."""
 
 import math
 import time
@@ -25,7 +25,7 @@ __all__ = ["conclude", "fit", "prepare", "train"]
 
 @enough_memory()
 def train(client: Client, order: TrainOrder) -> TrainResult:
-    """Train as ordered; what is private is on the disk before the result leaves.
+    """Train as ordered, and write the private part to the disk before returning.
 
     Raises:
         WireError: the order does not fit this client.
@@ -40,14 +40,14 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
 
 
 def fit(client: Client, order: FitOrder) -> FitResult:
-    """Train as ordered, and fit the encoder to the descriptor that the order brings."""
+    """Train, and fit the encoder to the order's descriptor; errors as in `train` and `fit_encoder`."""
     result = train(client, order)
     gamma, distance = fit_encoder(order.fit, client.train_data.inputs)
     return FitResult(**vars(result), version=order.fit.version, distance=distance, gamma=gamma)
 
 
 def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
-    """Return the network with everything in its place, and the seed of the batches.
+    """Check an order, load its network, and return it with the seed of the batches.
 
     Raises:
         WireError: the order does not fit this client.
@@ -67,12 +67,12 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
     elif order.reply != "nothing":
         check_release(client, noise.scale if noise else None, isinstance(order, MaskedOrder))
     network = load(client, order.scope, order.target, order.weights)
-    network.holds = None  # until what it learns is on the disk
+    network.holds = None  # until the trained part is on the disk
     return network, client.seed(order.scope, order.scope.round)
 
 
 def _likeness(client: Client, order: TrainOrder) -> Likeness | None:
-    """Return what the order wants representations to resemble; WireError if the reference set is not here."""
+    """Return the order's target for representations, if any; WireError if the reference set is missing."""
     if not isinstance(order.method, Aligned) or not order.method.eta:
         return None
     method = order.method
@@ -81,28 +81,28 @@ def _likeness(client: Client, order: TrainOrder) -> Likeness | None:
 
 
 def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, seconds: float) -> TrainResult:
-    """Keep what is private of the trained network, and return what the order asks for.
+    """Keep the private part of the trained network, and return the result that the order asks for.
 
     Raises:
-        HyperbloomError: the training diverged.
+        HyperbloomError: the training diverged, or the disk is full.
     """
-    network.holds = None  # where several train at once, the one before has concluded on it
+    network.holds = None  # when several train at once, an earlier one has set it
     hidden = order.noise is not None or order.quiet or client.releases.bounded
     if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
-        shown = "" if hidden else f" (loss {loss})"  # it is of training examples
+        shown = "" if hidden else f" (loss {loss})"  # it depends on training examples
         raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate", reason=Reason.DIVERGED)
     keep_personal(client, order.scope, network)
     reply, encoded = None, None
     if order.reply != "nothing" and order.weights is not None:
         trained, layout = network.shared.values.cpu(), network.shared.layout
         sent = order.weights.part(layout)
-        if order.noise is not None:  # nothing below sees the change itself
+        if order.noise is not None:  # the code below must see only the noisy change
             trained = sent + release(trained - sent, order.noise.clip, order.noise.scale)
         if order.codec is None:
             reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
         else:
             bounded = order.reply == "delta"
             encoded = encode_with_feedback(order.codec, client.state, order.scope, layout, trained - sent, bounded)
-    # The loss of a masked order without noise is told: the sum alone is seen.
+    # A masked order without noise includes the loss, because the server sees only the sum.
     told = not hidden or (isinstance(order, MaskedOrder) and order.noise is None)
     return TrainResult(seconds, reply, loss if told else None, encoded)

@@ -1,9 +1,9 @@
 """Local training of several clients at once: `sgd.train` with an axis for clients.
 
-The networks of all clients run as one, whose weights have an axis more (`torch.func`): a step costs a few large kernels
-in place of many small ones for each client. Batches, clipping, weight decay and momentum are each client's own, so the
-results are those of training one after the other, up to the order in which floats are summed. On GPUs with TF32, which
-torch lets cuDNN use for convolutions unless `torch.backends.cudnn.allow_tf32` is off, up to its ten bits.
+The networks of all clients run as one network whose weights have an extra axis (`torch.func`). A step then costs a few
+large kernels instead of many small ones for each client. Each client has its own batches, clipping, weight decay and
+momentum, so the results equal those of training one after the other, up to the order of float sums. On GPUs, cuDNN's
+convolutions use TF32 unless `torch.backends.cudnn.allow_tf32` is off; results then agree up to its ten bits.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ __all__ = ["train_rows"]
 
 
 def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequence[int]) -> Tensor:
-    """Take all clients' SGD steps in place and return each one's mean loss, `(C,)`.
+    """Take all clients' SGD steps in place and return each client's mean loss, `(C,)`.
 
     Args:
-        network: the architecture, whose module's own parameters are neither read nor written; `shared` is `(C, P)` and
-            `personal` `(C, Q)`, a row for each client.
+        network: the network. `shared` is `(C, P)` and `personal` is `(C, Q)`, with a row for each client. The module's
+            own parameters are neither read nor written.
         data: each client's training examples, all on one device.
-        sgd: hyperparameters of all.
-        seeds: each client's, of its batches.
+        sgd: hyperparameters of all clients.
+        seeds: each client's seed of its batches.
     """
     labels = torch.cat([each.labels for each in data])
-    inputs = torch.cat([each.inputs for each in data])  # copied once, so that a step gathers its batches in one go
+    inputs = torch.cat([each.inputs for each in data])  # one copy, so that a step gathers all batches at once
     batches, shares = (drawn.to(labels.device) for drawn in _draw_rows(data, sgd, seeds))
     parts, total = network.parts, torch.zeros(len(data), device=labels.device)
 
@@ -57,11 +57,11 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
 
 
 def _draw_rows(data: Sequence[Examples], sgd: SGD, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the batches that each client draws alone, and the share of each example in the mean loss.
+    """Return the batches that each client would draw alone, and the share of each example in the mean loss.
 
     Shape:
-        batches `(steps, C, B)`, indices into the data of all clients in a row; shares `(C, B)`. Where a client has less
-        than `B` examples, the first of its batch stands in for the others, with a share of zero.
+        batches `(steps, C, B)`, indices into the concatenated data of all clients; shares `(C, B)`. If a client has
+        fewer than `B` examples, the first of its batch fills the row with a share of zero.
     """
     size = max(min(sgd.batch_size, len(each)) for each in data)
     shares = data[0].inputs.new_zeros(len(data), size, device="cpu")
