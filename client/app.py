@@ -1,7 +1,4 @@
-"""The `ClientApp`, which unpacks orders, calls their handlers and packs the answers.
-
-`flower-client`, a stock SuperNode and virtual clients in one process all use it.
-"""
+"""The `ClientApp` of all kinds of clients, which unpacks orders, calls their handlers and packs the answers."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -91,8 +91,8 @@ class DataConfig(Section):
     classes_per_client: Positive = Field(2, description="classes (or concepts) of each client, for splits that use it")
     alpha: Rate = Field(0.5, description="concentration of the Dirichlet split")
     max_train: Positive | None = Field(None, description="keep at most this many training examples per client")
-    parts: Positive | None = Field(None, description="parts that it is dealt in; default: one for each client")
-    first: Annotated[int, Field(ge=0)] = Field(0, description="part of the first client; the others have the next ones")
+    parts: Positive | None = Field(None, description="number of parts of the split; default: one for each client")
+    first: Annotated[int, Field(ge=0)] = Field(0, description="part of the first client; the others get the next ones")
 
 
 class PrivacyConfig(Section):
@@ -105,7 +105,7 @@ class PrivacyConfig(Section):
     noise: Rate = Field(1.0, description="standard deviation of the noise in each coordinate, in units of clip")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
     largest_change: Rate = Field(
-        8.0, description="secure_aggregation: change of a single weight beyond which a client cuts it"
+        8.0, description="secure_aggregation: largest change of a single weight; clients clip larger ones"
     )
 
 
@@ -116,9 +116,7 @@ class RunConfig(Section):
     rounds: Positive = Field(100, description="number of rounds")
     clients: Positive = Field(6, description="clients that must have joined before the first round")
     cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="seed of all that is random on server and clients"
-    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random draws on server and clients")
     eval_every: Positive = Field(10, description="rounds between evaluations on every client")
     model: str = Field(
         "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
@@ -153,17 +151,17 @@ class RunConfig(Section):
     )
     examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         100.0,
-        description="averages: times the cohort's median beyond which a client's examples, as it says, count no more",
+        description="averages: most examples that a client counts for, in units of the cohort's median",
     )
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
-        10, description="rounds between checkpoints, from which --resume goes on after a crash; 0: none"
+        10, description="rounds between checkpoints, from which --resume continues after a crash; 0: none"
     )
     asynchronous: bool = Field(
-        False, description="no rounds: cohort clients train at any time, each reply is applied when it comes"
+        False, description="no rounds: `cohort` clients always train, and the server applies each reply on arrival"
     )
     max_staleness: Positive | None = Field(
         None,
-        description="asynchronous: replies applied since an order beyond which its reply is dropped; "
+        description="asynchronous: drop a reply if more than so many others were applied since its order; "
         "default: 20 times cohort",
     )
 
@@ -187,12 +185,7 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
 
 
 def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
-    """Return the run that a file's values describe.
-
-    Args:
-        values: the keys and values of the file.
-        overrides: as in `load_run_config`.
-        where: name of the file in errors.
+    """Return the run with a file's values and overrides, as in `load_run_config`; `where` names the file in errors.
 
     Raises:
         ConfigError: a key is unknown, of the wrong type, out of range or impossible.

@@ -114,10 +114,7 @@ class Frozen(Method):
 
 
 class Aligned(Method):
-    """SGD on the loss plus `eta (1 - CKA)`.
-
-    CKA compares the representations with a target, or with those of the weights that were sent.
-    """
+    """SGD on the loss plus `eta (1 - CKA)` of representations and a target, or those by the weights as sent."""
 
     private: ClassVar[tuple[str, ...]] = ("none", "copy", "all")
     kind: Literal["aligned"] = "aligned"

@@ -70,12 +70,7 @@ class Ledger:
             ) from None
 
     def afford(self, epsilon: float, delta: float, budget: float) -> None:
-        """Check the budget as `spend` does, without an entry.
-
-        Raises:
-            RefusedError: a descriptor with this epsilon and delta would exceed the budget.
-            HyperbloomError: the ledger is damaged.
-        """
+        """Check the budget without an entry; errors as in `spend`."""
         self._check(self.read(), epsilon, delta, budget)
 
     def _check(self, spent: list[dict[str, Any]], epsilon: float, delta: float, budget: float) -> None:

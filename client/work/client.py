@@ -30,16 +30,10 @@ LOADED_CLIENTS = 256
 
 
 class Client:
-    """A client's settings, its state on the disk, its data on the device, and its own model if it has one.
-
-    Raises:
-        ConfigError: the key, the peers or the device cannot be used.
-        DataError: the data cannot be read.
-        ModelError: the own model cannot be built.
-    """
+    """A client's settings, its state on the disk, its data on the device, and its own model if it has one."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Load the data onto the device."""
+        """Load the data onto the device; ConfigError, DataError or ModelError if settings, data or model do not fit."""
         self.settings = settings
         self.state = ClientState(settings.folder)
         self.releases = Releases.of(settings)
@@ -77,11 +71,7 @@ class Client:
 
     @contextmanager
     def hide_own_model(self) -> Iterator[None]:
-        """Replace errors of the own model, which name modules and shapes, by one that the server may read.
-
-        Raises:
-            HyperbloomError: the own model failed. The client's log has the details.
-        """
+        """Replace errors of the own model, which name modules and shapes, by a HyperbloomError without details."""
         try:
             yield
         except OUT_OF_MEMORY:

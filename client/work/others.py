@@ -50,12 +50,7 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
 
 
 def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
-    """Return the mean and covariance of the features that enter the network's head for the training examples.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it.
-    """
+    """Return mean and covariance of the training examples' features before the head; errors as in `try_many`."""
     check_release(client)
     check_common_model(client, order.target)
     module = load(client, order.scope, order.target, order.weights).module

@@ -91,13 +91,7 @@ def data_source(spec: DataSpec) -> DataSource:
 
 
 def load_client_data(spec: DataSpec) -> ClientData:
-    """Read the examples of one client.
-
-    Args:
-        spec: The data set, its partition, and the client's part.
-
-    Returns:
-        Training, validation and test sets on the CPU, in the same order in every call.
+    """Read the examples of one client onto the CPU, in the same order in every call.
 
     Raises:
         DataError: The data cannot be found, read or dealt as described, or the client has no examples.

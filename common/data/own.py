@@ -121,22 +121,14 @@ def check_parts(parts: Sequence[Labelled], names: Sequence[str]) -> None:
 
 
 def split_three(whole: Labelled, name: str, seed: int) -> list[Portion]:
-    """Split 70 / 15 / 15, stratified by class.
-
-    Raises:
-        DataError: There are fewer than three examples.
-    """
+    """Split 70 / 15 / 15, stratified by class; DataError if there are fewer than three examples."""
     rng = generator(seed, "own data", "three parts")
     _enough(len(whole.labels), 3, name)
     return [whole.portion.choose(part) for part in three_parts(whole.labels, 0.15, rng)]
 
 
 def split_train(whole: Labelled, name: str, seed: int) -> list[Portion]:
-    """Hold out a fifth of the training examples for validation, stratified by class.
-
-    Raises:
-        DataError: There are fewer than two examples.
-    """
+    """Hold out a fifth of the training examples, stratified by class; DataError if there are fewer than two."""
     size = len(whole.labels)
     _enough(size, 2, name)
     kept, held = hold_out(whole.labels, max(1, size // 5), generator(seed, "own data", "validation"))

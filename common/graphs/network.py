@@ -66,7 +66,7 @@ NEIGHBOURS = 3.0
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that determine the shapes of a graph hypernetwork.
+    """The settings that determine the shapes of a graph hypernetwork; ModelError if a size is too small.
 
     Args:
         mode: `graph`; `no-graph` leaves out messages, so that all layers of one type have the same weights; `linear`
@@ -77,9 +77,6 @@ class Settings:
             of layers of one type.
         hidden: width m between the two layers of an MLP; the authors searched 16 to 64. Traffic is proportional to it.
         tile: longest side of a generated block of channels, or None to generate every weight.
-
-    Raises:
-        ModelError: a size is too small.
     """
 
     mode: Mode = "graph"
@@ -186,11 +183,7 @@ class GraphHypernetwork(nn.Module):
         return made
 
     def forward(self, graph: Graph) -> Tensor:
-        """Return all parameters of the network, flat, in the order of `graph.layout`.
-
-        Raises:
-            ModelError: a type of the graph has no part.
-        """
+        """Return all parameters `(graph.layout.numel,)` of the network; ModelError if a type has no part."""
         missing = [str(layer) for layer in graph.types if str(layer) not in self.types]
         if missing:
             raise ModelError(f"graph hypernetwork: expected a part for each layer type, found none for {missing[0]!r}")
@@ -258,22 +251,14 @@ class GraphHypernetwork(nn.Module):
         return Layout.of(self._part(part))
 
     def read_part(self, part: str) -> Tensor:
-        """Return a copy of a part's parameters as a flat vector.
-
-        Raises:
-            ModelError: there is no such part.
-        """
+        """Return a copy of a part's parameters as a flat vector; ModelError if there is no such part."""
         module = self._part(part)
         parameters = dict(module.named_parameters())
         return Layout.of(module).flatten(parameters) if parameters else torch.empty(0)
 
     @torch.no_grad()
     def load_part(self, part: str, values: Tensor) -> None:
-        """Load the values of a part from a flat vector.
-
-        Raises:
-            ModelError: there is no such part, or the vector has another length.
-        """
+        """Load the values of a part from a flat vector; ModelError if it has another length, or there is no part."""
         module = self._part(part)
         layout = Layout.of(module)
         if tuple(values.shape) != (layout.numel,):

@@ -223,10 +223,7 @@ def agree(private: X25519PrivateKey, public: bytes, purpose: str, digest: bytes)
 
 
 def seal(key: bytes, sender: int, receiver: int, text: bytes) -> bytes:
-    """Encrypt `text` from the client in place `sender` to `receiver` with their key of this round.
-
-    Each pair encrypts one text in each direction, so the nonces never repeat.
-    """
+    """Encrypt a pair's only text from place `sender` to `receiver` in this round; a second would repeat the nonce."""
     return ChaCha20Poly1305(key).encrypt(_nonce(sender, receiver), text, None)
 
 
