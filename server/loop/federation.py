@@ -15,7 +15,7 @@ from hyperbloom.common.wire import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import unpack_answer
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.events import Event, Kind
-from hyperbloom.server.loop.post import SLOWEST_POLL_S, Arrival, Failure, Letter, Post
+from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause, Post
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.exchange import Client
 
@@ -108,7 +108,7 @@ class Federation:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
         waiting = f"waiting for {wanted - self.idle_count} clients"
         self._on_event(Event(f"{waiting} until {until}", Kind.WAITING, waiting))
-        deadline = time.monotonic() + timeout_s
+        deadline, pause = time.monotonic() + timeout_s, Pause()
         while self.idle_count < wanted:
             self._watch()
             for arrival in self.poll():  # no round waits for answers here, so these are late lies
@@ -121,7 +121,7 @@ class Federation:
                     f"{self.idle_count} of {wanted} clients joined within {timeout_s:.0f} s ({names}){busy}. "
                     "Start the others, or set clients to fewer or join_timeout_s to more"
                 )
-            time.sleep(SLOWEST_POLL_S)
+            pause.take()
 
     # ------------------------------------------------------------------ orders and answers
 
@@ -183,7 +183,7 @@ class Federation:
             if node is not None and node not in self._owners:
                 self.roster.leave(node)
                 self._on_event(f"{client.client_id} left")
-        self.post.keep(lambda letter: letter.node in self._owners and self._is_answered_by_its_client(letter))
+        self._forget_gone()
         silent = [letter for letter in self.post.open(Greeting) if now - letter.sent > GREETING_TTL_S]
         self.post.give_up(silent)
         self._met -= {letter.node for letter in silent}  # they are greeted again
@@ -191,8 +191,13 @@ class Federation:
         self._met = set(self._owners)
         self.post.send([(node, self.greeting, None) for node in newcomers], ttl=GREETING_TTL_S)
 
-    def _is_answered_by_its_client(self, letter: Letter) -> bool:
-        return letter.kind in (Greeting, Notice) or self.roster.on_node(letter.node) is not None
+    def _forget_gone(self) -> None:
+        """Expect no more answers from nodes that are gone, or to the orders of clients that have moved."""
+
+        def may_answer(letter: Letter) -> bool:
+            return letter.kind in (Greeting, Notice) or self.roster.on_node(letter.node) is not None
+
+        self.post.keep(lambda letter: letter.node in self._owners and may_answer(letter))
 
     def _welcome(self, node: int, content: RecordDict | Failure) -> None:
         """Admit or refuse the client that has answered a greeting."""
@@ -218,6 +223,7 @@ class Federation:
         known = self.roster.find(about.client_id)
         client, moved_from = self.roster.admit(node, about)
         if moved_from is not None:
+            self._forget_gone()
             self._notify([moved_from], Notice("refused", f"{client.client_id} has joined again from another process"))
         self.admission.join(client, known is None)
         what = f"{about.train_examples} training examples, size {about.size}"
@@ -232,12 +238,12 @@ class Federation:
         """Tell all clients that the run is over, and wait up to `GOODBYE_S` seconds until they have heard it."""
         nodes = [node for client in self.roster.live if (node := self.roster.node_of(client)) is not None]
         left = self._notify(nodes, Notice("finished", reason, complete))
-        deadline = time.monotonic() + GOODBYE_S
+        deadline, pause = time.monotonic() + GOODBYE_S, Pause()
         while self.post.waits_for(left) and time.monotonic() < deadline:
             self.post.poll()
             if not set(self.grid.get_node_ids()) & set(nodes):
                 return
-            time.sleep(SLOWEST_POLL_S)
+            pause.take()
 
     def _notify(self, nodes: Sequence[int], notice: Notice) -> list[Letter]:
         return self.post.send([(node, notice, None) for node in nodes], ttl=NOTICE_TTL_S)
