@@ -20,7 +20,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, Failed, Order, TrainOrder, TrainResult, Weights
 from hyperbloom.common.wire.pack import unpack_answer
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter
+from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 
 __all__ = ["Accepted", "Director", "Evaluated", "Outcome", "Refused", "Sent", "accept", "capped_examples", "told"]
@@ -200,15 +200,13 @@ class Director:
     def _collect(self, ask: Ask[Any], letters: Sequence[Letter], outcome: Outcome) -> list[tuple[Client, Any]]:
         """Wait until all have answered or left, or the round times out; return the accepted answers."""
         accepted: list[tuple[Client, Any]] = []
-        deadline, delay = time.monotonic() + self.config.round_timeout_s, FASTEST_POLL_S
+        deadline, pause = time.monotonic() + self.config.round_timeout_s, Pause()
         while self.federation.post.waits_for(letters) and time.monotonic() < deadline:
             arrivals = self.federation.poll()
             for arrival in arrivals:
                 accepted += [(arrival.letter.about.client, one) for one in self.judge(ask, arrival, outcome)]
-            delay = FASTEST_POLL_S if arrivals else delay
             if self.federation.post.waits_for(letters):
-                time.sleep(delay)
-                delay = min(1.5 * delay, SLOWEST_POLL_S)
+                pause.take(bool(arrivals))
         self.federation.post.give_up(letters)
         answered = {client.row for client, _ in accepted}
         for client in (letter.about.client for letter in letters):

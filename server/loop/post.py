@@ -16,7 +16,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, weigh
 
-__all__ = ["FASTEST_POLL_S", "SLOWEST_POLL_S", "UNREADABLE", "Arrival", "Failure", "Letter", "Post", "Traffic"]
+__all__ = ["FASTEST_POLL_S", "SLOWEST_POLL_S", "UNREADABLE", "Arrival", "Failure", "Letter", "Pause", "Post", "Traffic"]
 
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 
@@ -75,6 +75,21 @@ class Arrival:
     def is_lie(self) -> bool:
         """Return whether the failure itself counts against the client, without a look at any content."""
         return isinstance(self.content, Failure) and self.content.reason.is_lie
+
+
+class Pause:
+    """Sleeps between looks for answers: longer each time while nothing comes."""
+
+    def __init__(self) -> None:
+        """Begin with the shortest."""
+        self._seconds = FASTEST_POLL_S
+
+    def take(self, came: bool = False) -> None:
+        """Sleep; `came` tells that the last look found something."""
+        if came:
+            self._seconds = FASTEST_POLL_S
+        time.sleep(self._seconds)
+        self._seconds = min(1.5 * self._seconds, SLOWEST_POLL_S)
 
 
 class Post:
