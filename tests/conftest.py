@@ -12,9 +12,6 @@ import torch
 # Small products are many times slower on several threads of a busy machine, and equal to the bit on one.
 torch.set_num_threads(1)
 
-# What a test writes need not outlive a power cut, and waiting for the disk takes a fifth of the time of many tests.
-os.fsync = lambda fd: None
-
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and stop by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
