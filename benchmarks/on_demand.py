@@ -12,7 +12,6 @@ for the memory of the two server processes after it.
 import logging
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -44,9 +43,7 @@ def run(quick: bool = False) -> list[Comparison]:
         folder = Path(name)
         data = write_images(folder / "images.npz", train=80, held_out=40)
         train(data, folder / "run")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         log = folder / "serve.log"
         words = [sys.executable, "-m", "hyperbloom.server", "serve", str(folder / "run"), "--insecure"]
         with log.open("wb") as file:

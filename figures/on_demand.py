@@ -77,8 +77,8 @@ class Study:
         strategy = self.trained.strategy
         if not isinstance(strategy, ODPFL):
             raise SystemExit(f"{self.trained.run}: expected a run of odpfl, found {strategy.config.strategy}")
-        encoder = build_encoder(strategy.spec_of_encoder).eval()
-        values = strategy.encoder_weights
+        encoder = build_encoder(strategy.encoder.spec).eval()
+        values = strategy.encoder.weights
         encoder.load_state_dict(values.layout.views(values.values))
         return encoder
 

@@ -164,9 +164,7 @@ class Siege:
         self._heads: dict[int, tuple[int, ...]] = {}
         self._secrets: dict[int, str] = {}
         self._resuming = False
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.proxies = [Proxy(self.port) for _ in range(CLIENTS)]
         flags = ["--strategy", "pfedhn-pc", "--clients", str(CLIENTS), "--cohort", str(CLIENTS), "--rounds"]
         flags += [str(rounds), "--eval-every", "10", "--seed", str(seed), "--insecure", "--port", str(self.port)]

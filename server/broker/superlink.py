@@ -11,6 +11,7 @@ loopback, because everybody who reaches it can start a run. Only the Fleet port 
 
 import hashlib
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -45,6 +46,7 @@ from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.server.broker.log import TRACE, relay
 from hyperbloom.server.grids.live import LiveGrid
 
+FREE_PORTS = (12_000, 30_000)
 START_DEADLINE_S = 60.0
 PATIENCE_S = 30.0  # with a SuperLink that does not answer
 
@@ -89,10 +91,16 @@ class Tls:
 
 
 def free_port() -> int:
-    """Return a free TCP port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free TCP port of the loopback interface.
+
+    It lies below the range from which systems take ports for outgoing connections. Otherwise such a connection could
+    take the port before its user binds it.
+    """
+    while True:
+        port = FREE_PORTS[0] + secrets.randbelow(FREE_PORTS[1] - FREE_PORTS[0])
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

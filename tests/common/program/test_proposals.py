@@ -1,7 +1,9 @@
 """Shell completion, asked as a shell asks."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,5 +84,8 @@ def test_a_real_bash_asks_and_proposes(tmp_path: Path, capsys: pytest.CaptureFix
     script = capsys.readouterr().out
     code = f"{script}\nCOMP_WORDS=(flower-server doc)\nCOMP_CWORD=1\n_flower_server_completion flower-server\n"
     code += 'echo "${COMPREPLY[@]}"'
-    done = subprocess.run([bash, "--norc", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    here = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # of flower-server
+    done = subprocess.run(
+        [bash, "--norc", "-c", code], capture_output=True, text=True, timeout=30, check=True, env=here
+    )
     assert done.stdout == "doctor\n"
