@@ -30,6 +30,7 @@ from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.server import cli
+from hyperbloom.server.broker.superlink import free_port
 
 AT_ONCE, ALONE = 300, 10
 PATIENCE_S = 600.0

@@ -40,6 +40,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from benchmarks import LEASH
+from hyperbloom.server.broker.superlink import free_port
 from siege.stranger import ATTACKS, Stranger
 
 __all__ = ["Proxy", "Siege", "besiege"]

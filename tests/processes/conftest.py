@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import LEASH
+from hyperbloom.server.broker.superlink import free_port
 
 DEADLINE_S = 100
 
