@@ -24,6 +24,7 @@ from hyperbloom.strategies import STRATEGIES
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.
 ALIGNED = {"rad": f"{__name__}:public_inputs", "rows": 8, "eta": 0.5}
 OPTIONS: dict[str, dict[str, Any]] = {
+    "fedavg-ft": {"epochs": 1},
     "fedhenn": ALIGNED,
     "fedhenn-homogeneous": ALIGNED,
     "hafl-distillation": {"epochs": 1},

@@ -17,6 +17,7 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, SplitScore
 from hyperbloom.server.cli import main
+from hyperbloom.server.loop import asynchronous
 from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.post import UNREADABLE
@@ -134,9 +135,11 @@ def test_beyond_the_limit_a_reply_is_dropped_named_and_its_client_gets_new_work_
     assert_places(log, 2)
 
 
-def test_the_limit_is_twenty_cohorts_if_none_is_set(crew: Callable[..., Crew]) -> None:
-    for others, dropped in ((40, False), (41, True)):
-        run = crew(clients=2, cohort=2, rounds=45, eval_every=45)
+def test_the_limit_is_twenty_cohorts_if_none_is_set(crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asynchronous.STALENESS_PER_COHORT == 20
+    monkeypatch.setattr(asynchronous, "STALENESS_PER_COHORT", 4)  # twenty take long to be reached
+    for others, dropped in ((8, False), (9, True)):
+        run = crew(clients=2, cohort=2, rounds=12, eval_every=12)
         slow_one(run, others)
         run.run()
         assert bool([1 for _, _, why in run.told.refused if "staleness" in why]) == dropped
