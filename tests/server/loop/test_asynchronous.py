@@ -261,7 +261,7 @@ def test_one_client_that_always_fails_at_once_does_not_end_the_run(crew: Callabl
     run.join(2, "bad", train=0.01)
     run.answer["bad"] = lambda message: app_error("RuntimeError: its own model fails")
     for node, name in ((3, "a"), (4, "b"), (5, "c")):
-        run.join(node, name, train=30.0)
+        run.join(node, name, train=3.0)
     run.run()
     assert len(run.learned) == 12
     answers = [entry.client for entry in run.entries("train") if entry.what == "answer"]
