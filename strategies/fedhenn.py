@@ -265,19 +265,19 @@ class FedHeNN(Algorithm):
 
     def _represent(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Mapping[int, Tensor]]:
         """Ask clients for the kernels of this round's inputs; return factors `(rows, width)` by row."""
-        rows, factors = self._set.rows, {}
+        rows = self._set.rows
         order = RepresentOrder(
             turn.scope, self.target(turn.number), self._set.digest, rows, self._set.draw(turn.number)
         )
 
         def check(client: Client, result: RepresentResult) -> None:
-            factors[client.row] = check_factor(result.factor, rows)
+            check_factor(result.factor, rows)
 
         wanted = Ask(
             clients, lambda some: [order] * len(some), check, size=rows * widest(rows), failed=self._set.failed
         )
         answers = yield from ask(wanted)
-        return {client.row: factors[client.row] for client, _ in answers}
+        return {client.row: check_factor(result.factor, rows) for client, result in answers}
 
     def _mean(self, names: Mapping[int, str], factors: Mapping[int, Tensor]) -> Tensor | None:
         options, rows = self.options, self._set.rows
