@@ -25,7 +25,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Failed
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["LONGEST_LAYOUT", "LONGEST_REASON", "pack", "unpack", "unpack_answer", "weigh"]
+__all__ = ["LONGEST_LAYOUT", "LONGEST_REASON", "pack", "shown", "unpack", "unpack_answer", "weigh"]
 
 LONGEST_LAYOUT = 2**22
 """Most characters of names and shapes as JSON; ResNet-152 has about 30,000."""
@@ -66,9 +66,13 @@ def unpack_answer(kind: type[MessageT], content: RecordDict) -> MessageT | Faile
     if not isinstance(record, ConfigRecord):
         return unpack(kind, content)
     failed = _read(Failed, dict(record))
-    text = "".join(letter if letter.isprintable() else " " for letter in failed.text[:LONGEST_REASON])
     # Only the server gives the reason CONTENT.
-    return Failed(Reason.FAILED if failed.reason is Reason.CONTENT else failed.reason, text)
+    return Failed(Reason.FAILED if failed.reason is Reason.CONTENT else failed.reason, shown(failed.text))
+
+
+def shown(text: str) -> str:
+    """Return what a client says as it may stand in a log or on a terminal: printable, and not too long."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_REASON])
 
 
 def weigh(content: RecordDict) -> int:

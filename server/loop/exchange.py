@@ -18,7 +18,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateResult, Failed, Order, TrainOrder, TrainResult, Weights
-from hyperbloom.common.wire.pack import unpack_answer
+from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
@@ -282,7 +282,7 @@ def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted
         ask.check(sent.client, answer)
         return Accepted(_update(ask, sent, answer) if isinstance(ask, Train) else answer)
     except WireError as error:
-        return Refused(Reason.CONTENT, str(error))
+        return Refused(Reason.CONTENT, shown(str(error)))  # it may quote the answer
 
 
 def _update(ask: Train, sent: Sent, result: TrainResult) -> Update:

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.wire import Failed, Greeting, Introduction, Notice, Order
-from hyperbloom.common.wire.pack import unpack_answer
+from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause, Post
@@ -212,8 +212,9 @@ class Federation:
                 raise WireError(f"it cannot say who it is: {about.text}")
             self._admit(node, about)
         except (RefusedError, WireError) as error:
-            self._on_event(Event(f"refused node {node}: {error}", Kind.REFUSED, str(error)))
-            self._notify([node], Notice("refused", str(error)))
+            why = shown(str(error))  # it may quote the introduction
+            self._on_event(Event(f"refused node {node}: {why}", Kind.REFUSED, why))
+            self._notify([node], Notice("refused", why))
 
     def _admit(self, node: int, about: Introduction) -> None:
         owner = self._owners.get(node, "")

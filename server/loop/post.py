@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from hyperbloom.common.program.signals import uninterrupted
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
-from hyperbloom.common.wire.pack import LONGEST_REASON, pack, weigh
+from hyperbloom.common.wire.pack import pack, shown, weigh
 
 __all__ = ["FASTEST_POLL_S", "SLOWEST_POLL_S", "UNREADABLE", "Arrival", "Failure", "Letter", "Pause", "Post", "Traffic"]
 
@@ -191,7 +191,7 @@ def _content(reply: Message, letter: Letter) -> RecordDict | Failure:
     """
     if reply.has_error():
         code = reply.error.code
-        text = (reply.error.reason or f"error {code}")[:LONGEST_REASON]
+        text = shown(reply.error.reason or f"error {code}")
         reason = Reason.CONTENT if code == UNREADABLE else Reason.FAILED
         return Failure(reason, text, network=code in NETWORK_ERRORS)
     if reply.metadata.src_node_id != letter.node:

@@ -17,7 +17,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, Failed, TrainOrder, TrainResult, Weights
-from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import (
     Accepted,
@@ -366,6 +366,11 @@ def test_failures_of_the_way_and_of_the_client_say_why() -> None:
     # Nobody is believed who accuses itself of a lie.
     assert verdict(pack(Failed(Reason.CONTENT, "I lie"))) == Refused(Reason.FAILED, "I lie")
     assert str(Refused(Reason.FAILED, "error 4")) == "error 4"
+
+
+def test_what_a_refusal_quotes_of_an_answer_is_printable_and_short() -> None:
+    quoted = verdict(RecordDict({"\x1b[2J" + "x" * 2**20: MetricRecord({"loss": 0.5})})).text
+    assert quoted.isprintable() and len(quoted) == LONGEST_REASON and "[2Jxxx" in quoted
 
 
 def test_what_an_algorithm_finds_impossible_is_held_against_the_client() -> None:

@@ -246,6 +246,7 @@ def test_a_client_that_left_before_the_others_came_does_not_count(
             "expected inputs of shape (1, 28, 28) as in this federation, found (1, 8, 8)",
         ),
         ({}, {"size": "L"}, "expected --size to be one of M, found L"),
+        ({}, {"size": "\x1b[2J" + "L" * 2**20}, "expected --size to be one of M, found  [2J" + "L" * 258),
         ({}, {"val_examples": 0}, "expected examples for training, validation and test, found an empty set"),
         (
             {"model": "lenet"},

@@ -161,6 +161,7 @@ def test_a_second_answer_to_an_order_is_none(
     [
         (app_error("ValueError: no"), Failure(Reason.FAILED, "ValueError: no")),
         (Error(ErrorCode.UNKNOWN), Failure(Reason.FAILED, f"error {ErrorCode.UNKNOWN}")),
+        (Error(ErrorCode.UNKNOWN, "\x1b[2J" + "x" * 2**20), Failure(Reason.FAILED, " [2J" + "x" * 296)),
         (Error(UNREADABLE, "too large"), Failure(Reason.CONTENT, "too large")),
         (Error(ErrorCode.NODE_UNAVAILABLE, "gone"), Failure(Reason.FAILED, "gone", network=True)),
         (Error(ErrorCode.MESSAGE_UNAVAILABLE, "gone"), Failure(Reason.FAILED, "gone", network=True)),
