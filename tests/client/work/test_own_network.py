@@ -22,20 +22,17 @@ from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.alignment import digest_of, reference_weights
 from hyperbloom.common.data import DataSpec, Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
-from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings, trace
+from hyperbloom.common.graphs import LayerType, Settings, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import OWN, ModelSpec, build_own
+from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.exchanges import ErrorsOrder, MomentsOrder, ReferenceOrder, RepresentOrder, TryOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Order, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
-from ..orders import Worker, arrange, evaluate_order, train_order
-
-SPEC = ModelSpec("plain-4", "S", (1, 8, 8), 10)
-GRAPH = own_graph(SPEC)
-SETTINGS = Settings(layers=2, latent=8, hidden=4)
+from ..orders import Worker, arrange, train_order
+from .own import GRAPH, SPEC, hypernetwork, ordered, parts, to_evaluate
 
 
 @pytest.fixture
@@ -50,32 +47,10 @@ def disclosing(worker: Worker) -> Worker:
     return Worker(dataclasses.replace(worker.settings, disclose="graph"))
 
 
-def hypernetwork(settings: Settings = SETTINGS, types: tuple[LayerType, ...] = GRAPH.types) -> GraphHypernetwork:
-    """Return what the server holds."""
-    return GraphHypernetwork(types, settings, seed=3)
-
-
-def parts(network: GraphHypernetwork) -> Weights:
-    """Return all parts of a hypernetwork as they travel."""
-    layout = Layout.of(network)
-    return Weights(layout, layout.flatten(dict(network.named_parameters())))
-
-
-def ordered(**changes: Any) -> dict[str, Any]:
-    """Return what an order of strategy `ghn` is about."""
-    values: dict[str, Any] = {"round": 2, "model": OWN, "private": "none", "weights": parts(hypernetwork())}
-    return values | {"norms": "generated", "hypernetwork": SETTINGS.to_json()} | changes
-
-
 def to_train(**changes: Any) -> TrainOrder:
     """Return the order of strategy `ghn`."""
     steps = {"learning_rate": 0.05, "weight_decay": 1e-2, "clip": 1e9, "reply": "weights"}
     return train_order(**ordered(**steps | changes))
-
-
-def to_evaluate(**changes: Any) -> EvaluateOrder:
-    """Return the order to evaluate what `to_train` trains."""
-    return evaluate_order(**ordered(**changes))
 
 
 # ---------------------------------------------------------------------- what is told

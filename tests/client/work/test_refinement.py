@@ -2,32 +2,20 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.client.work.scoring import settle_norms
-from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings
-from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import OWN, ModelSpec, build_own
+from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire.orders import EvaluateOrder
 from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
-from ..orders import Worker, evaluate_order
-
-SPEC = ModelSpec("plain-4", "S", (1, 8, 8), 10)
-
-
-GRAPH = own_graph(SPEC)
-
-
-SETTINGS = Settings(layers=2, latent=8, hidden=4)
+from ..orders import Worker
+from .own import GRAPH, SPEC, hypernetwork, to_evaluate
 
 
 @pytest.fixture
@@ -40,28 +28,6 @@ def worker(tmp_path: Path) -> Worker:
 def disclosing(worker: Worker) -> Worker:
     """Return one whose server may know the graph."""
     return Worker(dataclasses.replace(worker.settings, disclose="graph"))
-
-
-def hypernetwork(settings: Settings = SETTINGS, types: tuple[LayerType, ...] = GRAPH.types) -> GraphHypernetwork:
-    """Return what the server holds."""
-    return GraphHypernetwork(types, settings, seed=3)
-
-
-def parts(network: GraphHypernetwork) -> Weights:
-    """Return all parts of a hypernetwork as they travel."""
-    layout = Layout.of(network)
-    return Weights(layout, layout.flatten(dict(network.named_parameters())))
-
-
-def ordered(**changes: Any) -> dict[str, Any]:
-    """Return what an order of strategy `ghn` is about."""
-    values: dict[str, Any] = {"round": 2, "model": OWN, "private": "none", "weights": parts(hypernetwork())}
-    return values | {"norms": "generated", "hypernetwork": SETTINGS.to_json()} | changes
-
-
-def to_evaluate(**changes: Any) -> EvaluateOrder:
-    """Return the order to evaluate what `to_train` trains."""
-    return evaluate_order(**ordered(**changes))
 
 
 def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:

@@ -1,0 +1,11 @@
+"""What tests of newcomers share."""
+
+import pytest
+
+from hyperbloom.common.files import export
+
+
+@pytest.fixture
+def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no ONNX file: it takes seconds, and has its own tests."""
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
