@@ -28,6 +28,7 @@ __all__ = [
     "Section",
     "check",
     "dump_run_config",
+    "dump_yaml",
     "load_run_config",
     "make_run_config",
     "parse_assignment",
@@ -39,7 +40,11 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Errors that PyYAML raises for text that it cannot parse. Its own error class does not cover all of them.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_STRATEGY = re.compile(r"\w[\w.:-]*")  # a baseline's name becomes a folder's
 SectionT = TypeVar("SectionT", bound="Section")
+
+MOST_NODES = 100_000
+"""Most keys and values of a YAML file, where what an alias repeats counts each time."""
 
 FEWEST_CLIENTS = 3
 """Smallest number of clients in a secure sum. In a sum of two, each client can compute the other's part."""
@@ -208,7 +213,12 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
 
 def dump_run_config(config: RunConfig) -> str:
     """Return the YAML from which `load_run_config` makes an equal configuration."""
-    return yaml.dump(json.loads(config.model_dump_json()), Dumper=_Dumper, sort_keys=False)
+    return dump_yaml(json.loads(config.model_dump_json()))
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Return the YAML from which `read_yaml` makes equal values."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False)
 
 
 def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> SectionT:
@@ -272,6 +282,9 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"cohort: expected at most clients = {config.clients}, found {config.cohort}")
     if config.eval_every > config.rounds:
         raise ConfigError(f"eval_every: expected at most rounds = {config.rounds}, found {config.eval_every}")
+    for name in (config.strategy, *config.baselines):
+        if not _STRATEGY.fullmatch(name):
+            raise ConfigError(f"strategy, baselines: expected a name or package.module:Class, found {name!r}")
     last, parts = config.part(config.clients)
     if last > parts:
         raise ConfigError(f"data.parts: expected at least data.first + clients = {last}, found {parts}")
@@ -323,6 +336,13 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own way, which types it as an instance's
 
+    def compose_document(self) -> yaml.Node | None:
+        """Compose the document; refuse it if its aliases stand for too much."""
+        document: yaml.Node | None = super().compose_document()
+        if document is not None and _nodes(document, {}) > MOST_NODES:
+            raise yaml.constructor.ConstructorError(None, None, f"with its aliases it has over {MOST_NODES} values")
+        return document
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Construct a mapping; refuse a key that it repeats."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -336,6 +356,16 @@ class _Loader(yaml.SafeLoader):
         text = str(node.value).lower()
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
         return int(text, base)
+
+
+def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Return how many nodes there are if each alias is replaced by what it stands for."""
+    if id(node) not in counted:
+        counted[id(node)] = 1  # for a node that contains itself, which is refused later
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        each = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        counted[id(node)] = 1 + sum(_nodes(part, counted) for part in each)
+    return counted[id(node)]
 
 
 class _Dumper(yaml.SafeDumper):

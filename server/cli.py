@@ -14,7 +14,7 @@ from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATE
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.runs import compare, export, report, reproduce, serve, watch
-from hyperbloom.server.flags import ENGINES, LISTENING, set_flag
+from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, set_flag
 
 if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
@@ -108,6 +108,7 @@ _FLAGS = [
     *section(
         "Going on",
         Flag("--resume", "go on from the last checkpoint in this run folder", type=FOLDER, metavar="RUN"),
+        OWN_CODE,
         Flag("--go-on", _GO_ON, is_flag=True),
     ),
     *section(
@@ -149,12 +150,13 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
 
         print_catalogue(console) if flags["list"] else print_keys(console, flags["explain"])
         return
-    from hyperbloom.common.config import check, load_run_config
+    from hyperbloom.common.config import check
     from hyperbloom.server.grids.fleet import Machines
+    from hyperbloom.server.runs.recorded import read_config
 
     if resume and not flags["go_on"]:
         flags |= _as_it_began(ctx, flags)
-        config = load_run_config(resume / "config.yaml", {})
+        config = read_config(resume, flags["own_code"])
     else:
         config = _config(flags)
     if flags["go_on"]:

@@ -8,7 +8,7 @@ import click
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, names
-from hyperbloom.server.flags import LISTENING, SERIES, set_flag
+from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, set_flag
 
 __all__ = ["compare", "export", "report", "reproduce", "serve", "watch"]
 
@@ -36,9 +36,10 @@ def watch(run: Path) -> None:
     Flag("--out", "where to write it", type=FILE, show_default="RUN/report.html"),
     Flag("--root", "folder with the data set's files, for the matrix", type=FOLDER),
     Flag("--no-matrix", "leave the matrix out, which takes time and the data", is_flag=True),
+    OWN_CODE,
     example="flower-server report runs/20260102-030405-pfedhn --root /data",
 )
-def report(run: Path, out: Path | None, root: Path | None, no_matrix: bool) -> None:
+def report(run: Path, out: Path | None, root: Path | None, no_matrix: bool, own_code: bool) -> None:
     """Write a run's report, one HTML file with all figures.
 
     It can be read without a network. RUN may also be a comparison's folder (`flower-server compare`); the report is
@@ -48,11 +49,11 @@ def report(run: Path, out: Path | None, root: Path | None, no_matrix: bool) -> N
     """
     from hyperbloom.server.pages.report import write_report
 
-    print(f"the report is {write_report(run, out, not no_matrix, root)}")
+    print(f"the report is {write_report(run, out, not no_matrix, root, own_code)}")
 
 
-@command("serve", _RUN, *LISTENING, example="flower-server serve runs/20260101-120000-odpfl --host 0.0.0.0")
-def serve(run: Path, **listening: Any) -> None:
+@command("serve", _RUN, OWN_CODE, *LISTENING, example="flower-server serve runs/20260101-120000-odpfl --host 0.0.0.0")
+def serve(run: Path, own_code: bool, **listening: Any) -> None:
     """Give a model to every newcomer who describes its data.
 
     Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
@@ -71,7 +72,7 @@ def serve(run: Path, **listening: Any) -> None:
     def tell(text: str) -> None:
         say(plain_text(text))
 
-    maker = ModelMaker(read_trained(run, check_on_demand))
+    maker = ModelMaker(read_trained(run, check_on_demand, own_code))
     with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", say, tell) as grid:
         OnDemandService(grid, maker, tell).serve()
 
@@ -83,9 +84,12 @@ def serve(run: Path, **listening: Any) -> None:
     Flag("--all every", "the models of all clients, a folder each", is_flag=True),
     Flag("--out", "where the folders go", type=FOLDER, show_default="RUN/models"),
     Flag("--class-names", "what the classes are called, in order of the labels", metavar="A,B,..."),
+    OWN_CODE,
     example="flower-server export runs/20260101-120000-pfedhn --all --out models",
 )
-def export(run: Path, client: str | None, every: bool, out: Path | None, class_names: str | None) -> None:
+def export(
+    run: Path, client: str | None, every: bool, out: Path | None, class_names: str | None, own_code: bool
+) -> None:
     """Write clients' personal models from a run folder.
 
     Each becomes a folder with the weights (safetensors), a torch program, ONNX (with the extra `export`), model.json
@@ -96,7 +100,7 @@ def export(run: Path, client: str | None, every: bool, out: Path | None, class_n
     from hyperbloom.common.files.export import write_model
     from hyperbloom.server.runs.export import Export
 
-    models = Export(run)
+    models = Export(run, own_code)
     clients = models.clients(client)
     out = out or run / "models"
     taken = [out / each.client_id for each in clients if (out / each.client_id).exists()]

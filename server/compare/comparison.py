@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
-from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
+from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make_run_config, read_yaml
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
@@ -219,14 +217,12 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
     if not path.exists():
         if [each for each in out.iterdir() if not each.name.startswith(".")]:
             raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
-        write_bytes(path, yaml.safe_dump(dict(shared), sort_keys=False).encode())
+        write_bytes(path, dump_yaml(shared).encode())
         return
     try:
-        found = yaml.safe_load(path.read_text())
-    except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"--out: {path} is damaged; choose another folder")
+        found = read_yaml(path)
+    except ConfigError:
+        raise ConfigError(f"--out: {path} is damaged; choose another folder") from None
     _refuse_difference(found, json.loads(json.dumps(shared)), out)
 
 

@@ -16,6 +16,7 @@ from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.lines import Line
+from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import amount, duration
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ EVENTS = 200
 """Most events shown; these are the last ones."""
 
 
-def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: Path | None = None) -> Path:
+def write_report(
+    folder: Path, out: Path | None = None, mix: bool = True, root: Path | None = None, own_code: bool = False
+) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
     Args:
@@ -46,24 +49,25 @@ def write_report(folder: Path, out: Path | None = None, mix: bool = True, root: 
         out: the file; None: `report.html` in the run's folder.
         mix: test all heads on all feature extractors, which needs the data and takes time.
         root: folder with the data set's files; None: as in the run.
+        own_code: import what the folder names as `package.module:name`.
 
     Raises:
         ConfigError: there is no run, one of its files is damaged, or no round is over.
     """
     run = read_run_data(folder)
     path = out or run.folder / REPORT
-    write_bytes(path, _page(run, *_mixed(run, mix, root)))
+    write_bytes(path, _page(run, *_mixed(run, mix, root, own_code)))
     return path
 
 
-def _mixed(run: RunData, mix: bool, root: Path | None) -> tuple["Mixed | None", str]:
+def _mixed(run: RunData, mix: bool, root: Path | None, own_code: bool) -> tuple["Mixed | None", str]:
     """Return the matrix with its names, or the reason why there is none."""
     if not mix:
         return None, "it takes the data and some time; flower-server report computes it"
     from hyperbloom.server.pages.mix_and_match import mix_and_match
 
     try:
-        return mix_and_match(run.folder, run.config, root), ""
+        return mix_and_match(run.folder, read_config(run.folder, own_code), root), ""
     except HyperbloomError as error:
         return None, str(error)
 

@@ -13,7 +13,8 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.runs.course import Course, read_course
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_lines
-from hyperbloom.server.watch.watching import is_running, read_config
+from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.watch.watching import is_running
 
 __all__ = ["LeftOut", "Member", "RunData", "Spread", "read_run_data"]
 

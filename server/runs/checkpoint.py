@@ -29,6 +29,7 @@ from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import keep, write_json, write_tensors
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
+from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder
 
 __all__ = ["has_begun", "has_checkpoint", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
 
@@ -110,6 +111,8 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
                 f"--resume: {folder / 'config.yaml'} is not what the run began with (or the version of hyperbloom is "
                 "another); put it back, or start a new run with init_from"
             )
+        if not _names_own_files(body, config):
+            raise ConfigError(f"--resume: {path} names files that are not its run's; do not use this folder")
         sound.append((checkpoint, body))
     if not sound:
         raise ConfigError(f"--resume: expected a checkpoint in {folder / 'checkpoints'}, found none that can be used")
@@ -143,8 +146,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock a run folder for this process.
 
     Raises:
-        ConfigError: another server uses it.
+        ConfigError: another server uses it, or it contains a symbolic link, through which a run from elsewhere could
+            make this process write to other files.
     """
+    found = (Path(place) / name for place, folders, files in os.walk(folder) for name in (*folders, *files))
+    if link := next((path for path in found if path.is_symlink()), None):
+        raise ConfigError(f"expected a run folder of files and folders, found the symbolic link {link}; delete it")
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     with (folder / "checkpoints" / "lock").open("a") as file:
         if not any(_lock(file) for _ in range(LOCK_TRIES)):
@@ -182,6 +189,11 @@ def _read(folder: Path, path: Path) -> tuple[Checkpoint, dict[str, Any]]:
     body = stored["body"]
     if _digest_of(body) != stored["digest"]:
         raise ValueError("it is not what was written")
+    numbers = [body["number"], body["phase"], *body["lines"].values()]
+    if any(type(number) is not int or number < 0 for number in numbers) or f"{numbers[0]:06d}" != path.stem:
+        raise ValueError("its numbers are not those that were written")
+    if body["files"].keys() - {f"{path.stem}.safetensors", f"{path.stem}-selected.safetensors"}:
+        raise ValueError("it names files that are not its own")
     contents = {name: (path.parent / name).read_bytes() for name in body["files"]}
     for name, content in contents.items():
         if _digest(content) != body["files"][name]:
@@ -203,9 +215,18 @@ def _read(folder: Path, path: Path) -> tuple[Checkpoint, dict[str, Any]]:
     return checkpoint, body
 
 
+def _names_own_files(body: Mapping[str, Any], config: RunConfig) -> bool:
+    """Return whether the growing files of a checkpoint are those of its phase: the run that goes on cuts them."""
+    phases = [config.strategy, *config.baselines]
+    if body["phase"] not in range(len(phases) + 1):
+        return False
+    place = phase_folder(Path(), config, phases[min(body["phase"], len(phases) - 1)])
+    return set(body["lines"]) <= {str(place / name) for name in (METRICS, CLIENTS)}
+
+
 def _all(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
-    return sorted((folder / "checkpoints").glob("[0-9]*.json"))
+    return sorted(path for path in (folder / "checkpoints").glob("[0-9]*.json") if path.stem.isdecimal())
 
 
 def _delete(path: Path) -> None:

@@ -52,14 +52,15 @@ class Export:
 
     Args:
         run: the run folder.
+        own_code: import what the folder names as `package.module:name`.
 
     Raises:
         ConfigError: it is not a run folder, or the server does not have the models.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, own_code: bool = False) -> None:
         """Restore the strategy of the selected round."""
-        self.trained = read_trained(run, lambda strategy: _check(strategy, run))
+        self.trained = read_trained(run, lambda strategy: _check(strategy, run), own_code)
         # Rows follow the order of joining, so a client that joined after the selected round has no row in its state.
         rows = self.trained.tensors.get("embeddings")
         self.known = len(self.trained.roster) if rows is None else len(rows)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
@@ -58,19 +59,18 @@ class Trained:
         )
 
 
-def read_trained(run: Path, check: Callable[[Algorithm], None]) -> Trained:
+def read_trained(run: Path, check: Callable[[Algorithm], None], own_code: bool = False) -> Trained:
     """Restore a run's strategy.
 
     Args:
         run: the run folder.
         check: raises a ConfigError if the strategy is not suitable; called before anything large is read.
+        own_code: import what the folder names as `package.module:name`.
 
     Raises:
         ConfigError: it is not a run folder, is damaged, or is not suitable.
     """
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"expected a run folder with config.yaml, found {run}")
-    config = load_run_config(run / "config.yaml", {})
+    config = read_config(run, own_code)
     check(make_algorithm(config))
     tensors, roster = read_run(run, str(run))
     algorithm = make_algorithm(config)

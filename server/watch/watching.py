@@ -10,13 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
+from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.view import TerminalView, print_line, results_table
 
-__all__ = ["is_running", "read_config", "read_environment", "watch"]
+__all__ = ["is_running", "read_environment", "watch"]
 
 LOOK_EVERY_S = 0.5
 
@@ -46,14 +47,6 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
     finally:
         view.close()
     watcher.say_how_it_ended()
-
-
-def read_config(folder: Path) -> RunConfig:
-    """Return a run's configuration. Raise a ConfigError if the folder holds no run."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"expected the folder of a run, found no {path}")
-    return load_run_config(path, {})
 
 
 def read_environment(folder: Path) -> Mapping[str, Any]:

@@ -412,3 +412,21 @@ def test_a_run_shorter_than_the_default_is_evaluated_at_its_end(tmp_path: Path) 
     assert load_run_config(path, {"rounds": 30}).eval_every == 10
     path.write_text(dump_run_config(load_run_config(path, {})))
     assert load_run_config(path, {}).eval_every == 3
+
+
+def test_aliases_that_stand_for_too_much_are_refused(file: Path) -> None:
+    """Eighty lines that stand for 2**80 values would keep every reader busy for good."""
+    lines = [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 2)}]" for n in range(1, 80)]
+    text = "options:\n  a0: &a0 [x, x]\n" + "\n".join(lines)
+    assert "with its aliases it has over 100000 values" in refusal(file, text)
+
+
+def test_an_alias_stands_for_its_value(file: Path) -> None:
+    assert load(file, "options: {a: &a [1, 2], b: *a}").options == {"a": (1, 2), "b": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    "text", ["strategy: ../pfedhn", "baselines: [local, ../../x]", "baselines: [/etc]", "baselines: ['.']"]
+)
+def test_a_strategy_is_no_path(file: Path, text: str) -> None:
+    assert refusal(file, text).startswith("strategy, baselines: expected a name or package.module:Class")

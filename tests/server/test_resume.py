@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_json
 from hyperbloom.server.cli import main
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
-from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.runs.checkpoint import _digest_of, locked
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 
@@ -297,6 +298,49 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for path in (run / "checkpoints").glob("*.json"):
         path.unlink()
     assert "found none that can be used" in refusal()
+
+
+def crafted(folder: Path, **changes: Any) -> None:
+    """Change the newest checkpoint of a run, digest included, as its sender can."""
+    newest = sorted((folder / "checkpoints").glob("*[0-9].json"))[-1]
+    stored = json.loads(newest.read_text())
+    body = {**stored["body"], **changes}
+    write_json(newest, {**stored, "body": body, "digest": _digest_of(body)})
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "hypernetwork.safetensors", "baselines/x/../../../outside.txt"])
+def test_a_checkpoint_that_names_other_files_cuts_nothing(six_rounds: Path, tmp_path: Path, name: str) -> None:
+    crashed, outside = tmp_path / "crashed", tmp_path / "outside.txt"
+    shutil.copytree(killed_after(six_rounds, 5), crashed)
+    outside.write_text("not of this run")
+    crafted(crashed, lines={name: 0})
+    with pytest.raises(ConfigError, match="names files that are not its run's"):
+        go_on(crashed, SIX_ROUNDS)
+    crafted(crashed, lines={str(outside): 3})
+    with pytest.raises(ConfigError, match="names files that are not its run's"):
+        go_on(crashed, SIX_ROUNDS)
+    assert outside.read_text() == "not of this run"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"files": {"../metrics.jsonl": ""}}, {"number": "x"}, {"phase": -1}, {"phase": True}]
+)
+def test_a_checkpoint_with_other_files_or_numbers_is_left(
+    six_rounds: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    crashed = tmp_path / "crashed"
+    shutil.copytree(killed_after(six_rounds, 5), crashed)
+    crafted(crashed, **changes)
+    (said,) = go_on(crashed, SIX_ROUNDS)
+    assert said.endswith("going back to the one before")
+
+
+def test_a_run_with_a_symbolic_link_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "run" / "baselines").mkdir(parents=True)
+    (tmp_path / "run" / "baselines" / "local").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="found the symbolic link"), locked(tmp_path / "run"):
+        raise AssertionError
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_a_run_without_checkpoints_leaves_none(tmp_path: Path) -> None:

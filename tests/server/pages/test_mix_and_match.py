@@ -14,7 +14,7 @@ from hyperbloom.server.cli import main
 from hyperbloom.server.pages.mix_and_match import mix_and_match
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.folder import read_run
-from hyperbloom.server.watch.watching import read_config
+from hyperbloom.server.runs.recorded import read_config
 
 from ..html import Page, check_self_contained
 

@@ -112,7 +112,7 @@ def test_the_card_tells_all_that_was_sent(
 def test_wrong_names_and_folders_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path / "run", "pfedhn")
     for flags, error in (
-        (["export", str(tmp_path), "--all"], "expected a run folder with config.yaml"),
+        (["export", str(tmp_path), "--all"], "expected the folder of a run"),
         (["export", str(run), "--client", "ward"], "expected one of client-0, client-1, client-2; found 'ward'"),
         (["export", str(run), "--all", "--class-names", "a,b"], "expected 10 names, found 2"),
     ):

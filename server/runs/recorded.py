@@ -1,0 +1,39 @@
+"""The configuration in a run folder. A folder may come from elsewhere, so no code that it names is run unasked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.errors import ConfigError
+
+__all__ = ["read_config"]
+
+
+def read_config(folder: Path, own_code: bool = True) -> RunConfig:
+    """Return a run's configuration.
+
+    Args:
+        folder: the run's folder.
+        own_code: accept `package.module:name`, which whoever runs the configuration imports. Give False before a run.
+
+    Raises:
+        ConfigError: the folder holds no run, or names code that is not accepted.
+    """
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"expected the folder of a run, found no {path}")
+    config = load_run_config(path, {})
+    named = [] if own_code else [name for name in _words(config.model_dump(exclude={"compression"})) if ":" in name]
+    if named:
+        raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
+    return config
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield all texts in a configuration."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _words(part)
