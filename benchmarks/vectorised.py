@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.federation import Rounds, run_config, write_images
 from benchmarks.measure import Comparison, alternate, main
-from hyperbloom.client.settings import pick_device
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
+from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import inline_grid
 
 IMAGES = 200

@@ -5,15 +5,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
-
 from hyperbloom.client.keep.state import default_state_dir
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.names import check_name
 
-__all__ = ["ClientSettings", "Disclosure", "pick_device"]
+__all__ = ["ClientSettings", "Disclosure"]
 
 Disclosure = Literal["types", "all-types", "graph"]
 """The most that a client discloses of its own model: its layer types, nothing, or the whole graph."""
@@ -105,22 +103,3 @@ class ClientSettings:
             return cls(data=DataSpec(**values), **own)  # type: ignore[arg-type]
         except TypeError as error:
             raise ConfigError(f"node config: a value is of the wrong type ({error})") from None
-
-
-def pick_device(name: str) -> torch.device:
-    """Resolve 'auto' to CUDA, else MPS, else the CPU.
-
-    Raises:
-        ConfigError: the device does not exist on this machine.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device: expected auto or a device of this machine, found {name!r} ({reason})") from None
-    return device

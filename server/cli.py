@@ -114,6 +114,9 @@ _FLAGS = [
     *section(
         "Machines",
         Flag("--engine", "clients over gRPC, or virtual ones in this process or in Ray", type=ENGINES, default="grpc"),
+        Flag(
+            "--device", "where the server's networks are: auto (CUDA where there is one), cpu, cuda:1", default="auto"
+        ),
         Flag("--vectorise/--no-vectorise", _AT_ONCE, default=None, show_default="on a CUDA device"),
         Flag("--local-clients", "start so many clients beside the server", default=0),
     ),

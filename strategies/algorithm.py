@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig, Section, check
@@ -122,6 +123,8 @@ class Algorithm(ABC):
 
     Attributes:
         options: the strategy's own options, validated.
+        device: where the server's networks live; set before `build`. What an algorithm gives to the round loop, and
+            gets from it, is on the CPU.
         setting: what the first client's data decided; exists after `build`.
         clients: all clients that have joined, by row.
 
@@ -151,6 +154,7 @@ class Algorithm(ABC):
     reference: str | None = None
     """Digest of the reference set that clients need."""
 
+    device = torch.device("cpu")
     options: Section
     setting: Setting
 

@@ -127,12 +127,16 @@ class _GraphStrategy(Algorithm):
     def build(self, setting: Setting) -> None:
         """Make the hypernetwork from the run's seed; layer types come with the clients."""
         super().build(setting)
-        self.hypernetwork = GraphHypernetwork((), self.settings, self.config.seed)
+        self.hypernetwork = GraphHypernetwork((), self.settings, self.config.seed).to(self.device)
 
     def join(self, client: Client, first: bool) -> None:
         """Add the parts that this client is the first to need."""
         super().join(client, first)
-        self.hypernetwork.grow(self.types_of(client.about))
+        self._grow(self.types_of(client.about))
+
+    def _grow(self, types: Set[LayerType]) -> None:
+        self.hypernetwork.grow(types)
+        self.hypernetwork.to(self.device)
 
     def known_types(self) -> set[LayerType]:
         """Return the layer types that any client has disclosed."""
@@ -173,7 +177,7 @@ class _GraphStrategy(Algorithm):
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork; new layer types start afresh."""
         self._initial = self._types_in(tensors)
-        self.hypernetwork.grow(self._initial)
+        self._grow(self._initial)
         try:
             for part in tensors:
                 self.hypernetwork.load_part(part, tensors[part])
@@ -287,7 +291,7 @@ class GHNServer(_GraphStrategy):
         """Generate the weights once for each architecture."""
         graphs = [disclosed_graph(client.about) for client in clients]
         made = {graph.digest: graph for graph in graphs}
-        weights = {digest: Weights(graph.layout, self.hypernetwork(graph)) for digest, graph in made.items()}
+        weights = {digest: Weights(graph.layout, self.hypernetwork(graph).cpu()) for digest, graph in made.items()}
         return [weights[graph.digest] for graph in graphs]
 
     def layout(self, client: Client) -> Layout:
@@ -306,6 +310,7 @@ class GHNServer(_GraphStrategy):
             sums[graph.digest] = sums[graph.digest] + change if graph.digest in sums else change
             examples[graph.digest] = examples.get(graph.digest, 0.0) + weight
             graphs[graph.digest] = graph
-        targets = [Target(graph, examples[key], sums[key] / examples[key]) for key, graph in graphs.items()]
+        means = {key: (total / examples[key]).to(self.device) for key, total in sums.items()}
+        targets = [Target(graph, examples[key], means[key]) for key, graph in graphs.items()]
         if targets:
             follow(self.hypernetwork, targets, self.options.fit_steps, self.options.learning_rate)

@@ -158,7 +158,7 @@ class ODPFL(PFedHN):
         gradient = self.learner.gradient
         if not updates or gradient is None:
             return
-        gradients = {update.client.row: gradient[update.client.row] for update in updates}
+        gradients = {update.client.row: gradient[update.client.row].cpu() for update in updates}
         changes = yield from self._backpropagate(turn, [update.client for update in updates], gradients)
         if changes:
             self.encoder.step(changes, self.options.clip)
@@ -218,7 +218,7 @@ class ODPFL(PFedHN):
 
     def _served(self, clients: Sequence[Client]) -> list[Weights]:
         """Return weights from embeddings in phase 1, otherwise from descriptors."""
-        table = self.learner.table.weight.detach()
+        table = self.learner.table.weight.detach().cpu()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
         return self.by_head(
             clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size)
@@ -229,7 +229,7 @@ class ODPFL(PFedHN):
         """Return the weights of the models before phase 2."""
         assert self._original is not None
         network, table = self._original
-        return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size))
+        return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size).cpu())
 
     def _embedded(self, client: Client) -> bool:
         """Return whether a client's weights come from its own embedding, as in phase 1."""
@@ -293,7 +293,7 @@ class ODPFL(PFedHN):
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
         """Return the exchange in which clients train and fit the encoder to their embeddings."""
         wanted, layout = self.training(turn, clients), descriptor_layout(self.encoder.spec.dim)
-        table, options = self.learner.table.weight.detach(), self.options
+        table, options = self.learner.table.weight.detach().cpu(), self.options
 
         def orders(some: Sequence[Client]) -> list[TrainOrder]:
             return [
@@ -331,8 +331,8 @@ class ODPFL(PFedHN):
         tensors |= self.encoder.state()
         if self._original is not None:
             network, table = self._original
-            tensors |= {f"original.hypernetwork.{name}": value for name, value in network.state_dict().items()}
-            tensors["original.embeddings"] = table
+            tensors |= {f"original.hypernetwork.{name}": x.cpu() for name, x in network.state_dict().items()}
+            tensors["original.embeddings"] = table.cpu()
         return tensors
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -350,7 +350,7 @@ class ODPFL(PFedHN):
             prefix = "original.hypernetwork."
             network = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             self._original[0].load_state_dict(network)
-            self._original = self._original[0], tensors["original.embeddings"].clone()
+            self._original = self._original[0], tensors["original.embeddings"].clone().to(self.device)
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse a hypernetwork without an encoder."""

@@ -126,8 +126,8 @@ class PFedHN(Algorithm):
                     layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
                 )
         self.learner = HypernetworkLearner(
-            network,
-            EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned"),
+            network.to(self.device),
+            EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned").to(self.device),
             learning_rate=options.learning_rate,
             embedding_learning_rate=options.embedding_learning_rate,
             momentum=options.momentum,

@@ -87,7 +87,7 @@ class PFedHNHeads(PFedHN):
         assert isinstance(network, MLPHypernetwork)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "head", name))
-            head = network.add_head(name, layout)
+            head = network.add_head(name, layout).to(self.device)
         self.learner.optimizer.param_groups[0]["params"].extend(head.parameters())
 
     def recipe(self, number: int) -> Recipe:

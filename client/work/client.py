@@ -9,12 +9,13 @@ import torch
 
 from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.keep.state import ClientState
-from hyperbloom.client.settings import ClientSettings, pick_device
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.models import ModelSpec, build_own
+from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.orders import Scope

@@ -251,10 +251,10 @@ class GraphHypernetwork(nn.Module):
         return Layout.of(self._part(part))
 
     def read_part(self, part: str) -> Tensor:
-        """Return a copy of a part's parameters as a flat vector; ModelError if there is no such part."""
+        """Return a copy of a part's parameters as a flat vector on the CPU; ModelError if there is no such part."""
         module = self._part(part)
         parameters = dict(module.named_parameters())
-        return Layout.of(module).flatten(parameters) if parameters else torch.empty(0)
+        return Layout.of(module).flatten(parameters).cpu() if parameters else torch.empty(0)
 
     @torch.no_grad()
     def load_part(self, part: str, values: Tensor) -> None:

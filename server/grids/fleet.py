@@ -51,6 +51,7 @@ class Machines(Section):
     certs: Path | None = None
     engine: Literal["grpc", "inline", "ray"] = "grpc"
     vectorise: bool | None = None
+    device: str = "auto"
     local_clients: int = 0
     metrics_port: str | None = None
     tensorboard: bool = False

@@ -11,6 +11,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
+from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.common.wire import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
@@ -38,6 +39,7 @@ class Session:
         listeners: receive all events.
         watch: called while waiting for clients; raises if waiting has become pointless.
         resume: the checkpoint to continue from, if any.
+        device: where the server's networks live; auto: CUDA where there is one, else the CPU.
     """
 
     config: RunConfig
@@ -46,6 +48,7 @@ class Session:
     listeners: Sequence[Listener]
     watch: Callable[[], None] = lambda: None
     resume: Resume | None = None
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         """Read the checkpoint or the earlier run to start from, if there is one."""
@@ -95,6 +98,7 @@ class Session:
     ) -> Selection:
         """Run one strategy from its first round, or from its checkpoint, to its last round."""
         algorithm = make_algorithm(config)
+        algorithm.device = pick_device(self.device, mps=False)
         self.federation.admission = Admission(config, algorithm, self._initial if phase == 0 else None)
         if resumed:
             self._go_on(algorithm, resumed)

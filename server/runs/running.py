@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import DiskError, HyperbloomError
+from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, check_port, log_to, sayer
 from hyperbloom.server.loop.listener import Listener, Resume, Selection
@@ -44,7 +45,9 @@ class Run:
         """Run to the end, with the log in the folder. If a HyperbloomError stops the run, record it as an event."""
         folder, config = self.recorder.path, self.recorder.config
         with log_to(folder / "server.log"), open_grid(machines, config, folder, say, tell) as (grid, watch):
-            session = Session(config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume)
+            session = Session(
+                config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume, machines.device
+            )
             try:
                 return session, session.run()
             except (HyperbloomError, KeyboardInterrupt) as error:
@@ -70,6 +73,7 @@ def _check(config: RunConfig, machines: Machines, begins: bool) -> None:
     """Raise an error for a run that cannot work, before it has a folder."""
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
+    pick_device(machines.device, mps=False)
     if machines.engine == "ray":
         from hyperbloom.server.grids.simulation import check_ray
 

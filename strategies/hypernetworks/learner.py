@@ -50,7 +50,8 @@ class HypernetworkLearner:
 
     Args:
         hypernetwork: module from descriptors `(C, k)` and a size to weights `(C, P)`.
-        table: the clients' descriptors.
+        table: the clients' descriptors, on the hypernetwork's device. What comes in may be on any device; weights and
+            state go out on the CPU.
         learning_rate: of the hypernetwork.
         embedding_learning_rate: of the embeddings.
         momentum: of the server's SGD. Rebuilding the optimiser each round loses it and several points of accuracy.
@@ -101,14 +102,14 @@ class HypernetworkLearner:
     def generate(self, rows: Sequence[int], size: str) -> Tensor:
         """Return the weights `(C, P)` of clients of one size."""
         self.hypernetwork.eval()
-        return self._forward(rows, size)
+        return self._forward(rows, size).cpu()
 
     @torch.no_grad()
     def write(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)` for any descriptors `(C, k)`."""
         self.hypernetwork.eval()
-        weights: Tensor = self.hypernetwork(descriptors, size)
-        return weights
+        weights: Tensor = self.hypernetwork(descriptors.to(self._device), size)
+        return weights.cpu()
 
     def update(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
         """Learn from a cohort.
@@ -152,7 +153,7 @@ class HypernetworkLearner:
         if len(cohort) > 1:
             with torch.no_grad():
                 gram = self.hypernetwork.gram(self._features(cohort))
-                gradient = -(self._share_out(gram)[-1] @ torch.stack([each.delta for each in cohort]))
+                gradient = -(self._share_out(gram)[-1] @ torch.stack([each.delta for each in cohort]).to(gram))
         self._backward(reply, gradient)
         self._step([reply.row])
 
@@ -179,13 +180,17 @@ class HypernetworkLearner:
         inverse: Tensor = torch.linalg.inv(torch.eye(len(gram)).to(gram) + rate / (1 - momentum) * gram)
         return inverse
 
+    @property
+    def _device(self) -> torch.device:
+        return self.table.weight.device
+
     def _features(self, replies: Sequence[Reply]) -> Tensor:
-        rows = torch.tensor([reply.row for reply in replies], device=self.table.weight.device)
+        rows = torch.tensor([reply.row for reply in replies], device=self._device)
         features: Tensor = self.hypernetwork.features(self.table(rows), replies[0].size)
         return features
 
     def _forward(self, rows: Sequence[int], size: str) -> Tensor:
-        index = torch.tensor(rows, device=self.table.weight.device)
+        index = torch.tensor(rows, device=self._device)
         weights: Tensor = self.hypernetwork(self.table(index), size)
         return weights
 
@@ -193,7 +198,7 @@ class HypernetworkLearner:
         """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""
         # Evaluation mode, as in `generate`: a power iteration of spectral norm would change the network.
         self.hypernetwork.eval()
-        self._forward([reply.row], reply.size).backward(gradient[None])
+        self._forward([reply.row], reply.size).backward(gradient[None].to(self._device))
 
     def _backward_mixed(self, replies: Sequence[Reply], mixing: Callable[[Tensor], Tensor]) -> None:
         """Add the vector-Jacobian product with `-M @ deltas` of replies of one size, `M = mixing(K)` `(C, C)`.
@@ -210,7 +215,8 @@ class HypernetworkLearner:
         for start in range(0, len(replies), at_once):
             rows = mixed[start : start + at_once]
             weights = self.hypernetwork.write(torch.tensordot(rows, leaf, 1), rows.sum(1), replies[0].size)
-            weights.backward(torch.stack([reply.delta for reply in replies[start : start + at_once]]).neg_())
+            deltas = torch.stack([reply.delta for reply in replies[start : start + at_once]])
+            weights.backward(deltas.to(self._device).neg_())
         if features.requires_grad:
             features.backward(leaf.grad)
 
@@ -252,22 +258,21 @@ class HypernetworkLearner:
         before, momentum = table.detach().clone(), state.get("momentum_buffer")
         momentum = torch.zeros_like(before) if momentum is None else momentum.clone()
         self.optimizer.step()
-        absent = torch.ones(len(table), dtype=torch.bool, device=table.device)
-        absent[list(rows)] = False
-        with torch.no_grad():
-            table[absent] = before[absent]
-        if state.get("momentum_buffer") is not None:
-            state["momentum_buffer"][absent] = momentum[absent]
+        moved = torch.tensor(rows, device=self._device)
+        for now, restored in ((table.detach(), before), (state.get("momentum_buffer"), momentum)):
+            if now is not None:
+                restored[moved] = now[moved]
+                now.copy_(restored)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the learner's state by name: parameters, buffers, embeddings and momentum."""
+        """Return the learner's state by name, on the CPU: parameters, buffers, embeddings and momentum."""
         tensors = {f"hypernetwork.{name}": value for name, value in self.hypernetwork.state_dict().items()}
         tensors["embeddings"] = self.table.weight.detach()
         for name, parameter in self._named_parameters():
             momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{name}"] = momentum
-        return tensors
+        return {name: tensor.cpu() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, Tensor], with_momentum: bool = True) -> None:
         """Load what `state` returned; the embedding table gets as many rows as were stored."""

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from hyperbloom.client.settings import ClientSettings, pick_device
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError, DataError
 
@@ -175,26 +174,3 @@ def test_the_state_folder_is_the_given_one_or_the_default(monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert ClientSettings("a").folder == tmp_path / "hyperbloom" / "a"
     assert FULL.folder == Path("/var/lib/ward-7")
-
-
-# ---------------------------------------------------------------------- devices
-
-
-def test_a_device_that_exists_is_taken() -> None:
-    assert pick_device("cpu") == torch.device("cpu")
-
-
-@pytest.mark.parametrize(("cuda", "mps", "device"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
-def test_auto_prefers_cuda_then_mps(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, device: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert pick_device("auto") == torch.device(device)
-
-
-@pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "CPU", "cpu:x"])
-def test_a_device_that_does_not_exist_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        pick_device(name)
-    text = str(caught.value)
-    assert text.startswith(f"--device: expected auto or a device of this machine, found {name!r} (")
-    assert "\n" not in text

@@ -1,0 +1,30 @@
+"""The device of a program's networks."""
+
+import torch
+
+from hyperbloom.common.errors import ConfigError
+
+__all__ = ["pick_device"]
+
+
+def pick_device(name: str, mps: bool = True) -> torch.device:
+    """Resolve 'auto' to CUDA, else MPS, else the CPU.
+
+    Args:
+        name: auto, or a device in torch's words.
+        mps: whether 'auto' may be MPS, which has no float64.
+
+    Raises:
+        ConfigError: the device does not exist on this machine.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if mps and torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device: expected auto or a device of this machine, found {name!r} ({reason})") from None
+    return device

@@ -1,0 +1,28 @@
+"""Devices that are there, and those that are not."""
+
+import pytest
+import torch
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.program.device import pick_device
+
+
+def test_a_device_that_exists_is_taken() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("cuda", "mps", "device"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
+def test_auto_prefers_cuda_then_mps(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert pick_device("auto") == torch.device(device)
+    assert pick_device("auto", mps=False) == torch.device("cuda" if cuda else "cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "CPU", "cpu:x"])
+def test_a_device_that_does_not_exist_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pick_device(name)
+    text = str(caught.value)
+    assert text.startswith(f"--device: expected auto or a device of this machine, found {name!r} (")
+    assert "\n" not in text
