@@ -39,7 +39,7 @@ def data_flags(default: str | None = None) -> list[Flag]:
         Flag("--data", what, default=default, required=not default, metavar="WHAT", shell_complete=known),
         Flag("--root", "folder with the files of a named data set", type=FOLDER),
         Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
-        Flag("--split", "how the N shares are made", default="shares", shell_complete=proposed(SPLITS)),
+        Flag("--split", "how the N shares are made", default="auto", shell_complete=proposed(SPLITS)),
         Flag("--classes-per-client", "classes, or concepts", default=2),
         Flag("--alpha", "concentration of the Dirichlet split", default=0.5),
         Flag("--max-train", "use at most so many training examples", type=int),

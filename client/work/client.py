@@ -13,7 +13,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -41,6 +41,8 @@ class Client:
         identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
+        if data.kind != "classification":
+            raise DataError(f"{settings.data.data}: expected a class for each example, found labels for {data.kind}")
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
         self.class_shares, self.scaling = data.class_shares, data.scaling
         self.train_data, self.val_data, self.test_data = (

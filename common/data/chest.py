@@ -4,11 +4,11 @@ They are part of X. Wang et al., "ChestX-ray8", CVPR 2017, https://arxiv.org/abs
 The file holds `x`: uint8 `(N, 128, 128)`, `y`: `(N,)`, 1 for pneumonia, and `patient`: `(N,)`.
 """
 
-import numpy as np
+from dataclasses import replace
 
 from hyperbloom.common.data.draws import FIXED_SEED, generator, three_parts
 from hyperbloom.common.data.files import check_labels, missing, read_arrays
-from hyperbloom.common.data.own import check_pair
+from hyperbloom.common.data.own import check_pair, number
 from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
@@ -35,16 +35,13 @@ def read_chest(spec: DataSpec) -> Pool:
     arrays = read_arrays(path)
     if not set(KEYS) <= arrays.keys():
         raise DataError(f"{path}: expected the keys {', '.join(KEYS)}, found {', '.join(arrays)}")
-    whole = check_pair(arrays["x"], arrays["y"], f"{path}: key 'x'", f"{path}: key 'y'").portion
+    whole = check_pair(arrays["x"], arrays["y"], f"{path}: key 'x'", f"{path}: key 'y'")
     check_labels(whole.labels, len(CLASSES), path)
     patients = arrays["patient"]
     if arrays["x"].shape[1:] != (SIDE, SIDE) or patients.shape != (len(whole),):
         found = f"{arrays['x'].shape} and {patients.shape}"
         raise DataError(f"{path}: expected images (N, {SIDE}, {SIDE}) and as many patients, found {found}")
-    names, first, of = np.unique(patients, return_index=True, return_inverse=True)
-    parts = three_parts(whole.labels[first], 0.15, generator(FIXED_SEED, "chest"))  # of patients
-    part_of = np.empty(len(names), dtype=np.int64)
-    for number, members in enumerate(parts):
-        part_of[members] = number
-    train, val, test = (whole.choose(np.flatnonzero(part_of[of] == number)) for number in range(3))
+    (groups,), _ = number([patients], [whole], f"{path}: key 'patient'")
+    rng = generator(FIXED_SEED, "chest")
+    train, val, test = replace(whole, groups=groups).split(lambda strata: three_parts(strata, 0.15, rng))
     return Pool(spec.data, train, val, test, CLASSES, Scaling(255.0))

@@ -86,7 +86,7 @@ def read_cifar10(spec: DataSpec) -> Pool:
 
 
 def read_cifar100(spec: DataSpec) -> Pool:
-    """Return CIFAR-100, 3 x 32 x 32 in 100 fine classes, with the 20 coarse classes as groups.
+    """Return CIFAR-100, 3 x 32 x 32 in 100 fine classes, with the 20 coarse classes as owners.
 
     Raises:
         DataError: A file is missing or corrupt, or cannot be downloaded.
@@ -124,13 +124,13 @@ def _records(family: _Family, paths: Sequence[Path]) -> Portion:
     for path, values in zip(paths, labels, strict=True):
         check_labels(values, family.num_classes, path)
     joined = np.concatenate(labels)
-    groups = None
+    owners = None
     if family.label_bytes == 2:
         coarse = [block.labels(0) for block in blocks]
         for path, values in zip(paths, coarse, strict=True):
             check_labels(values, COARSE, path)
-        groups = np.concatenate(coarse)
-    return Portion(blocks, np.arange(len(joined), dtype=np.int64), joined, groups)
+        owners = np.concatenate(coarse)
+    return Portion(blocks, np.arange(len(joined), dtype=np.int64), joined, owners)
 
 
 def _block(path: Path, label_bytes: int) -> FileBlock:
@@ -162,5 +162,5 @@ def _python(family: _Family, root: Path) -> tuple[Portion, Portion, tuple[str, .
 
 def _arrays(images: AnyArray, labels: IntArray, family: _Family) -> Portion:
     block = ArrayBlock(images.transpose(0, 3, 1, 2))  # (N, 3, 32, 32), a view
-    groups = COARSE_OF_FINE[labels] if family is CIFAR100 else None
-    return Portion((block,), np.arange(len(labels), dtype=np.int64), labels, groups)
+    owners = COARSE_OF_FINE[labels] if family is CIFAR100 else None
+    return Portion.of(block, labels, owners)

@@ -36,7 +36,6 @@ def read_digits(spec: DataSpec) -> Pool:
     with gzip.open(file) as lines:
         table = np.loadtxt(lines, dtype=np.uint8, delimiter=",")  # (1797, 65): pixels from 0 to 16, and the digit
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
-    whole = Portion((ArrayBlock(images),), np.arange(len(labels), dtype=np.int64), labels)
-    parts = three_parts(labels, 0.2, generator(FIXED_SEED, "digits"))
-    train, val, test = (whole.choose(part) for part in parts)
+    rng = generator(FIXED_SEED, "digits")
+    train, val, test = Portion.of(ArrayBlock(images), labels).split(lambda strata: three_parts(strata, 0.2, rng))
     return Pool(spec.data, train, val, test, tuple(str(digit) for digit in range(10)), SCALING)

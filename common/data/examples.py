@@ -7,10 +7,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hyperbloom.common.data.labels import LabelKind
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import DataError
 
 __all__ = ["ClientData", "Examples"]
+
+_FORMS: dict[LabelKind, tuple[torch.dtype, tuple[int, ...]]] = {
+    "classification": (torch.int64, (1,)),
+    "segmentation": (torch.int64, (3,)),
+    "multilabel": (torch.float32, (2,)),
+    "regression": (torch.float32, (1, 2)),
+}
+"""Type and possible numbers of axes of each kind's labels."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,8 @@ class Examples:
 
     Args:
         inputs: float32 `(N, C, H, W)` images or `(N, F)` features.
-        labels: int64 `(N,)`, classes counted from 0.
+        labels: int64 `(N,)` classes counted from 0, or `(N, H, W)` masks of them; float32 `(N, L)` labels that are 0, 1
+            or, where nobody knows, NaN; or float32 `(N,)` or `(N, T)` numbers.
 
     Raises:
         DataError: A tensor has the wrong type or number of axes, or the two differ in length.
@@ -33,8 +43,9 @@ class Examples:
         if self.inputs.dtype != torch.float32 or self.inputs.ndim not in (2, 4):
             found = f"{self.inputs.dtype} {tuple(self.inputs.shape)}"
             raise DataError(f"inputs: expected float32 (N, C, H, W) or (N, F), found {found}")
-        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise DataError(f"labels: expected int64 (N,), found {self.labels.dtype} {tuple(self.labels.shape)}")
+        if self.labels.ndim not in {torch.int64: (1, 3), torch.float32: (1, 2)}.get(self.labels.dtype, ()):
+            found = f"{self.labels.dtype} {tuple(self.labels.shape)}"
+            raise DataError(f"labels: expected int64 (N,) or (N, H, W), or float32 (N,) or (N, L), found {found}")
         if len(self.inputs) != len(self.labels):
             raise DataError(f"expected one label for each of {len(self.inputs)} inputs, found {len(self.labels)}")
 
@@ -65,12 +76,15 @@ class ClientData:
         train: Examples for training.
         val: Examples for model selection.
         test: Examples for reports.
-        num_classes: Number of classes of the task. A client may lack examples of some.
-        class_names: One name for each class, in the order of the labels.
+        num_classes: Number of outputs of a network for the task: classes, labels or numbers. A client may lack examples
+            of some classes.
+        class_names: One name for each of them, in the order of the labels.
         scaling: The scaling of the stored numbers, already applied.
+        kind: What the labels are.
 
     Raises:
-        DataError: The parts differ in shape, a label is out of range, or there are not `num_classes` names.
+        DataError: The parts differ in shape, the labels are of another kind or out of range, or there are not
+            `num_classes` names.
     """
 
     train: Examples
@@ -79,6 +93,7 @@ class ClientData:
     num_classes: int
     class_names: tuple[str, ...]
     scaling: Scaling = field(default_factory=Scaling)
+    kind: LabelKind = "classification"
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -88,9 +103,22 @@ class ClientData:
             if tuple(part.inputs.shape[1:]) != self.input_shape:
                 found = tuple(part.inputs.shape[1:])
                 raise DataError(f"{name}: expected inputs of shape {self.input_shape} as in train, found {found}")
-            if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < self.num_classes:
-                found_range = f"{int(part.labels.min())} to {int(part.labels.max())}"
-                raise DataError(f"{name}: expected labels from 0 to {self.num_classes - 1}, found {found_range}")
+            self._check_labels(name, part.labels)
+
+    def _check_labels(self, name: str, labels: torch.Tensor) -> None:
+        dtype, axes = _FORMS[self.kind]
+        outputs = labels.shape[1] if labels.ndim == 2 else 1
+        if (
+            labels.dtype != dtype
+            or labels.ndim not in axes
+            or (dtype.is_floating_point and outputs != self.num_classes)
+        ):
+            found = f"{labels.dtype} {tuple(labels.shape)}"
+            raise DataError(f"{name}: expected labels for {self.kind} with {self.num_classes} outputs, found {found}")
+        if not dtype.is_floating_point and len(labels):
+            low, high = int(labels.min()), int(labels.max())
+            if not 0 <= low <= high < self.num_classes:
+                raise DataError(f"{name}: expected labels from 0 to {self.num_classes - 1}, found {low} to {high}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -105,6 +133,8 @@ class ClientData:
 
     @property
     def class_shares(self) -> torch.Tensor:
-        """Proportion of each class in the training set, float32 `(num_classes,)`; sums to 1."""
+        """Proportion of each class in the training set, float32 `(num_classes,)`; sums to 1. Empty without classes."""
+        if self.kind != "classification":
+            return torch.empty(0)
         counts = torch.bincount(self.train.labels, minlength=self.num_classes).to(torch.float32)
         return counts / counts.sum()

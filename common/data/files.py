@@ -123,5 +123,5 @@ def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:
 def with_validation(train: Portion, name: str) -> tuple[Portion, Portion]:
     """Hold out 10,000 training examples for validation, or a fifth if there are fewer than 50,000."""
     count = min(HELD_OUT, len(train) // 5)
-    kept, held = hold_out(train.labels, count, generator(FIXED_SEED, name, "validation"))
-    return train.choose(kept), train.choose(held)
+    kept, held = train.split(lambda strata: hold_out(strata, count, generator(FIXED_SEED, name, "validation")))
+    return kept, held

@@ -7,7 +7,7 @@ import numpy as np
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import need
-from hyperbloom.common.data.own import Labelled, build_pool, split_three, split_train
+from hyperbloom.common.data.own import build_pool, split_three, split_train
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
@@ -64,7 +64,7 @@ def read_folder(spec: DataSpec) -> Pool:
     if not parts:
         names = _class_names(root)
         paths, labels = _list(root, names)
-        whole = Labelled(_ImageBlock(paths, _check(paths)), labels)
+        whole = Portion.of(_ImageBlock(paths, _check(paths)), labels)
         return build_pool(str(root), split_three(whole, str(root), spec.seed), names)
     absent = [name for name in ("train", "test") if name not in parts]
     if absent:
@@ -79,10 +79,10 @@ def read_folder(spec: DataSpec) -> Pool:
 def _portions(root: Path, parts: list[str], names: list[str], seed: int) -> list[Portion]:
     lists = {part: _list(root / part, names) for part in parts}
     shared = _check(tuple(path for paths, _ in lists.values() for path in paths))
-    found = {part: Labelled(_ImageBlock(paths, shared), labels) for part, (paths, labels) in lists.items()}
+    found = {part: Portion.of(_ImageBlock(paths, shared), labels) for part, (paths, labels) in lists.items()}
     if "val" in found:
-        return [found[part].portion for part in parts]
-    return [*split_train(found["train"], str(root / "train"), seed), found["test"].portion]
+        return [found[part] for part in parts]
+    return [*split_train(found["train"], str(root / "train"), seed), found["test"]]
 
 
 def _folders(folder: Path) -> list[Path]:

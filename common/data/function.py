@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hyperbloom.common.data.examples import ClientData, Examples
-from hyperbloom.common.data.own import Labelled, build_pool, check_pair, check_parts
+from hyperbloom.common.data.own import build_pool, check_pair, check_parts
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
@@ -59,10 +59,10 @@ def _call(function: Callable[[], object], name: str) -> object:
 def _from_pairs(value: tuple[object, ...] | list[object], name: str) -> Pool:
     checked = [_pair(pair, f"{name}: {part}") for part, pair in zip(PARTS, value, strict=True)]
     check_parts(checked, [f"{name}: {part} inputs" for part in PARTS])
-    return build_pool(name, [labelled.portion for labelled in checked], None)
+    return build_pool(name, checked, None)
 
 
-def _pair(pair: object, name: str) -> Labelled:
+def _pair(pair: object, name: str) -> Portion:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{name}: {EXPECTED}; found {describe(pair)}")
     inputs_name, labels_name = f"{name} inputs", f"{name} labels"
@@ -86,5 +86,4 @@ def _from_client_data(data: ClientData, name: str) -> Pool:
 
 
 def _portion(examples: Examples) -> Portion:
-    labels = examples.labels.cpu().numpy()
-    return Portion((ArrayBlock(examples.inputs.cpu().numpy()),), np.arange(len(labels), dtype=np.int64), labels)
+    return Portion.of(ArrayBlock(examples.inputs.cpu().numpy()), examples.labels.cpu().numpy())

@@ -9,7 +9,7 @@ import numpy as np
 
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.examples import ClientData
-from hyperbloom.common.data.partition import Deal, find_partitioner
+from hyperbloom.common.data.partition import Deal, deal_to_clients, find_partitioner
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.data.scaling import Scaling
@@ -32,7 +32,7 @@ class DataSource:
     def __init__(self, spec: DataSpec) -> None:
         """Read the labels, and the inputs if the format requires it."""
         self.spec = spec
-        self._partitioner = find_partitioner(spec.split)
+        find_partitioner(spec.split)
         self._pool = read_pool(spec)
 
     @property
@@ -42,7 +42,7 @@ class DataSource:
 
     @cached_property
     def _deal(self) -> Deal:
-        return self._partitioner.deal(self._pool, self.spec)
+        return deal_to_clients(self._pool, self.spec)
 
     def client(self, partition: int | None, scaling: Scaling | None = None) -> ClientData:
         """Return the examples of one client on the CPU, in the same order in every call.
@@ -70,7 +70,7 @@ class DataSource:
         portions["train"] = _limited(portions["train"], spec)
         scaling = scaling or pool.scaling
         train, val, test = (portions[part].examples(scaling) for part in ("train", "val", "test"))
-        return ClientData(train, val, test, len(names), names, scaling)
+        return ClientData(train, val, test, len(names), names, scaling, pool.kind)
 
 
 # Weak references, because a process with one client must not keep the whole data set in memory.

@@ -89,7 +89,7 @@ def _portion(images: Path, labels: Path) -> Portion:
     if len(block) != len(values):
         raise DataError(f"{labels}: expected {len(block)} labels as {images.name} has images, found {len(values)}")
     check_labels(values, 10, labels)
-    return Portion((block,), np.arange(len(values), dtype=np.int64), values)
+    return Portion.of(block, values)
 
 
 def _images(path: Path) -> Block:

@@ -1,24 +1,34 @@
 """Users' own data in one `.npz` file of numpy arrays."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.own import Labelled, build_pool, check_pair, check_parts, split_three, split_train
-from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.own import build_pool, check_pair, check_parts, number, split_three, split_train
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
 __all__ = ["read_npz"]
 
-FORMS = "x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or without; class_names may be added"
+FORMS = """x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or without; or MedMNIST's train_images,
+train_labels, ...; class_names may be added, and owner and group with the same endings as y""".replace("\n", " ")
+
+MEDMNIST = {
+    f"{part}_{theirs}": f"{ours}_{part}"
+    for part in ("train", "val", "test")
+    for theirs, ours in (("images", "x"), ("labels", "y"))
+}
+"""Our names of the arrays in the files of J. Yang et al., "MedMNIST v2", 2023, https://doi.org/10.1038/s41597-022-01721-8."""
 
 
 def read_npz(spec: DataSpec) -> Pool:
     """Read the file `spec.data`.
 
     With the keys `x, y` the examples are split 70 / 15 / 15. With `x_train, y_train, x_test, y_test` a fifth of the
-    training examples is held out unless there are `x_val, y_val`. Splits depend only on the seed.
+    training examples is held out unless there are `x_val, y_val`. Splits depend only on the seed, and cut no group.
 
     Raises:
         DataError: The file is missing or corrupt, or a key is missing or has an unusable value.
@@ -28,25 +38,45 @@ def read_npz(spec: DataSpec) -> Pool:
         raise DataError(
             f"{path}: expected an .npz file, found no file of this name; it is looked for from {Path.cwd()}"
         )
-    arrays = read_arrays(path)
+    found = read_arrays(path)
+    arrays = {MEDMNIST.get(key, key): array for key, array in found.items()}
     names = _class_names(arrays, path)
-    if {"x", "y"} <= arrays.keys():
-        whole = _pair(arrays, "", path)
-        return build_pool(str(path), split_three(whole, f"{path}: key 'x'", spec.seed), names)
-    parts = [suffix for suffix in ("_train", "_val", "_test") if f"x{suffix}" in arrays or f"y{suffix}" in arrays]
-    wanted = [f"{letter}{suffix}" for suffix in {"_train", "_test", *parts} for letter in "xy"]
+    parts = [end for end in ("_train", "_val", "_test") if f"x{end}" in arrays or f"y{end}" in arrays]
+    parts = [""] if {"x", "y"} <= arrays.keys() else parts
+    wanted = [f"{letter}{end}" for end in {*parts, *(("_train", "_test") if parts != [""] else ())} for letter in "xy"]
     if not set(wanted) <= arrays.keys():
-        raise DataError(f"{path}: expected the keys {FORMS}; found {', '.join(sorted(arrays)) or 'none'}")
-    labelled = [_pair(arrays, suffix, path) for suffix in parts]
-    check_parts(labelled, [f"{path}: key 'x{suffix}'" for suffix in parts])
-    first, *val, test = labelled
-    held = [first.portion, val[0].portion] if val else split_train(first, f"{path}: key 'x_train'", spec.seed)
-    return build_pool(str(path), [*held, test.portion], names)
+        raise DataError(f"{path}: expected the keys {FORMS}; found {', '.join(sorted(found)) or 'none'}")
+    portions = [
+        check_pair(arrays[f"x{end}"], arrays[f"y{end}"], _key(path, "x", end), _key(path, "y", end)) for end in parts
+    ]
+    check_parts(portions, [_key(path, "x", end) for end in parts])
+    portions, owner_names = _with_units(arrays, portions, parts, path)
+    if parts == [""]:
+        portions = split_three(portions[0], _key(path, "x", ""), spec.seed)
+    elif len(parts) == 2:
+        portions[:1] = split_train(portions[0], _key(path, "x", "_train"), spec.seed)
+    return build_pool(str(path), portions, names, owner_names)
 
 
-def _pair(arrays: dict[str, AnyArray], suffix: str, path: Path) -> Labelled:
-    x, y = f"x{suffix}", f"y{suffix}"
-    return check_pair(arrays[x], arrays[y], f"{path}: key '{x}'", f"{path}: key '{y}'")
+def _key(path: Path, letter: str, end: str) -> str:
+    return f"{path}: key '{letter}{end}'"
+
+
+def _with_units(
+    arrays: dict[str, AnyArray], portions: list[Portion], parts: list[str], path: Path
+) -> tuple[list[Portion], list[str]]:
+    """Return the portions with their owners and groups, if the file has them, and the owners' names."""
+
+    def numbers(kind: str) -> tuple[list[IntArray] | list[None], list[str]]:
+        there = [f"{kind}{end}" for end in parts if f"{kind}{end}" in arrays]
+        if there and len(there) < len(parts):
+            raise DataError(f"{path}: expected {kind} for each of {', '.join(parts)}, found {', '.join(there)}")
+        name = f"{path}: key {kind!r}"
+        return number([arrays[key] for key in there], portions, name) if there else ([None] * len(parts), [])
+
+    (owners, names), (groups, _) = numbers("owner"), numbers("group")
+    each = zip(portions, owners, groups, strict=True)
+    return [replace(portion, owners=owner, groups=group) for portion, owner, group in each], names
 
 
 def _class_names(arrays: dict[str, AnyArray], path: Path) -> list[str] | None:

@@ -58,7 +58,7 @@ class _PackedBlock:
 
 
 def read_omniglot(spec: DataSpec) -> Pool:
-    """Return Omniglot, 1 x 28 x 28. A label is a character's number within its alphabet, and a group is an alphabet.
+    """Return Omniglot, 1 x 28 x 28. A label is a character's number within its alphabet, and an alphabet is an owner.
 
     The drawings of each character are split 70 / 15 / 15 in the same way in every run.
 
@@ -71,11 +71,11 @@ def read_omniglot(spec: DataSpec) -> Pool:
     arrays = _load(path)
     names = [str(name) for part in ("bg", "ev") for name in arrays[f"{part}_names"][arrays[f"{part}_label"]]]
     alphabets = sorted({name.partition("/")[0] for name in names})
-    groups = np.array([alphabets.index(name.partition("/")[0]) for name in names], dtype=np.int64)
+    owners = np.array([alphabets.index(name.partition("/")[0]) for name in names], dtype=np.int64)
     labels = np.array([_character(name, path) for name in names], dtype=np.int64)
     blocks: tuple[Block, ...] = (_PackedBlock(arrays["bg_bits"]), _PackedBlock(arrays["ev_bits"]))
-    whole = Portion(blocks, np.arange(len(labels), dtype=np.int64), labels, groups)
-    parts = three_parts(groups * NUM_CLASSES + labels, 0.15, generator(FIXED_SEED, "omniglot"))
+    whole = Portion(blocks, np.arange(len(labels), dtype=np.int64), labels, owners)
+    parts = three_parts(owners * NUM_CLASSES + labels, 0.15, generator(FIXED_SEED, "omniglot"))
     train, val, test = (whole.choose(part) for part in parts)
     classes = tuple(f"character{number:02d}" for number in range(1, NUM_CLASSES + 1))
     return Pool(spec.data, train, val, test, classes, Scaling(), "alphabet", tuple(alphabets))

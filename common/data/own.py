@@ -1,16 +1,18 @@
 """Checks and splits that all kinds of users' own data share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
 from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
-from hyperbloom.common.data.pool import ArrayBlock, Block, Pool, Portion
+from hyperbloom.common.data.labels import as_labels
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
-__all__ = ["BYTES", "Labelled", "build_pool", "check_inputs", "check_pair", "check_parts", "split_three", "split_train"]
+__all__ = ["BYTES", "build_pool", "check_inputs", "check_pair", "check_parts", "number", "split_three", "split_train"]
 
 CHANNELS = (1, 3, 4)
 
@@ -18,30 +20,12 @@ BYTES = Scaling(255.0)
 """The scaling of users' bytes."""
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Checked inputs with their labels.
-
-    Args:
-        block: Stored inputs.
-        labels: `(n,)`.
-    """
-
-    block: Block
-    labels: IntArray
-
-    @property
-    def portion(self) -> Portion:
-        """All examples, in order."""
-        return Portion((self.block,), np.arange(len(self.labels), dtype=np.int64), self.labels)
-
-
-def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name: str) -> Labelled:
+def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name: str) -> Portion:
     """Check a user's inputs and labels, and convert images to `(N, C, H, W)`.
 
     Args:
         inputs: `(N, F)`, `(N, H, W)`, `(N, H, W, C)` of uint8, or `(N, C, H, W)`.
-        labels: `(N,)` integers from 0.
+        labels: What `as_labels` takes.
         inputs_name: Name of the inputs in errors, such as `"my.npz: key 'x'"`.
         labels_name: Name of the labels in errors.
 
@@ -49,10 +33,10 @@ def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name
         DataError: Inputs or labels have a wrong type, shape or length, or hold invalid values.
     """
     stored = check_inputs(inputs, inputs_name)
-    checked = _labels(labels, labels_name)
+    checked = as_labels(labels, labels_name)
     if len(stored) != len(checked):
         raise DataError(f"{labels_name}: expected {len(stored)} labels, as {inputs_name}, found {len(checked)}")
-    return Labelled(ArrayBlock(stored), checked)
+    return Portion.of(ArrayBlock(stored), checked)
 
 
 def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
@@ -92,69 +76,92 @@ def _channels_first(images: AnyArray, name: str) -> AnyArray:
     raise DataError(f"{name}: expected uint8 images as (N, H, W, C) with C of {CHANNELS}, found {images.shape}")
 
 
-def _labels(labels: AnyArray, name: str) -> IntArray:
-    if labels.dtype.kind not in "ui":
-        raise DataError(f"{name}: expected integers, found dtype {labels.dtype}")
-    if labels.ndim != 1:
-        raise DataError(f"{name}: expected shape (N,), found {labels.shape}")
-    if len(labels) and int(labels.min()) < 0:
-        raise DataError(f"{name}: expected classes counted from 0, found {int(labels.min())}")
-    if len(labels) and int(labels.max()) >= max(1000, len(labels)):
-        found = f"{int(labels.max())} among {len(labels)} labels"
-        raise DataError(f"{name}: expected classes counted from 0 without gaps, found {found}; number them anew")
-    return labels.astype(np.int64)
-
-
-def check_parts(parts: Sequence[Labelled], names: Sequence[str]) -> None:
-    """Check that training, validation and test inputs have the same shape and stored type.
+def check_parts(parts: Sequence[Portion], names: Sequence[str]) -> None:
+    """Check that inputs and labels have the same shape and stored type in training, validation and test.
 
     Raises:
         DataError: A part differs from the first one.
     """
     nothing = np.arange(0)
-    first = parts[0].block.take(nothing)
+    first, labels = parts[0].blocks[0].take(nothing), parts[0].labels
     for part, name in zip(parts, names, strict=True):
-        other = part.block.take(nothing)
+        other = part.blocks[0].take(nothing)
         if other.shape[1:] != first.shape[1:] or other.dtype != first.dtype:
             expected = f"{first.dtype} inputs of shape {first.shape[1:]} as {names[0]}"
             raise DataError(f"{name}: expected {expected}, found {other.dtype} {other.shape[1:]}")
+        if part.labels.shape[1:] != labels.shape[1:] or part.labels.dtype != labels.dtype:
+            expected = f"labels of {labels.dtype} {labels.shape[1:]} as {names[0]}"
+            raise DataError(f"{name}: expected {expected}, found {part.labels.dtype} {part.labels.shape[1:]}")
 
 
-def split_three(whole: Labelled, name: str, seed: int) -> list[Portion]:
-    """Split 70 / 15 / 15, stratified by class; DataError if there are fewer than three examples."""
+def number(values: Sequence[AnyArray], portions: Sequence[Portion], name: str) -> tuple[list[IntArray], list[str]]:
+    """Number the owners or groups of all portions alike, and return the numbers of each portion and the names.
+
+    Raises:
+        DataError: There is not one string or integer for each example.
+    """
+    for each, portion in zip(values, portions, strict=True):
+        if each.shape != (len(portion),) or each.dtype.kind not in "uiU":
+            raise DataError(f"{name}: expected {len(portion)} strings or integers, found {each.dtype} {each.shape}")
+    names, of = np.unique(np.concatenate(values), return_inverse=True)
+    ends = np.cumsum([len(portion) for portion in portions])
+    return np.split(of.astype(np.int64), ends[:-1]), [str(each) for each in names]
+
+
+def split_three(whole: Portion, name: str, seed: int) -> list[Portion]:
+    """Split 70 / 15 / 15, in proportion to the strata; DataError if there are fewer than three examples or groups."""
     rng = generator(seed, "own data", "three parts")
-    _enough(len(whole.labels), 3, name)
-    return [whole.portion.choose(part) for part in three_parts(whole.labels, 0.15, rng)]
+    _enough(whole, 3, name)
+    return whole.split(lambda strata: three_parts(strata, 0.15, rng))
 
 
-def split_train(whole: Labelled, name: str, seed: int) -> list[Portion]:
-    """Hold out a fifth of the training examples, stratified by class; DataError if there are fewer than two."""
-    size = len(whole.labels)
-    _enough(size, 2, name)
-    kept, held = hold_out(whole.labels, max(1, size // 5), generator(seed, "own data", "validation"))
-    return [whole.portion.choose(kept), whole.portion.choose(held)]
+def split_train(whole: Portion, name: str, seed: int) -> list[Portion]:
+    """Hold out a fifth for validation, in proportion to the strata; DataError if there are fewer than two examples."""
+    rng = generator(seed, "own data", "validation")
+    _enough(whole, 2, name)
+    return whole.split(lambda strata: hold_out(strata, max(1, len(strata) // 5), rng))
 
 
-def _enough(size: int, least: int, name: str) -> None:
+def _enough(whole: Portion, least: int, name: str) -> None:
+    size = len(whole if whole.groups is None else np.unique(whole.groups))
     if size < least:
         raise DataError(f"{name}: expected at least {least} examples to split, found {size}")
 
 
-def build_pool(name: str, portions: Sequence[Portion], class_names: Sequence[str] | None) -> Pool:
+def build_pool(
+    name: str, portions: Sequence[Portion], class_names: Sequence[str] | None, owner_names: Sequence[str] = ()
+) -> Pool:
     """Join three portions into a pool. Bytes are scaled to 0 .. 1; floats stay as they are.
 
     Args:
         name: Name of the data in errors.
         portions: Training, validation and test.
-        class_names: One name for each class, or None to number them.
+        class_names: One name for each class, label or number, or None to number them.
+        owner_names: One name for each owner, if there are owners.
 
     Raises:
-        DataError: There are fewer names than classes.
+        DataError: There are not as many names as classes, or a group is in two portions or has two owners.
     """
     train, val, test = portions
-    classes = 1 + max((int(part.labels.max()) for part in portions if len(part)), default=0)
-    names = tuple(str(label) for label in range(classes)) if class_names is None else tuple(class_names)
-    if len(names) < classes:
-        raise DataError(f"{name}: expected a name for each of {classes} classes, found {len(names)}")
     bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
-    return Pool(name, train, val, test, names, BYTES if bytes_stored else Scaling())
+    scaling = BYTES if bytes_stored else Scaling()
+    pool = Pool(name, train, val, test, (), scaling, "owner" if owner_names else "", tuple(owner_names))
+    least = pool.least_outputs
+    names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
+    if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
+        raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
+    _check_groups(name, portions)
+    return replace(pool, class_names=names)
+
+
+def _check_groups(name: str, portions: Sequence[Portion]) -> None:
+    places: dict[int, tuple[int, int]] = {}
+    for part, portion in enumerate(portions):
+        groups = [] if portion.groups is None else portion.groups.tolist()
+        owners = repeat(0) if portion.owners is None else portion.owners.tolist()
+        for group, owner in zip(groups, owners, strict=False):
+            if places.setdefault(group, (part, owner)) != (part, owner):
+                raise DataError(
+                    f"{name}: expected each group in one of train, val and test, and with one owner; "
+                    "found a group in two, or with two"
+                )

@@ -7,7 +7,7 @@ same in the training, validation and test sets.
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,7 @@ from hyperbloom.common.data.registry import DATASETS
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["PARTITIONERS", "Deal", "Partitioner", "find_partitioner"]
+__all__ = ["PARTITIONERS", "Deal", "Partitioner", "deal_to_clients", "find_partitioner"]
 
 Shares = NDArray[np.float64]
 NOBODY = -1
@@ -80,6 +80,30 @@ def find_partitioner(name: str) -> Partitioner:
     return PARTITIONERS[name]
 
 
+def deal_to_clients(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal a pool by the split of `spec`. Examples of one group, such as a patient, get the same client.
+
+    Raises:
+        DataError: There is no such split, or the data do not allow it.
+    """
+    deal = find_partitioner(spec.split).deal
+    grouped = {name: part.groups for name, part in pool.portions.items() if part.groups is not None}
+    if not grouped:
+        return deal(pool, spec)
+    # Deal one example for each group, and let the rest of the group follow it.
+    firsts, followers = {}, {}
+    for name, groups in grouped.items():
+        _, firsts[name], followers[name] = np.unique(groups, return_index=True, return_inverse=True)
+    leaders = replace(pool, **{name: getattr(pool, name).choose(first) for name, first in firsts.items()})
+    dealt = deal(leaders, spec)
+    return replace(dealt, owners={name: owners[followers[name]] for name, owners in dealt.owners.items()})
+
+
+def deal_auto(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal classes as `shares`, and other labels as `iid`."""
+    return (deal_shares if pool.kind == "classification" else deal_iid)(pool, spec)
+
+
 def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     """Deal `classes_per_client` classes to each client, unequally.
 
@@ -90,14 +114,14 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     Raises:
         DataError: The data set has fewer than `classes_per_client` classes.
     """
-    present = np.unique(pool.train.labels)
+    present = np.unique(pool.strata["train"])
     if spec.classes_per_client > len(present):
         found = f"{spec.classes_per_client} asked for"
         raise DataError(
             f"classes_per_client: expected at most the {len(present)} classes of {pool.name}, found {found}"
         )
     owned = _assign(spec.partitions, len(present), spec.classes_per_client, generator(spec.seed, "shares", "classes"))
-    weights = np.zeros((spec.partitions, len(pool.class_names)))
+    weights = np.zeros((spec.partitions, pool.num_strata))
     weights[:, present] = owned * generator(spec.seed, "shares", "weights").uniform(0.4, 0.6, owned.shape)
     totals = weights.sum(axis=0)
     return _by_shares(pool, weights / np.where(totals > 0, totals, 1.0), spec.seed, "shares")
@@ -123,11 +147,11 @@ def deal_shards(pool: Pool, spec: DataSpec) -> Deal:
     rng, size = generator(spec.seed, "shards"), len(pool.train)
     shards = spec.partitions * spec.classes_per_client
     dealt = rng.permutation(np.repeat(np.arange(spec.partitions), spec.classes_per_client))
-    order = np.lexsort((rng.random(size), pool.train.labels))
+    order = np.lexsort((rng.random(size), pool.strata["train"]))
     train = np.empty(size, dtype=np.int64)
     train[order] = dealt[np.arange(size) * shards // size]
-    counts = np.zeros((spec.partitions, len(pool.class_names)))
-    np.add.at(counts, (train, pool.train.labels), 1.0)
+    counts = np.zeros((spec.partitions, pool.num_strata))
+    np.add.at(counts, (train, pool.strata["train"]), 1.0)
     totals = counts.sum(axis=0)
     followed = _by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, "shards")
     return Deal({**followed.owners, "train": train})
@@ -144,7 +168,7 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
     Raises:
         DataError: In each of a hundred draws there was a client without examples.
     """
-    stock = np.bincount(pool.train.labels, minlength=len(pool.class_names))
+    stock = np.bincount(pool.strata["train"], minlength=pool.num_strata)
     for attempt in range(REDRAWS):
         rng = generator(spec.seed, "dirichlet", attempt)
         wanted = rng.dirichlet(np.full(len(stock), spec.alpha), size=spec.partitions)
@@ -211,8 +235,10 @@ def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
     Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088
 
     Raises:
-        DataError: There are fewer permutations of the labels than concepts.
+        DataError: There are fewer permutations of the labels than concepts, or the labels are no classes.
     """
+    if pool.kind != "classification":
+        raise DataError(f"split 'concepts': expected classes, found {pool.name} with labels for {pool.kind}")
     classes, concepts = len(pool.class_names), spec.classes_per_client
     seen: dict[tuple[int, ...], None] = {tuple(range(classes)): None}
     most = int(np.prod(np.arange(1, min(classes, 12) + 1)))
@@ -225,46 +251,49 @@ def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
     return Deal(deal_iid(pool, spec).owners, maps[np.arange(spec.partitions) % concepts])
 
 
-def deal_groups(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal one group, such as an alphabet, to each client. The remaining groups are not used.
+def deal_one_owner(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal the examples of one owner, such as an alphabet, to each client. The remaining owners are not used.
 
     Raises:
-        DataError: The data set has no such groups, or fewer groups than clients.
+        DataError: The data set has no such owners, or fewer owners than clients.
     """
-    _check_groups(pool, spec)
-    groups = len(pool.group_names)
-    if spec.partitions > groups:
-        raise DataError(f"partitions: expected at most {groups}, one {spec.split} each, found {spec.partitions}")
-    owner_of = np.full(groups, NOBODY, dtype=np.int64)
-    owner_of[generator(spec.seed, spec.split).permutation(groups)[: spec.partitions]] = np.arange(spec.partitions)
-    return Deal({name: owner_of[part.groups] for name, part in pool.portions.items()})
+    if pool.owner_kind != spec.split:
+        having = ", ".join(info.name for info in DATASETS.values() if info.owners == spec.split)
+        found = f"{pool.name} with {pool.owner_kind or 'none'}"
+        raise DataError(f"split {spec.split!r}: expected a data set with such owners ({having}), found {found}")
+    owners = _owners(pool, spec)
+    client_of = np.full(owners, NOBODY, dtype=np.int64)
+    client_of[generator(spec.seed, spec.split).permutation(owners)[: spec.partitions]] = np.arange(spec.partitions)
+    return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
 
 
-def deal_whole_groups(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal all groups, such as users, whole and at random, equally many to each client up to one.
+def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
+    """Make each owner, such as a hospital, a client, in the order of their names.
+
+    With fewer clients than owners, whole owners are dealt at random, equally many to each client up to one.
 
     Raises:
-        DataError: The data set has no such groups.
+        DataError: The data name no owners, or fewer than clients.
     """
-    _check_groups(pool, spec)
-    groups = np.arange(len(pool.group_names), dtype=np.int64)
-    owner_of = generator(spec.seed, spec.split).permutation(groups % spec.partitions)
-    return Deal({name: owner_of[part.groups] for name, part in pool.portions.items()})
+    client_of = np.arange(_owners(pool, spec), dtype=np.int64) % spec.partitions
+    if spec.partitions < len(client_of):
+        client_of = generator(spec.seed, spec.split).permutation(client_of)
+    return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
 
 
-def _check_groups(pool: Pool, spec: DataSpec) -> None:
-    if pool.group_kind != spec.split:
-        having = ", ".join(info.name for info in DATASETS.values() if info.groups == spec.split)
-        kinds = pool.group_kind or "none"
-        raise DataError(
-            f"split {spec.split!r}: expected a data set with such groups ({having}), found {pool.name} with {kinds}"
-        )
+def _owners(pool: Pool, spec: DataSpec) -> int:
+    """Return the number of owners, if the split can deal them."""
+    count = len(pool.owner_names)
+    if not count:
+        raise DataError(f"split {spec.split!r}: expected data that name their owners, found {pool.name} without")
+    if spec.partitions > count:
+        raise DataError(f"partitions: expected at most {count}, one {pool.owner_kind} each, found {spec.partitions}")
+    return count
 
 
 def _by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
     """Cut every class of every portion by the same `shares`, `(clients, num_classes)`."""
-    portions = pool.portions.items()
-    return Deal({name: _cut(part.labels, shares, generator(seed, purpose, name)) for name, part in portions})
+    return Deal({name: _cut(strata, shares, generator(seed, purpose, name)) for name, strata in pool.strata.items()})
 
 
 def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray:
@@ -281,6 +310,7 @@ def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray
 PARTITIONERS: Mapping[str, Partitioner] = {
     partitioner.name: partitioner
     for partitioner in (
+        Partitioner("auto", "shares if the labels are classes, else iid", deal_auto),
         Partitioner("shares", "a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
         Partitioner("shards", "shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
         Partitioner(
@@ -289,9 +319,9 @@ PARTITIONERS: Mapping[str, Partitioner] = {
             deal_dirichlet,
         ),
         Partitioner("iid", "examples at random, equally many for each client", deal_iid),
-        Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_groups),
-        Partitioner("coarse", "one coarse class for each client (cifar100)", deal_groups),
-        Partitioner("user", "whole users, equally many for each client (airline-tweets)", deal_whole_groups),
+        Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_one_owner),
+        Partitioner("coarse", "one coarse class for each client (cifar100)", deal_one_owner),
+        Partitioner("owner", "each owner, such as a hospital, is a client, or several together", deal_owners),
         Partitioner("concepts", "iid images, but labels that conflict between groups of clients", deal_concepts),
     )
 }

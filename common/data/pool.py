@@ -4,7 +4,9 @@ CIFAR-10 has 180 MB as bytes and 740 MB as float32. A client with a hundredth of
 memory. It reads the labels first, computes the partition from them, and then reads and converts only its own inputs.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +15,7 @@ import torch
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.examples import Examples
+from hyperbloom.common.data.labels import LabelKind, count_outputs, label_kind, strata_of
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 
 __all__ = ["ArrayBlock", "Block", "FileBlock", "Pool", "Portion"]
@@ -88,19 +91,28 @@ class FileBlock:
 
 @dataclass(frozen=True)
 class Portion:
-    """Some examples of a data set: their labels and groups, and the places of their stored inputs.
+    """Some examples of a data set: their labels, owners and groups, and the places of their stored inputs.
 
     Args:
         blocks: Stored inputs; rows are numbered through all blocks.
         rows: `(N,)`, the rows of this portion.
-        labels: `(N,)`.
-        groups: `(N,)`, such as the alphabet of a drawing, or None if the data set has no groups.
+        labels: `(N, ...)`, as `label_kind` takes them.
+        owners: `(N,)`, such as the hospital, or the alphabet of a drawing; None if the data name none.
+        groups: `(N,)`, such as the patient; no split cuts a group. None if the data name none.
     """
 
     blocks: tuple[Block, ...]
     rows: IntArray
-    labels: IntArray
+    labels: AnyArray
+    owners: IntArray | None = None
     groups: IntArray | None = None
+
+    @classmethod
+    def of(
+        cls, block: Block, labels: AnyArray, owners: IntArray | None = None, groups: IntArray | None = None
+    ) -> "Portion":
+        """Return all examples of one block, in order."""
+        return cls((block,), np.arange(len(labels), dtype=np.int64), labels, owners, groups)
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -108,8 +120,16 @@ class Portion:
 
     def choose(self, indices: IntArray) -> "Portion":
         """Return the examples at `indices`, without reading inputs."""
-        groups = None if self.groups is None else self.groups[indices]
-        return Portion(self.blocks, self.rows[indices], self.labels[indices], groups)
+        owners, groups = (None if each is None else each[indices] for each in (self.owners, self.groups))
+        return Portion(self.blocks, self.rows[indices], self.labels[indices], owners, groups)
+
+    def split(self, cut: Callable[[IntArray], Sequence[IntArray]]) -> list["Portion"]:
+        """Split by `cut`, a function from strata to indices. If there are groups, it deals them instead of examples."""
+        strata = strata_of(self.labels, label_kind(self.labels))
+        if self.groups is None:
+            return [self.choose(part) for part in cut(strata)]
+        _, first, of = np.unique(self.groups, return_index=True, return_inverse=True)
+        return [self.choose(np.flatnonzero(np.isin(of, part))) for part in cut(strata[first])]
 
     def stored(self) -> AnyArray:
         """Read the inputs as they are stored, `(N, *shape)`."""
@@ -139,10 +159,10 @@ class Pool:
         train: Training examples.
         val: Validation examples.
         test: Test examples.
-        class_names: One name for each class.
+        class_names: One name for each class, label or number.
         scaling: Scaling from stored numbers to inputs.
-        group_kind: Kind of the portions' `groups`, such as `"alphabet"`; empty if there are none.
-        group_names: One name for each group.
+        owner_kind: Kind of the portions' `owners`, such as `"alphabet"`; empty if there are none.
+        owner_names: One name for each owner.
     """
 
     name: str
@@ -151,10 +171,36 @@ class Pool:
     test: Portion
     class_names: tuple[str, ...]
     scaling: Scaling
-    group_kind: str = ""
-    group_names: tuple[str, ...] = ()
+    owner_kind: str = ""
+    owner_names: tuple[str, ...] = ()
 
     @property
     def portions(self) -> dict[str, Portion]:
         """The three portions by name."""
         return {"train": self.train, "val": self.val, "test": self.test}
+
+    @cached_property
+    def kind(self) -> LabelKind:
+        """What the labels are."""
+        return label_kind(self._labels)
+
+    @cached_property
+    def strata(self) -> dict[str, IntArray]:
+        """A number for each example of each portion, in proportion to which partitioners deal: see `strata_of`."""
+        ends = np.cumsum([len(portion) for portion in self.portions.values()])
+        return dict(zip(self.portions, np.split(strata_of(self._labels, self.kind), ends[:-1]), strict=True))
+
+    @property
+    def num_strata(self) -> int:
+        """The number of strata: the classes, whether there are examples of all of them or not."""
+        most = max(int(strata.max(initial=-1)) for strata in self.strata.values())
+        return len(self.class_names) if self.kind == "classification" else 1 + most
+
+    @property
+    def least_outputs(self) -> int:
+        """The least number of outputs of a network for these labels."""
+        return count_outputs(self._labels, self.kind)
+
+    @property
+    def _labels(self) -> AnyArray:
+        return np.concatenate([portion.labels for portion in self.portions.values()])

@@ -46,7 +46,7 @@ def _portions(spec: DataSpec) -> tuple[list[Portion], Scaling]:
         if set(arrays) == {"x"}:
             x = arrays["x"]
             nothing = np.zeros(len(x), dtype=np.int64)
-            made = check_pair(x, nothing, f"{path}: key 'x'", f"{path}: no labels").portion
+            made = check_pair(x, nothing, f"{path}: key 'x'", f"{path}: no labels")
             return [made], Scaling(255.0 if x.dtype == np.uint8 else 1.0)
     pool = read_pool(replace(spec, partition=None))
     return list(pool.portions.values()), pool.scaling

@@ -32,14 +32,14 @@ class DatasetInfo:
         input_shape: Shape of one input, such as `(C, H, W)`.
         num_classes: Number of classes.
         description: One line for a list.
-        groups: Kind of the groups of its examples, such as `"alphabet"`; empty if there are none.
+        owners: Kind of the owners of its examples, such as `"alphabet"`; empty if there are none.
     """
 
     name: str
     input_shape: tuple[int, ...]
     num_classes: int
     description: str
-    groups: str = ""
+    owners: str = ""
 
 
 _REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (

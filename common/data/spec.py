@@ -35,7 +35,7 @@ class DataSpec:
     data: str = "digits"
     root: Path | None = None
     download: bool = False
-    split: str = "shares"
+    split: str = "auto"
     classes_per_client: int = 2
     alpha: float = 0.5
     partition: int | None = None

@@ -39,7 +39,7 @@ def tokens(text: str) -> list[int]:
 
 
 def read_tweets(spec: DataSpec) -> Pool:
-    """Return the tweets, `LENGTH` numbers in three classes, with users as groups.
+    """Return the tweets, `LENGTH` numbers in three classes, which users own.
 
     Raises:
         DataError: The file is missing or corrupt.
@@ -58,10 +58,10 @@ def read_tweets(spec: DataSpec) -> Pool:
     users = sorted({user for _, user, _ in rows})
     numbers = {user: number for number, user in enumerate(users)}
     labels = np.array([CLASSES.index(label) for label, _, _ in rows], dtype=np.int64)
-    groups = np.array([numbers[user] for _, user, _ in rows], dtype=np.int64)
+    owners = np.array([numbers[user] for _, user, _ in rows], dtype=np.int64)
     stored = np.array([tokens(text) for _, _, text in rows], dtype=np.float32)
-    whole = Portion((ArrayBlock(stored),), np.arange(len(rows), dtype=np.int64), labels, groups)
-    train, val, test = (whole.choose(part) for part in three_parts(labels, 0.15, generator(FIXED_SEED, "tweets")))
+    whole, rng = Portion.of(ArrayBlock(stored), labels, owners), generator(FIXED_SEED, "tweets")
+    train, val, test = whole.split(lambda strata: three_parts(strata, 0.15, rng))
     return Pool(spec.data, train, val, test, CLASSES, Scaling(), "user", tuple(users))
 
 

@@ -72,7 +72,12 @@ def test_examples_to_moves_both_tensors() -> None:
             torch.zeros(2, dtype=torch.int64),
             r"expected float32 .* found torch.float32 \(2, 3, 4\)",
         ),
-        (torch.zeros(2, 3), torch.zeros(2), r"labels: expected int64 \(N,\), found torch.float32"),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2, 2, 2),
+            r"labels: expected int64 \(N,\) or .*, found torch.float32 \(2, 2, 2\)",
+        ),
+        (torch.zeros(2, 3), torch.zeros(2, dtype=torch.float64), r"labels: .*, found torch.float64 \(2,\)"),
         (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), "one label for each of 2 inputs, found 3"),
     ],
 )

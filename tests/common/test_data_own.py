@@ -113,8 +113,32 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"x": x[:, :0], "y": y}, r"key 'x': expected shape .*, found \(10, 0\)"
     yield {"x": np.zeros((10, 8, 8, 3)), "y": y}, r"key 'x': expected floats as \(N, C, H, W\), found \(10, 8, 8, 3\)"
     yield {"x": np.zeros((10, 8, 8, 7), np.uint8), "y": y}, r"key 'x': expected uint8 images as \(N, H, W, C\)"
-    yield {"x": x, "y": y.astype(float)}, "key 'y': expected integers, found dtype float64"
-    yield {"x": x, "y": y[:, None]}, r"key 'y': expected shape \(N,\), found \(10, 1\)"
+    yield {"x": x, "y": y.astype(str)}, "key 'y': expected integers .*, found dtype <U"
+    yield {"x": x, "y": y[:, None, None].astype(float)}, r"key 'y': expected .*, found float64 \(10, 1, 1\)"
+    yield (
+        {"x": x, "y": y / np.where(y, 1, np.nan)},
+        "key 'y': expected finite numbers, or labels .*, found 5 not finite",
+    )
+    yield (
+        {"x": x, "y": y[:, None] * [1, 2]},
+        r"key 'y': expected labels \(N, L\) of 0 and 1, found int64 .* from 0 to 2",
+    )
+    yield {"x": x, "y": y[:, None, None] * 255}, "key 'y': expected classes .* without gaps, found 255 among 10 labels"
+    yield {"x": x, "y": np.zeros((10, 0))}, r"key 'y': expected .*, found float64 \(10, 0\)"
+    yield (
+        {"x": x, "y": y[:, None] * [1, 0], "class_names": np.array(["a"])},
+        "expected a name for each of 2 .*, found 1",
+    )
+    yield {"x": x, "y": y, "owner": y[:9]}, "key 'owner': expected 10 strings or integers, found int64"
+    yield {"x": x, "y": y, "group": np.zeros(10)}, "key 'group': expected 10 strings or integers, found float64"
+    yield {"x": x, "y": y, "group": np.zeros(10, int)}, "key 'x': expected at least 3 examples to split, found 1"
+    yield (
+        {"x": x, "y": y, "group": np.arange(10) // 3, "owner": np.arange(10)},
+        "expected each group in one of .* and with one owner",
+    )
+    yield {**SPLIT, "group_train": np.arange(10)}, "expected group for each of _train, _test, found group_train"
+    yield {**SPLIT, "group_train": np.arange(10), "group_test": np.arange(9, 13)}, "expected each group in one of train"
+    yield {**SPLIT, "y_test": np.zeros((4, 2))}, r"key 'x_test': expected labels of int64 \(\) .*, found float32 \(2,\)"
     yield {"x": x, "y": y - 1}, "key 'y': expected classes counted from 0, found -1"
     yield {"x": x, "y": y + 100_000}, "key 'y': expected classes .* without gaps, found 100001 among 10 labels"
     yield {"x": x, "y": y, "class_names": np.array(["a"])}, "expected a name for each of 2 classes, found 1"

@@ -168,7 +168,7 @@ def test_groups_are_dealt_whole_and_to_one_client(split: str) -> None:
 
 
 def test_groups_refuse_what_cannot_be_grouped() -> None:
-    with pytest.raises(DataError, match=r"'alphabet': .* with such groups \(omniglot\), found pool with none"):
+    with pytest.raises(DataError, match=r"'alphabet': .* with such owners \(omniglot\), found pool with none"):
         deal(pool(), "alphabet", 2)
     with pytest.raises(DataError, match=r"'coarse': .* \(cifar100\), found pool with alphabet"):
         deal(pool(kind="alphabet", groups=2), "coarse", 2)

@@ -278,8 +278,8 @@ def test_the_python_version_is_read_through_torchvision(tmp_path: Path, monkeypa
     check_pixels(data, images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
     assert data.class_names[7] == "class7"
     pool = read_pool(DataSpec(data="cifar100", root=tmp_path))
-    assert pool.test.groups is not None
-    assert np.array_equal(pool.test.groups, COARSE_OF_FINE[pool.test.labels])
+    assert pool.test.owners is not None
+    assert np.array_equal(pool.test.owners, COARSE_OF_FINE[pool.test.labels])
 
 
 def test_a_python_version_of_another_checksum_is_never_unpickled(
@@ -416,7 +416,7 @@ def write_tweets(root: Path, moods: tuple[str, ...] = ("negative", "neutral", "p
 
 def test_tweets_are_dealt_by_user(tmp_path: Path) -> None:
     write_tweets(tmp_path)
-    specs = [DataSpec("airline-tweets", tmp_path, split="user", partition=i, partitions=6) for i in range(6)]
+    specs = [DataSpec("airline-tweets", tmp_path, split="owner", partition=i, partitions=6) for i in range(6)]
     clients = [load_client_data(spec) for spec in specs]
     words = [
         {number for part in (client.train, client.val, client.test) for number in part.inputs[:, 0].int().tolist()}

@@ -343,7 +343,7 @@ def test_the_secrets_of_the_run_before_are_taken_over_for_their_owner_only(run: 
 def test_novel_clients_learn_their_embeddings_under_a_frozen_hypernetwork(run: Done) -> None:
     overrides = {"clients": 3, "rounds": 6, "eval_every": 6, "local.steps": 3, "hidden_dim": 8, "freeze": True}
     config = load_run_config(None, overrides | {"init_from": str(run.folder)})
-    specs = [DataSpec(split="shares", partition=index, partitions=3, max_train=60, seed=1) for index in range(3)]
+    specs = [DataSpec(partition=index, partitions=3, max_train=60, seed=1) for index in range(3)]
     settings = [
         ClientSettings(f"novel-{index}", spec, "cpu", state_dir=run.folder.parent / f"novel-{index}")
         for index, spec in enumerate(specs)
@@ -525,7 +525,7 @@ def test_clients_that_do_not_come_end_the_run_with_four(
     [
         (["--data", "nothing"], "found 'nothing'"),
         (["--data", "cifar10", "--root", "/nowhere"], "data_batch_1.bin not found; looked at /nowhere/"),
-        (["--split", "alphabet"], "expected a data set with such groups (omniglot), found digits with none"),
+        (["--split", "alphabet"], "expected a data set with such owners (omniglot), found digits with none"),
     ],
 )
 def test_data_that_are_not_there_are_told_at_once(refused: Callable[..., str], data: list[str], reason: str) -> None:
