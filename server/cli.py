@@ -220,14 +220,9 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
         raise ConfigError("--go-on: expected --run-dir DIR and no --resume")
     if not flags["port"]:
         raise ConfigError("--go-on: expected a --port, at which clients find the server again; found 0")
-    from hyperbloom.common.config import load_run_config
-    from hyperbloom.server.runs.checkpoint import has_begun, is_over
+    from hyperbloom.server.runs.checkpoint import begun_as, is_over
 
-    if not has_begun(folder):
-        return None, False
-    if load_run_config(folder / "config.yaml", {}) != config:
-        raise ConfigError(f"--go-on: {folder} holds another run than these flags describe; name a new --run-dir")
-    return folder, is_over(folder, config)
+    return (folder, is_over(folder, config)) if begun_as(config, folder, "--go-on") else (None, False)
 
 
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,34 @@
 """Our algorithms as Flower strategies: call `strategy.start(grid=grid, num_rounds=20)` in any ServerApp."""
 
-import time
-import uuid
+import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from rich.console import Console
 
-from hyperbloom.common.config import RunConfig
+from hyperbloom.common.config import RunConfig, make_run_config
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_bytes, write_tensors
+from hyperbloom.server.grids.fleet import Machines
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Listener, RoundReport
-from hyperbloom.server.loop.session import Session, check_run
+from hyperbloom.server.loop.session import check_run
+from hyperbloom.server.runs.checkpoint import begun_as
+from hyperbloom.server.runs.folder import new_run_folder
+from hyperbloom.server.runs.running import run_federation
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["FlowerStrategy"]
+__all__ = ["NAMED", "FlowerStrategy"]
+
+ROSTER = "roster"
+"""The array of a `Result` that says which client has which row of the embedding table: bytes of JSON."""
 
 
 class FlowerStrategy(Strategy):
@@ -27,17 +40,21 @@ class FlowerStrategy(Strategy):
 
     Args:
         config: the run; `start` overrides its number of rounds.
+        run_dir: folder for all output of the run (server/runs/folder.py), which `flower-server watch` and `report`
+            read. If the run has begun there, it goes on from its last checkpoint. Default: `runs/DATE-STRATEGY`.
         listeners: receive all events of the run.
     """
 
-    def __init__(self, config: RunConfig, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: str | Path | None = None, listeners: Sequence[Listener] = ()
+    ) -> None:
         """Check the run.
 
         Raises:
             ConfigError: the run cannot work.
         """
         check_run(config, uses_data_section=False)
-        self.config, self.listeners = config, listeners
+        self.config, self.run_dir, self.listeners = config, run_dir, listeners
 
     def start(
         self,
@@ -53,8 +70,8 @@ class FlowerStrategy(Strategy):
 
         Args:
             grid: Flower's grid.
-            initial_arrays: must be empty: networks start from the run's seed. To start from another run, set
-                `init_from`.
+            initial_arrays: `arrays` of an earlier `Result`, to start from its state with its clients. Empty or None:
+                networks start from the run's seed.
             num_rounds: replaces `config.rounds`.
             timeout: seconds for a round; replaces `config.round_timeout_s`.
             train_config: not used: `config.local` describes local training.
@@ -65,15 +82,20 @@ class FlowerStrategy(Strategy):
             the server's final state, and metrics of training and evaluation by round.
 
         Raises:
-            HyperbloomError: initial arrays are given, too few clients joined, or none answers any more.
+            HyperbloomError: the initial arrays do not fit, too few clients joined, or none answers any more.
         """
+        folder = Path(self.run_dir).resolve() if self.run_dir else new_run_folder(None, self.config.strategy).resolve()
+        rounds = num_rounds or self.config.rounds
+        changes: dict[str, Any] = {"rounds": rounds, "eval_every": min(self.config.eval_every, rounds)}
+        if timeout is not None:
+            changes["round_timeout_s"] = timeout
         if initial_arrays is not None and len(initial_arrays):
-            raise ConfigError("initial_arrays: networks start from the run's seed; set init_from to start from a run")
-        changes = {"rounds": num_rounds, "round_timeout_s": timeout}
-        config = self.config.model_copy(update={key: value for key, value in changes.items() if value is not None})
+            changes["init_from"] = str(_stored(initial_arrays, folder / "initial"))
+        config = self.config.model_copy(update=changes)
+        resume = folder if begun_as(config, folder, "run_dir") else None
         results = _Results(evaluate_fn)
-        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
-        Session(config, grid, run_id, (results, *self.listeners)).run()
+        more = (results, *self.listeners)
+        run_federation(config, Machines(), Console(), folder, True, resume, grid, more)
         return results.result
 
     def summary(self) -> None:
@@ -115,6 +137,10 @@ class _Results(Listener):
         self._algorithm: Algorithm | None = None
         self._over = False
 
+    def gathering(self, federation: Federation) -> None:
+        """Remember the federation, whose roster belongs to the state."""
+        self._federation = federation
+
     def phase(self, algorithm: Algorithm, name: str) -> None:
         """Remember the first strategy."""
         self._algorithm = self._algorithm or algorithm
@@ -141,4 +167,43 @@ class _Results(Listener):
 
     def _arrays(self) -> ArrayRecord:
         assert self._algorithm is not None
-        return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in self._algorithm.state().items()})
+        arrays = {name: Array(tensor.cpu().numpy()) for name, tensor in self._algorithm.state().items()}
+        roster = json.dumps(self._federation.roster.to_json()).encode()
+        return ArrayRecord(arrays | {ROSTER: Array(np.frombuffer(roster, np.uint8))})
+
+
+def _stored(arrays: ArrayRecord, folder: Path) -> Path:
+    """Write the arrays of an earlier `Result` as a run folder from which a run can start, and return its path."""
+    if ROSTER not in arrays:
+        found = ", ".join(sorted(arrays)[:3])
+        raise ConfigError(
+            f"initial_arrays: expected Result.arrays of an earlier run, with {ROSTER!r}; found {found}. Leave them "
+            "empty to start from the seed"
+        )
+    tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items() if name != ROSTER}
+    write_tensors(folder / "hypernetwork.safetensors", tensors, {})
+    write_bytes(folder / "roster.json", arrays[ROSTER].numpy().tobytes())
+    return folder
+
+
+def _named(strategy: str, algorithm: type[Algorithm]) -> type[FlowerStrategy]:
+    """Return the Flower strategy that takes the keys of a run of one algorithm as arguments."""
+
+    class Named(FlowerStrategy):
+        def __init__(self, run_dir: str | Path | None = None, listeners: Sequence[Listener] = (), **keys: Any) -> None:
+            config = make_run_config({"strategy": strategy}, keys, f"{algorithm.__name__}()")
+            super().__init__(config, run_dir, listeners)
+
+    Named.__name__ = Named.__qualname__ = algorithm.__name__
+    Named.__doc__ = (
+        f"Strategy {strategy}: `{algorithm.__name__}(clients=4, local={{'steps': 20}}, run_dir='runs/mine')`.\n\n"
+        "Keyword arguments are the keys of a run and the options of the strategy, as "
+        f"`flower-server --explain {strategy}` lists them. See `FlowerStrategy`."
+    )
+    return Named
+
+
+NAMED: dict[str, type[FlowerStrategy]] = {
+    algorithm.__name__: _named(name, algorithm) for name, algorithm in STRATEGIES.items()
+}
+"""A Flower strategy for each built-in algorithm, by the name of its class. `hyperbloom.PFedHN` is one of them."""

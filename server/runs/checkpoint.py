@@ -25,13 +25,22 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from hyperbloom import __version__
-from hyperbloom.common.config import RunConfig, dump_run_config
+from hyperbloom.common.config import RunConfig, dump_run_config, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import keep, write_json, write_tensors
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder
 
-__all__ = ["has_begun", "has_checkpoint", "is_over", "locked", "read_resume", "selected_file", "write_checkpoint"]
+__all__ = [
+    "begun_as",
+    "has_begun",
+    "has_checkpoint",
+    "is_over",
+    "locked",
+    "read_resume",
+    "selected_file",
+    "write_checkpoint",
+]
 
 FORMAT = 1
 KEPT = 2
@@ -126,6 +135,19 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 def has_begun(folder: Path) -> bool:
     """Return whether the run in `folder` has come further than waiting for its first clients."""
     return has_checkpoint(folder) or (folder / "metrics.jsonl").exists()
+
+
+def begun_as(config: RunConfig, folder: Path, setting: str) -> bool:
+    """Return whether the run has begun in `folder`; `setting` names the folder in errors.
+
+    Raises:
+        ConfigError: another run has begun there.
+    """
+    if not has_begun(folder):
+        return False
+    if load_run_config(folder / "config.yaml", {}) != config:
+        raise ConfigError(f"{setting}: {folder} holds another run than is described here; name a new folder")
+    return True
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -4,10 +4,11 @@ import errno
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flwr.serverapp import Grid
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
@@ -33,18 +34,24 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass(frozen=True)
 class Run:
-    """A run whose folder is ready; `resume` is the checkpoint to continue from, or None for a new run."""
+    """A run whose folder is ready; `resume` is the checkpoint to continue from, or None for a new run.
+
+    `grid` is the grid of somebody else's SuperLink, or None to open one.
+    """
 
     recorder: RunFolder
     run_id: str
     resume: Resume | None = None
+    grid: Grid | None = None
 
     def carry_out(
         self, machines: Machines, listeners: Sequence[Listener], say: Say, tell: Tell
     ) -> tuple[Session, dict[str, Selection]]:
         """Run to the end, with the log in the folder. If a HyperbloomError stops the run, record it as an event."""
         folder, config = self.recorder.path, self.recorder.config
-        with log_to(folder / "server.log"), open_grid(machines, config, folder, say, tell) as (grid, watch):
+        given = nullcontext((self.grid, lambda: None)) if self.grid else None
+        opening = given or open_grid(machines, config, folder, say, tell)
+        with log_to(folder / "server.log"), opening as (grid, watch):
             session = Session(
                 config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume, machines.device
             )
@@ -69,7 +76,7 @@ def go_on(folder: Path, config: RunConfig, tell: Tell) -> Run:
     return Run(recorder, resume.checkpoint.run_id, resume)
 
 
-def _check(config: RunConfig, machines: Machines, begins: bool) -> None:
+def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -> None:
     """Raise an error for a run that cannot work, before it has a folder."""
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
@@ -82,13 +89,20 @@ def _check(config: RunConfig, machines: Machines, begins: bool) -> None:
         from hyperbloom.server.watch.tensorboard import check_tensorboard
 
         check_tensorboard()
-    if machines.engine == "grpc" and machines.port:
+    if listens and machines.engine == "grpc" and machines.port:
         check_port(machines.host, machines.port)
 
 
 def run_federation(
-    config: RunConfig, machines: Machines, console: Console, run_dir: Path | None, anew: bool, resume: Path | None
-) -> None:
+    config: RunConfig,
+    machines: Machines,
+    console: Console,
+    run_dir: Path | None,
+    anew: bool,
+    resume: Path | None,
+    grid: Grid | None = None,
+    more: Sequence[Listener] = (),
+) -> Path:
     """Run a federation in its folder, and show it on a terminal.
 
     Args:
@@ -98,11 +112,16 @@ def run_federation(
         run_dir: the folder of a new run; None for a default one.
         anew: accept a `run_dir` with the files of a run that never began.
         resume: the folder of a run to continue; None for a new run.
+        grid: of somebody else's SuperLink, whose nodes are the clients; None to open one on `machines`.
+        more: listeners besides the run folder and the terminal.
+
+    Returns:
+        the run folder.
 
     Raises:
         HyperbloomError: the run failed, or the disk is full.
     """
-    _check(config, machines, begins=resume is None)
+    _check(config, machines, begins=resume is None, listens=grid is None)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), sayer(console)
     say(f"run folder: {folder}")
@@ -116,8 +135,8 @@ def run_federation(
             else:
                 machines = machines.with_port()
                 run = begin(folder, config, machines)
-            listeners = [view, *_listeners(machines, folder, stack, say)]
-            session, results = run.carry_out(machines, listeners, say, view.event)
+            listeners = [view, *more, *_listeners(machines, folder, stack, say)]
+            session, results = replace(run, grid=grid).carry_out(machines, listeners, say, view.event)
     except OSError as error:
         if error.errno not in _DISK:
             raise
@@ -135,6 +154,7 @@ def run_federation(
         say(line)
     _write_report(folder, say)
     say(f"everything is in {folder}")
+    return folder
 
 
 def _where(config: RunConfig, resume: Resume | None) -> str:

@@ -1,28 +1,35 @@
 """The examples: short, and doing what their pages say."""
 
 import copy
+import importlib
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 
+import hyperbloom
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.models import build_from_factory
 from hyperbloom.common.wire import TrainResult
 from hyperbloom.server.cli import main
+from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client, Update
 
 from ..server.conftest import ABOUT
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("hospital", "momentum", "text", "text_on_demand")
+NAMES = ("hospital", "momentum", "server_app", "text", "text_on_demand")
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +133,38 @@ def test_its_options_are_explained_and_checked(capsys: pytest.CaptureFixture[str
     assert "beta: expected greater than or equal to 0, found -1" in capsys.readouterr().err
 
 
+# ---------------------------------------------------------------------- a ServerApp, a notebook
+
+
+@pytest.mark.usefixtures("clean_process")
+def test_a_server_app_of_ones_own_gives_the_numbers_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    keys = {"strategy": "pfedhn-pc", "clients": 2, "cohort": 2, "rounds": 2, "eval_every": 2, "local.steps": 5}
+    run = hyperbloom.run(keys, run_dir=tmp_path / "command")
+    client_for.cache_clear()
+    capsys.readouterr()
+    app = importlib.import_module("server_app").app
+    context = Context(1, 1, {}, RecordDict(), {"run-dir": str(tmp_path / "app")})
+    app(inline_grid(run.config, tmp_path / "clients"), context)
+    assert hyperbloom.Run(tmp_path / "app").accuracy == run.accuracy
+    assert f"'test_mean': {run.metrics[-1]['test_mean']}" in capsys.readouterr().out
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    notebook = nbformat.read(FOLDER / "digits.ipynb", as_version=4)
+    setup = notebook.cells[1]
+    assert setup.source.count("ROUNDS = 60") == 1
+    setup.source = setup.source.replace("ROUNDS = 60", "ROUNDS = 6")
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=110, kernel_name="python3", resources=resources).execute()
+    printed = notebook.cells[3].outputs[0].text.splitlines()
+    assert [line.split()[:3] for line in printed] == [
+        [name, "round", str(number)] for name in ("pfedhn", "fedavg", "local") for number in range(1, 7)
+    ]
+
+
 # ---------------------------------------------------------------------- data and models
 
 
@@ -209,4 +248,7 @@ def test_the_texts_can_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_folder_is_left_as_it_was() -> None:
-    assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == {"demo.yaml", *(f"{n}.py" for n in NAMES)}
+    assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == {
+        *("demo.yaml", "digits.ipynb"),
+        *(f"{n}.py" for n in NAMES),
+    }

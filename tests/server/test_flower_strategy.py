@@ -1,5 +1,8 @@
 """Any of our algorithms behind Flower's interface for strategies, over the inline grid."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,16 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors.torch import load_file
 
+import hyperbloom
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.server.cli import main
-from hyperbloom.server.flower_strategy import FlowerStrategy
+from hyperbloom.server.flower_strategy import ROSTER, FlowerStrategy
 from hyperbloom.server.grids.engine import inline_grid
+from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.runs.lines import read_lines
+from hyperbloom.strategies import STRATEGIES
 
 REFUSAL = r"^a round may have several exchanges with a client; call start\(\), which plays them all$"
 
@@ -40,7 +46,7 @@ def config() -> RunConfig:
 
 def started(config: RunConfig, folder: Path, **changes: Any) -> Result:
     """Start a run as a ServerApp of somebody else's would, who knows the grid alone."""
-    strategy: Strategy = FlowerStrategy(config)
+    strategy: Strategy = FlowerStrategy(config, folder / "run")
     return strategy.start(inline_grid(config, folder), **changes)
 
 
@@ -61,10 +67,12 @@ def test_its_numbers_are_those_of_flower_server_to_the_bit(finished: Path, tmp_p
         assert dict(metrics) == {key: lines[number][key] for key in metrics}
     assert asked == sorted(result.evaluate_metrics_clientapp) == [2, 4]
     stored = load_file(finished / "hypernetwork-last.safetensors")
-    arrays = {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
+    arrays = {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items() if name != ROSTER}
     assert arrays.keys() == stored.keys()
     assert all(torch.equal(arrays[name], stored[name]) for name in stored)
-    assert result.evaluate_metrics_serverapp == {4: MetricRecord({"tensors": len(stored)})}
+    assert result.evaluate_metrics_serverapp == {4: MetricRecord({"tensors": len(stored) + 1})}
+    for name in ("hypernetwork-last.safetensors", "summary.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
 
 
 def test_start_takes_rounds_and_seconds_from_its_caller(config: RunConfig, tmp_path: Path) -> None:
@@ -77,15 +85,70 @@ def test_a_run_that_cannot_work_is_refused_before_it_starts() -> None:
         FlowerStrategy(RunConfig(strategy="fedavg", asynchronous=True))
 
 
-def test_arrays_to_start_from_are_refused(config: RunConfig, tmp_path: Path) -> None:
+def test_it_goes_on_from_the_arrays_of_an_earlier_result_with_the_same_clients(tmp_path: Path) -> None:
+    config = make_run_config({"clients": 2, "rounds": 1, "local": {"steps": 1}, "eval_every": 1}, {}, "a test")
+    first = started(config, tmp_path)
+    client_for.cache_clear()
+    (tmp_path / "run").rename(tmp_path / "first")
+    result = started(config, tmp_path, initial_arrays=first.arrays)
+    ends, begins = (
+        next(line for line in read_lines(tmp_path / name / "metrics.jsonl") if line["round"] == number)
+        for name, number in (("first", 1), ("run", 0))
+    )
+    assert begins["val_loss"] == ends["val_loss"]
+    assert len(result.arrays["embeddings"].numpy()) == 2, "nobody got a second row"
+
+
+def test_arrays_that_no_run_has_made_are_refused(config: RunConfig, tmp_path: Path) -> None:
     arrays = ArrayRecord({"w": torch.zeros(2)})
-    with pytest.raises(ConfigError, match=r"^initial_arrays: networks start from the run's seed; set init_from"):
+    with pytest.raises(ConfigError, match=r"^initial_arrays: expected Result.arrays of an earlier run, .*; found w\."):
         started(config, tmp_path, initial_arrays=arrays)
+
+
+def test_releases_of_noisy_changes_are_counted(tmp_path: Path) -> None:
+    values = {"strategy": "fedavg", "clients": 2, "cohort": 2, "rounds": 2, "eval_every": 2, "local": {"steps": 1}}
+    started(make_run_config(values | {"privacy": {"where": "client"}}, {}, "a test"), tmp_path)
+    clients = json.loads((tmp_path / "run/privacy.json").read_text())["clients"]
+    assert {name: each["releases"] for name, each in clients.items()} == {"client-0": 2, "client-1": 2}
+
+
+def test_it_goes_on_in_a_folder_where_the_run_has_begun(config: RunConfig, tmp_path: Path) -> None:
+    class Killed(Listener):
+        def round_done(self, report: RoundReport) -> None:
+            if report.number == 2:
+                raise ConnectionError("killed")
+
+    config = config.model_copy(update={"rounds": 3, "checkpoint_every": 1})
+    with pytest.raises(ConnectionError, match="killed"):
+        FlowerStrategy(config, tmp_path / "run", [Killed()]).start(inline_grid(config, tmp_path))
+    result = started(config, tmp_path)
+    assert list(result.train_metrics_clientapp) == [2, 3]
+    with pytest.raises(ConfigError, match="is complete"):
+        started(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"^run_dir: .* holds another run than is described here; name a new folder$"):
+        started(config, tmp_path, num_rounds=4)
+
+
+def test_each_algorithm_is_a_strategy_of_the_library(tmp_path: Path) -> None:
+    assert set(hyperbloom.__all__) == {each.__name__ for each in STRATEGIES.values()} | {"Run", "run"}
+    strategy = hyperbloom.PFedHN(clients=2, embedding_dim=5, local={"steps": 7}, run_dir=tmp_path)
+    assert isinstance(strategy, FlowerStrategy)
+    assert (strategy.config.strategy, strategy.config.local.steps) == ("pfedhn", 7)
+    assert strategy.config.options == {"embedding_dim": 5}
+    with pytest.raises(ConfigError, match=r"^clint: unknown key in options of pfedhn\."):
+        hyperbloom.PFedHN(clint=2)
+    with pytest.raises(AttributeError, match="no attribute 'FedSGD'"):
+        _ = hyperbloom.FedSGD
+
+
+def test_importing_the_package_imports_neither_torch_nor_flower() -> None:
+    code = "import sys, hyperbloom; print(sorted({'torch', 'flwr', 'numpy', 'pydantic'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_clients_that_do_not_come_end_it(config: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(CohortError, match="2 of 3 clients joined"):
-        FlowerStrategy(config.model_copy(update={"clients": 3, "join_timeout_s": 0.1})).start(
+        FlowerStrategy(config.model_copy(update={"clients": 3, "join_timeout_s": 0.1}), tmp_path / "run").start(
             inline_grid(config, tmp_path)
         )
 

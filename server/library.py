@@ -1,0 +1,90 @@
+"""Runs from a program or a notebook: `hyperbloom.run({"strategy": "pfedhn", "rounds": 50}).metrics`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
+from hyperbloom.server.grids.fleet import Machines
+from hyperbloom.server.runs.checkpoint import begun_as
+from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_lines
+from hyperbloom.server.runs.running import run_federation
+
+__all__ = ["Run", "run"]
+
+Table = list[dict[str, Any]]
+"""Rows with named values: `pandas.DataFrame(table)` makes a data frame of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in its folder, whoever made it.
+
+    Attributes:
+        folder: the run folder.
+    """
+
+    folder: Path
+
+    @property
+    def config(self) -> RunConfig:
+        """Return the run's configuration."""
+        return load_run_config(self.folder / "config.yaml", {})
+
+    @property
+    def metrics(self) -> Table:
+        """Return a row per strategy and round: loss, seconds, bytes, and accuracies where there was an evaluation."""
+        return self._rows(METRICS)
+
+    @property
+    def clients(self) -> Table:
+        """Return a row per strategy, round and client: loss or accuracy, or why it was left out."""
+        return self._rows(CLIENTS)
+
+    @property
+    def accuracy(self) -> Table:
+        """Return a row per strategy and client: its test accuracy in percent at the round that validation selected."""
+        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return [
+            {"strategy": name, "round": chosen["round"], "client": client, "test_accuracy": accuracy}
+            for name, chosen in summary.items()
+            for client, accuracy in chosen["test_accuracy"].items()
+        ]
+
+    def _rows(self, file: str) -> Table:
+        config = self.config
+        return [
+            {"strategy": name, **line}
+            for name in (config.strategy, *config.baselines)
+            for line in read_lines(phase_folder(self.folder, config, name) / file)
+        ]
+
+
+def run(
+    config: RunConfig | Mapping[str, Any] | str | Path,
+    engine: Literal["inline", "ray", "grpc"] = "inline",
+    run_dir: str | Path | None = None,
+) -> Run:
+    """Run a federation on this machine, and return it when it is over.
+
+    Args:
+        config: the run: keys and values (`{"strategy": "pfedhn", "local.steps": 20}`), or the path of a YAML file.
+        engine: clients in this process, in Ray's processes, or as processes over gRPC.
+        run_dir: folder for all output. If the run has begun there, it goes on. Default: `runs/DATE-STRATEGY`.
+
+    Raises:
+        HyperbloomError: the run is described wrongly, or failed.
+    """
+    if isinstance(config, str | Path):
+        config = load_run_config(Path(config), {})
+    elif not isinstance(config, RunConfig):
+        config = make_run_config({}, config, "run()")
+    processes = {"insecure": 1, "port": 0, "local_clients": config.clients} if engine == "grpc" else {}
+    machines = Machines(engine=engine, **processes)
+    folder = Path(run_dir) if run_dir else None
+    resume = folder if folder and begun_as(config, folder, "run_dir") else None
+    return Run(run_federation(config, machines, Console(), folder, True, resume))
