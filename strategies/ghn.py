@@ -44,7 +44,7 @@ from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, 
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
 
-__all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions", "disclosed_graph"]
+__all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions", "disclosed_graph", "models_of"]
 
 _ALL = ("all",)  # the answer of clients that ask for all parts instead of naming their layer types
 MOST_TYPES = 512
@@ -98,7 +98,10 @@ class _GraphStrategy(Algorithm):
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse layer types that would make the hypernetwork too large, before it takes memory for them."""
         types = self.types_of(about)
-        for told in {other.types or other.graph: other for other in others}.values():
+        models = models_of(others, but=about)
+        if models is None:
+            return
+        for told in models:
             types |= self.types_of(told)
         try:
             GraphHypernetwork.sketch(types | self._initial, self.settings, self.options.max_parameters)
@@ -183,6 +186,19 @@ class _GraphStrategy(Algorithm):
                 self.hypernetwork.load_part(part, tensors[part])
         except ModelError as error:
             raise ConfigError(f"init_from: its hypernetwork has other options than this run's: {error}") from None
+
+
+def models_of(others: Iterable[Introduction], but: Introduction) -> list[Introduction] | None:
+    """Return one introduction for each model that `others` disclose, or None if one discloses the same as `but`.
+
+    It stops at the first that does, so that a thousand clients of a few architectures join quickly.
+    """
+    models: dict[object, Introduction] = {}
+    for other in others:
+        if (other.types, other.graph) == (but.types, but.graph):
+            return None
+        models.setdefault((other.types, other.graph), other)
+    return list(models.values())
 
 
 def disclosed_graph(about: Introduction) -> Graph:

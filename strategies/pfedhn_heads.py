@@ -21,7 +21,7 @@ from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Introduction
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client
-from hyperbloom.strategies.ghn import disclosed_graph
+from hyperbloom.strategies.ghn import disclosed_graph, models_of
 from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 
@@ -60,9 +60,11 @@ class PFedHNHeads(PFedHN):
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse an architecture whose head would be too large."""
         super().serves(about, others)
-        graphs = [disclosed_graph(each) for each in (about, *others)]
-        numbers = {graph.digest: graph.layout.numel for graph in graphs}
-        needed = (self.options.hidden_dim + 1) * sum(numbers.values())
+        own, models = disclosed_graph(about), models_of(others, but=about)
+        if models is None:
+            return
+        weights = own.layout.numel + sum(disclosed_graph(each).layout.numel for each in models)
+        needed = (self.options.hidden_dim + 1) * weights
         if needed > self.options.max_parameters:
             raise RefusedError(
                 f"a head for its architecture would make {needed:,} parameters of at most "

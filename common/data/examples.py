@@ -1,11 +1,8 @@
 """Labelled examples as two tensors, and the three sets of them that one client owns."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hyperbloom.common.data.labels import LabelKind
 from hyperbloom.common.data.scaling import Scaling
@@ -52,11 +49,6 @@ class Examples:
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.labels)
-
-    def subset(self, indices: torch.Tensor | NDArray[np.int64] | Sequence[int]) -> "Examples":
-        """Return the examples at `indices`, in that order."""
-        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
-        return Examples(self.inputs[rows], self.labels[rows])
 
     def to(self, device: torch.device | str) -> "Examples":
         """Return the same examples on `device`, with images in the fastest memory layout for training there."""

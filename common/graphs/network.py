@@ -198,13 +198,6 @@ class GraphHypernetwork(nn.Module):
                 made |= {name: rows[role][row] for role, name in graph.nodes[node].parameters}
         return torch.cat([made[name].reshape(-1) for name in graph.order])
 
-    def vjp(self, graph: Graph, gradient: Tensor) -> None:
-        """Add the gradient of `<gradient, forward(graph)>` to `.grad` of all parameters.
-
-        The result is linear in `gradient` `(graph.layout.numel,)`: for clients that share a graph, pass their sum once.
-        """
-        self(graph).backward(gradient)
-
     def _latents(self, graph: Graph) -> Tensor:
         """Return the latent vectors `(n, d)` of the nodes."""
         if self.settings.mode == "linear":
@@ -241,14 +234,6 @@ class GraphHypernetwork(nn.Module):
     def parts(self) -> tuple[str, ...]:
         """Return the names of all parts: the shared one, then the types sorted by their text."""
         return (SHARED, *sorted(self.types))
-
-    def part_layout(self, part: str) -> Layout:
-        """Return the layout of a part.
-
-        Raises:
-            ModelError: there is no such part.
-        """
-        return Layout.of(self._part(part))
 
     def read_part(self, part: str) -> Tensor:
         """Return a copy of a part's parameters as a flat vector on the CPU; ModelError if there is no such part."""

@@ -1,7 +1,8 @@
 """Admission: check what a client says of itself before it touches any state."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from torch import Tensor
 
@@ -44,10 +45,20 @@ class Admission:
         Raises:
             RefusedError: the client does not fit; the message says what was expected and what it has.
         """
+        self._check(about, (other.about for other in roster if other.client_id != about.client_id))
+
+    def _check(self, about: Introduction, others: Iterable[Introduction]) -> None:
+        """Check a client beside `others`, which have passed the check."""
         setting = check_introduction(about, self.config, self.algorithm, self.setting)
-        self.algorithm.serves(about, (other.about for other in roster if other.client_id != about.client_id))
+        self.algorithm.serves(about, others)
         if self.setting is None:
             self.build(setting)
+
+    def _checked(self, roster: Roster) -> Iterator[Client]:
+        """Yield each client of a roster, by row, once it has passed the check beside those before it."""
+        for client in roster:
+            self._check(client.about, (other.about for other in islice(roster, client.row)))
+            yield client
 
     def build(self, setting: Setting) -> None:
         """Build the algorithm for the data of the first client. Raise a RefusedError if no network fits them."""
@@ -67,8 +78,7 @@ class Admission:
 
     def restore(self, roster: Roster, tensors: Mapping[str, Tensor]) -> None:
         """Restore the algorithm from a checkpoint: first hand over its clients by row, then its tensors."""
-        for client in roster:
-            self.check(client.about, roster)
+        for client in self._checked(roster):
             self.algorithm.join(client, True)
         self.algorithm.restore(tensors)
 
@@ -82,8 +92,7 @@ class Admission:
         Raises:
             RefusedError: a client of the roster does not fit this algorithm.
         """
-        for client in roster:
-            self.check(client.about, roster)
+        for client in self._checked(roster):
             self.algorithm.join(client, client.row >= known)
         self._open = True
 

@@ -52,10 +52,6 @@ class Roster:
         """Return the number of clients that are on a node now."""
         return len(self._names)
 
-    def is_live(self, client: Client) -> bool:
-        """Return whether a client is on a node now."""
-        return client.client_id in self._nodes
-
     def trusted(self, number: int) -> list[Client]:
         """Return the clients that are on a node now and not in quarantine in round `number`, by row."""
         return [client for client in self.live if not self.conduct.in_quarantine(client.client_id, number)]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -42,16 +41,6 @@ def examples(count: int, classes: int = 2) -> Examples:
     """Return `count` examples of three features, example i with the value i and the label i % classes."""
     values = torch.arange(count, dtype=torch.float32)
     return Examples(values[:, None].expand(-1, 3).clone(), torch.arange(count) % classes)
-
-
-def test_examples_subset_keeps_order_and_leaves_the_original() -> None:
-    whole = examples(6)
-    part = whole.subset([4, 1])
-    assert part.inputs[:, 0].tolist() == [4.0, 1.0]
-    assert part.labels.tolist() == [0, 1]
-    assert (len(part), len(whole)) == (2, 6)
-    assert whole.subset(np.array([5])).inputs[0].tolist() == [5.0, 5.0, 5.0]
-    assert whole.subset(torch.tensor([0, 0])).labels.tolist() == [0, 0]
 
 
 def test_examples_to_moves_both_tensors() -> None:

@@ -18,6 +18,7 @@ from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Introduction, Refinement, TrainOrder
+from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.session import baseline_config, check_run
 from hyperbloom.strategies import make_algorithm
@@ -441,6 +442,26 @@ def test_layer_types_that_make_the_hypernetwork_too_large_together_are_refused_w
     ):
         made.serves(second, [first])
     made.serves(second, [])
+
+
+def test_the_size_is_measured_once_for_each_model_however_many_clients_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    sketch = GraphHypernetwork.sketch
+
+    def counting(types: Any, *rest: Any) -> GraphHypernetwork:
+        measured.append(len(types))
+        return sketch(types, *rest)
+
+    monkeypatch.setattr(GraphHypernetwork, "sketch", counting)
+    abouts = [own(f"c{row}", types=(f"linear 10,{10 + row % 3} wb",)) for row in range(30)]
+    made = make_algorithm(config(models=(), options=SMALL))
+    admission, roster = Admission(made.config, made), Roster(0)
+    for node, about in enumerate(abouts):
+        admission.check(about, roster)
+        roster.admit(node, about)
+    assert measured == [1, 2, 3]
+    admission.begin(roster, 0)
+    assert measured == [1, 2, 3] * 2
 
 
 def test_a_graph_that_is_not_asked_for_is_not_told(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_clients_are_handed_over_in_order_of_rows_when_a_run_begins_and_later_on
         ("b", 1, True),
         ("c", 2, True),
     ]
+    assert [call[1:] for call in made.calls if call[0] == "serves"] == [("a", []), ("b", ["a"]), ("c", ["a", "b"])]
     late, _ = roster.admit(9, introduction("d"))
     admission.join(late, True)
     admission.join(next(iter(roster)), False)
