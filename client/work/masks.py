@@ -52,19 +52,7 @@ from hyperbloom.common.secrecy.masks import (
     unseal,
 )
 from hyperbloom.common.secrecy.sums import Parts, part_digests, signed_keys, signed_set, told
-from hyperbloom.common.wire.masks import (
-    ConfirmOrder,
-    ConfirmResult,
-    KeysOrder,
-    KeysResult,
-    MaskedOrder,
-    MaskedResult,
-    Masking,
-    SharesOrder,
-    SharesResult,
-    UnmaskOrder,
-    UnmaskResult,
-)
+from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainResult
 
 __all__ = ["SecureRound", "confirm", "deal_shares", "make_keys", "train_masked", "unmask"]
@@ -73,10 +61,10 @@ log = logging.getLogger("hyperbloom.client")
 
 _rounds: dict[ClientSettings, "SecureRound"] = {}
 
-_STAGES = (KeysOrder, SharesOrder, MaskedOrder, ConfirmOrder, UnmaskOrder)
+_STAGES = (wire.KeysOrder, wire.SharesOrder, wire.MaskedOrder, wire.ConfirmOrder, wire.UnmaskOrder)
 
 
-def make_keys(client: Client, order: KeysOrder) -> KeysResult:
+def make_keys(client: Client, order: wire.KeysOrder) -> wire.KeysResult:
     """Forget the secrets of the last round and make new ones, in memory only.
 
     A client without its own signing key makes one for the round.
@@ -86,7 +74,7 @@ def make_keys(client: Client, order: KeysOrder) -> KeysResult:
     return _rounds[client.settings].keys()
 
 
-def deal_shares(client: Client, order: SharesOrder) -> SharesResult:
+def deal_shares(client: Client, order: wire.SharesOrder) -> wire.SharesResult:
     """Deal shares of the round's secrets; WireError if the order would not protect them."""
     # Nobody reveals a share unless as many clients as the threshold stay to the end.
     check_sum(client, f"sums of {order.threshold} or more", order.threshold)
@@ -94,7 +82,7 @@ def deal_shares(client: Client, order: SharesOrder) -> SharesResult:
         return secure.share(order)
 
 
-def train_masked(client: Client, order: MaskedOrder) -> MaskedResult:
+def train_masked(client: Client, order: wire.MaskedOrder) -> wire.MaskedResult:
     """Train, and return the masked change.
 
     Raises:
@@ -107,13 +95,13 @@ def train_masked(client: Client, order: MaskedOrder) -> MaskedResult:
         return secure.mask(order, train(client, order), len(client.train_data))
 
 
-def confirm(client: Client, order: ConfirmOrder) -> ConfirmResult:
+def confirm(client: Client, order: wire.ConfirmOrder) -> wire.ConfirmResult:
     """Sign the set of clients in the sum, and all that this client was told; WireError if they are too few."""
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.confirm(order)
 
 
-def unmask(client: Client, order: UnmaskOrder) -> UnmaskResult:
+def unmask(client: Client, order: wire.UnmaskOrder) -> wire.UnmaskResult:
     """Reveal the shares that unmask the sum; WireError if they could unmask a single change."""
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.unmask(order)
@@ -131,7 +119,7 @@ def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator
         raise WireError("order: no keys of such a round are here; was this client started again?")
     found.advance(type(order), run_id, number)
     yield found
-    if not isinstance(order, UnmaskOrder):
+    if not isinstance(order, wire.UnmaskOrder):
         _rounds[client.settings] = found
 
 
@@ -179,13 +167,13 @@ class SecureRound:
             raise WireError(f"order: expected {due} at this point of the round, found {kind.message_type}")
         self._stage += 1
 
-    def keys(self) -> KeysResult:
+    def keys(self) -> wire.KeysResult:
         """Return the signed public keys."""
         keys = public_key(self.cipher_key), public_key(self.mask_key)
         signature = sign(self.identity, signed_keys(self.run_id, self.round, *keys))
-        return KeysResult(*keys, public_der(self.identity), signature)
+        return wire.KeysResult(*keys, public_der(self.identity), signature)
 
-    def share(self, order: SharesOrder) -> SharesResult:
+    def share(self, order: wire.SharesOrder) -> wire.SharesResult:
         """Deal shares of the secrets that unmask this client's change to all clients.
 
         Raises:
@@ -211,14 +199,14 @@ class SecureRound:
         sealed = [b""] * scale.clients
         for place, key in self._pairs.items():
             sealed[place] = seal(key, self._place, place, of_secret[place] + of_key[place])
-        return SharesResult(
+        return wire.SharesResult(
             tuple(sealed),
             commit(self.own_secret, "secret", self._digest),
             tuple(self._commit("secret", share) for share in of_secret),
             tuple(self._commit("key", share) for share in of_key),
         )
 
-    def _know(self, order: SharesOrder) -> None:
+    def _know(self, order: wire.SharesOrder) -> None:
         """Raise a WireError for clients that the user does not know; without --peers, signatures prove nothing."""
         if self.peers is None:
             return
@@ -240,7 +228,7 @@ class SecureRound:
     def _commit(self, what: str, share: bytes) -> bytes:
         return commit(share, f"share of {what}", self._digest)
 
-    def expect(self, order: MaskedOrder) -> int:
+    def expect(self, order: wire.MaskedOrder) -> int:
         """Check and keep the remaining clients, their shares and the parts of the sum, before training.
 
         Returns:
@@ -271,7 +259,7 @@ class SecureRound:
         self._read(masking)
         return min(owned.values(), default=threshold)
 
-    def _read(self, masking: Masking) -> None:
+    def _read(self, masking: wire.Masking) -> None:
         """Keep the shares that match their dealers' digests. If revealed, others would look like this client's lie."""
         for place, sealed, digests in zip(masking.there, masking.sealed, masking.digests, strict=True):
             if place == self._place:
@@ -281,7 +269,7 @@ class SecureRound:
             if digests == self._commit("secret", of_secret) + self._commit("key", of_key):
                 self._held[place] = of_secret, of_key
 
-    def mask(self, order: MaskedOrder, result: TrainResult, examples: int) -> MaskedResult:
+    def mask(self, order: wire.MaskedOrder, result: TrainResult, examples: int) -> wire.MaskedResult:
         """Return the masked change of the weights, weighted by examples.
 
         Raises:
@@ -310,7 +298,7 @@ class SecureRound:
             if place != self._place:
                 key = self._agreement.mask_keys[place]
                 pair_mask(words, self.mask_key, key, self._place, place, self._told)
-        return MaskedResult(result.seconds, words.astype("<u4").tobytes())
+        return wire.MaskedResult(result.seconds, words.astype("<u4").tobytes())
 
     def _placed(self, change: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the vector `(total,)` of the sum, with the tensors of a change `(P,)` in their parts."""
@@ -326,7 +314,7 @@ class SecureRound:
             placed[slices[part]] = change[trained[name]]
         return placed
 
-    def confirm(self, order: ConfirmOrder) -> ConfirmResult:
+    def confirm(self, order: wire.ConfirmOrder) -> wire.ConfirmResult:
         """Sign the set of clients in the sum.
 
         Raises:
@@ -340,13 +328,13 @@ class SecureRound:
                 f"order: expected at least {self._agreement.threshold} clients, this one among them, to be alive"
             )
         self._alive, self._dead = tuple(sorted(alive)), tuple(sorted(dead))
-        return ConfirmResult(sign(self.identity, self._set))
+        return wire.ConfirmResult(sign(self.identity, self._set))
 
     @property
     def _set(self) -> bytes:
         return signed_set(self._told, self._alive, self._dead)
 
-    def unmask(self, order: UnmaskOrder) -> UnmaskResult:
+    def unmask(self, order: wire.UnmaskOrder) -> wire.UnmaskResult:
         """Reveal one share for each client that dealt shares: of its secret if it is alive, else of its mask key.
 
         Raises:
@@ -361,4 +349,4 @@ class SecureRound:
         if len(signed) < self._agreement.threshold:
             raise WireError(f"order: expected {self._agreement.threshold} signatures, found {len(signed)}")
         none = (b"", b"")
-        return UnmaskResult(tuple(self._held.get(place, none)[place in self._dead] for place in self._there))
+        return wire.UnmaskResult(tuple(self._held.get(place, none)[place in self._dead] for place in self._there))

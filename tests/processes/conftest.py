@@ -1,9 +1,7 @@
 """Real processes: a server and clients as a user starts them, on loopback ports of their own."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,26 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import LEASH
 from hyperbloom.server.broker.superlink import free_port
+from siege import faults
 
 DEADLINE_S = 100
 
 
-class Process:
+class Process(faults.Process):
     """A command whose output goes to a file, and which never outlives the test."""
-
-    def __init__(self, module: str, args: list[str], log: Path) -> None:
-        self.log = log
-        with log.open("wb") as file:
-            self.popen = subprocess.Popen(
-                [*LEASH, sys.executable, "-u", "-m", module, *args],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "COLUMNS": "200"},
-                start_new_session=True,
-            )
 
     @property
     def output(self) -> str:
@@ -51,10 +37,6 @@ class Process:
 
     def interrupt(self) -> None:
         self.popen.send_signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
 
 
 class Site:

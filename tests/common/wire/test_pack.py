@@ -72,23 +72,14 @@ from hyperbloom.common.wire import (
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack, unpack_answer, weigh
 from hyperbloom.server.grids.inline import InlineGrid
 
+from ...server.conftest import ABOUT
+
 KEY = "hyperbloom"
 TWO = Layout((("weight", (2, 3)), ("bias", (2,))))
 ONE = Layout((("descriptor", (3,)),))
 VALUES = torch.tensor([0.5, -1.25, 3e-30, -0.0, 1e30, 0.1, -7.0, 2.0])
 
-INTRODUCTION = Introduction(
-    client_id="ward-7",
-    token="5ec2e7",
-    version="0.1.0",
-    size="S",
-    input_shape=(1, 8, 8),
-    num_classes=10,
-    train_examples=100,
-    val_examples=20,
-    test_examples=30,
-    class_shares=(0.25, 0.75),
-)
+INTRODUCTION = dataclasses.replace(ABOUT, client_id="ward-7", token="5ec2e7", size="S", class_shares=(0.25, 0.75))
 SCOPE, TARGET = Scope("run-1", 3, 2**40), Target("mlp", 10, "none")
 TRAIN = TrainOrder(SCOPE, TARGET, SGD(50, 64, 5e-3, 0.9, 5e-5, 50.0), "delta")
 EVALUATE = EvaluateOrder(SCOPE, Target("mlp", 10, "head"), Weights(TWO, VALUES))
