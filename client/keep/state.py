@@ -12,7 +12,6 @@
 The client sends the secret to the server only. It never sends any other of these files.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -28,7 +27,7 @@ from torch import Tensor
 from hyperbloom.client.keep.versions import Versioned
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
-from hyperbloom.common.files.storage import write_json, write_tensors
+from hyperbloom.common.files.storage import claim, write_json, write_tensors
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
 
@@ -85,16 +84,14 @@ class ClientState:
             ConfigError: the folder cannot be used.
         """
         with self._open_lock() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
+            if not claim(file):
+                file.seek(1)  # Windows lets nobody read the byte that is locked
                 raise RefusedError(
                     f"process {file.read().strip() or '?'} already runs as this client (state in {self.folder}); "
                     "stop it, or choose another --client-id or --state-dir"
-                ) from None
+                )
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f" {os.getpid()}")
             file.flush()
             yield
 

@@ -1,18 +1,20 @@
-"""Atomic writes: a temporary file beside the target is flushed to the disk and then renamed."""
+"""Atomic writes, by a temporary file that is flushed to the disk and then renamed; locks between processes."""
 
-import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from filelock import lock_descriptor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["keep", "locked", "write_bytes", "write_json", "write_tensors"]
+__all__ = ["claim", "keep", "locked", "write_bytes", "write_json", "write_tensors"]
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -21,7 +23,7 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
+            os.chmod(temporary, mode)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
@@ -29,19 +31,36 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)  # flush the new name, too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if directory := getattr(os, "O_DIRECTORY", 0):  # flush the new name, too; Windows opens no folders
+        folder = os.open(path.parent, directory)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def claim(file: IO[str], patience_s: float = 0.0) -> bool:
+    """Lock an open file until it is closed. Return False if another holds it, still after `patience_s` seconds.
+
+    The lock is the system's own (`flock`, on Windows the first byte), and so ends with its process.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    deadline = time.monotonic() + patience_s
+    while not lock_descriptor(file.fileno(), blocking=False):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock beside `path` while the body reads and replaces it; other processes wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_descriptor(lock.fileno(), poll_interval=0.01)
         yield
 
 

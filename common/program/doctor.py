@@ -177,8 +177,8 @@ def _user() -> str:
 
     try:
         return getpass.getuser()
-    except (OSError, KeyError):
-        return f"user {os.getuid()}"
+    except (OSError, KeyError, ImportError):  # no such user; Windows without USERNAME
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
 
 
 def check_file(what: str, check: Callable[[], str]) -> Finding:

@@ -7,16 +7,12 @@ A revoked or replaced key is retired and never accepted again. The file holds no
 """
 
 import datetime as dt
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.files.storage import write_json
+from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.secrecy.keys import fingerprint, parse_public_key
 
@@ -63,7 +59,7 @@ class ClientRegistry:
             ConfigError: the client has a key already, or the key is retired or belongs to another client.
         """
         check_name(name, "NAME")
-        with self._locked():
+        with locked(self.path):
             clients, retired = self._read()
             if fingerprint(public_key) in retired:
                 raise ConfigError(f"{name}: this key was revoked or replaced; make a new one (flower-client keygen)")
@@ -84,7 +80,7 @@ class ClientRegistry:
         Raises:
             ConfigError: there is no such client.
         """
-        with self._locked():
+        with locked(self.path):
             clients, retired = self._read()
             client = clients.get(name)
             if client is None:
@@ -110,17 +106,6 @@ class ClientRegistry:
     def _write(self, clients: dict[str, RegisteredClient], retired: list[str]) -> None:
         stored = {"clients": {name: asdict(client) for name, client in sorted(clients.items())}, "retired": retired}
         write_json(self.path, stored, mode=0o600)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the registry against other processes while it is read and written."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = os.open(self.path.parent, os.O_RDONLY)  # the file is replaced, which would lose its lock
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
 
 
 def _today() -> str:

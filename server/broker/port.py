@@ -12,7 +12,6 @@ Internals used: the arguments of `generic_create_grpc_server`, which `fleet_serv
 """
 
 import os
-import resource
 import socket
 import sys
 import threading
@@ -197,6 +196,8 @@ def fleet_server(
     """
     if is_port_in_use(server_address):
         sys.exit(f"Port in server address {server_address} is already in use.")
+    import resource  # late: Windows has none, and only starts clients
+
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = min(MOST_FILES, most) if most != resource.RLIM_INFINITY else MOST_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))

@@ -9,7 +9,6 @@ So two strategies with one seed train the same clients on the same batches in th
 """
 
 import copy
-import fcntl
 import json
 import shutil
 import time
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 
 from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make_run_config, read_yaml
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
-from hyperbloom.common.files.storage import write_bytes, write_json
+from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import check_run
@@ -198,10 +197,8 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
     try:
         out.mkdir(parents=True, exist_ok=True)
         with (out / ".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(f"--out: another process is at work in {out}") from None
+            if not claim(lock):
+                raise ConfigError(f"--out: another process is at work in {out}")
             _claim(out, shared)
             for cell in cells:
                 _check_fits(cell)

@@ -10,16 +10,14 @@ in favour of the one before it. No pickle is loaded.
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -27,7 +25,7 @@ from safetensors import SafetensorError
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config, load_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.files.storage import keep, write_json, write_tensors
+from hyperbloom.common.files.storage import claim, keep, write_json, write_tensors
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder
 
@@ -44,7 +42,7 @@ __all__ = [
 
 FORMAT = 1
 KEPT = 2
-LOCK_TRIES = 10
+LOCK_PATIENCE_S = 0.5  # a watcher tries the lock too, and holds it for a moment
 
 # Errors from reading a damaged file.
 _DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -176,18 +174,9 @@ def locked(folder: Path) -> Iterator[None]:
         raise ConfigError(f"expected a run folder of files and folders, found the symbolic link {link}; delete it")
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     with (folder / "checkpoints" / "lock").open("a") as file:
-        if not any(_lock(file) for _ in range(LOCK_TRIES)):
+        if not claim(file, LOCK_PATIENCE_S):
             raise ConfigError(f"--resume: another server is still at work in {folder}; end it first")
         yield
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        time.sleep(0.05)  # a watcher tries the lock too, and holds it for a moment
-        return False
-    return True
 
 
 def _rewind(folder: Path, point: tuple[int, int]) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Follow a run through its files alone: `flower-server watch`."""
 
-import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import claim
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config
@@ -20,6 +21,7 @@ from hyperbloom.server.watch.view import TerminalView, print_line, results_table
 __all__ = ["is_running", "read_environment", "watch"]
 
 LOOK_EVERY_S = 0.5
+GLANCE_S = 0.2  # another watcher holds the lock for a moment, a server until its run ends
 
 
 def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -61,9 +63,9 @@ def read_environment(folder: Path) -> Mapping[str, Any]:
 def is_running(folder: Path) -> bool:
     """Return whether a server works in a run folder, which it then keeps locked."""
     try:
-        with (folder / "checkpoints" / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
+        path = folder / "checkpoints" / "lock"
+        with path.open("r+" if os.access(path, os.W_OK) else "r") as file:  # NFS locks only what may be written
+            return not claim(file, GLANCE_S)
     except FileNotFoundError:
         return False
     except OSError:

@@ -84,7 +84,7 @@ def test_the_lock_is_released_afterwards_also_by_an_error(state: ClientState) ->
     with pytest.raises(KeyError), state.lock():
         raise KeyError
     with state.lock():
-        assert (state.folder / "lock").read_text() == str(os.getpid())
+        assert (state.folder / "lock").read_text() == f" {os.getpid()}"
     with state.lock():
         pass
 
@@ -93,16 +93,17 @@ def test_a_longer_number_of_an_earlier_holder_leaves_nothing_behind(state: Clien
     state.folder.mkdir(parents=True)
     (state.folder / "lock").write_text("123456789012345")
     with state.lock():
-        assert (state.folder / "lock").read_text() == str(os.getpid())
+        assert (state.folder / "lock").read_text() == f" {os.getpid()}"
 
 
 # What `lock` does, without the seconds that a second process would need to import torch.
 HOLDER = """
-import fcntl, os, sys, time
+import os, sys, time
+from filelock import lock_descriptor
 file = open(sys.argv[1], "a+")
-fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+assert lock_descriptor(file.fileno(), blocking=False)
 file.truncate(0)
-print(os.getpid(), file=file, end="", flush=True)
+print("", os.getpid(), file=file, end="", flush=True)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -120,7 +121,7 @@ def test_another_process_is_named_and_a_killed_one_holds_no_longer(state: Client
         finally:
             child.kill()
     with state.lock():
-        assert (state.folder / "lock").read_text() == str(os.getpid())
+        assert (state.folder / "lock").read_text() == f" {os.getpid()}"
 
 
 # ---------------------------------------------------------------------- the secret

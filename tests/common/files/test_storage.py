@@ -27,7 +27,7 @@ def test_folders_are_made_and_files_replaced(tmp_path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace", "fchmod"])
+@pytest.mark.parametrize("step", ["fsync", "replace", "chmod"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException

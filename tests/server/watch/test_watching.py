@@ -1,15 +1,15 @@
 """`flower-server watch`: on folders that are whole, that grow, that were cut back."""
 
-import fcntl
 import io
 import shutil
 from pathlib import Path
 
 import pytest
+from filelock import lock_descriptor
 from rich.console import Console
 
+from hyperbloom.common.files import storage
 from hyperbloom.server.cli import main
-from hyperbloom.server.runs import checkpoint
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.watch.watching import is_running, watch
 
@@ -123,8 +123,8 @@ def test_a_server_that_begins_while_somebody_looks_begins(tmp_path: Path, monkey
     with locked(tmp_path):
         pass
     with (tmp_path / "checkpoints/lock").open() as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: looking.close())
+        lock_descriptor(looking.fileno())
+        monkeypatch.setattr(storage.time, "sleep", lambda seconds: looking.close())
         with locked(tmp_path):
             assert looking.closed
 
