@@ -35,6 +35,8 @@ class ClientSettings:
     min_masked: int | None = None  # send changes only masked, in sums of at least so many clients
     key: Path | None = None  # private key for signatures in secure aggregation; None: a new one each round
     peers: Path | None = None  # fingerprints of the clients that may be in a sum with this one; None: any
+    server: str | None = None  # HOST:PORT, and its CA: it has a secret of its own
+    root_certificates: Path | None = None
     max_changes: int | None = None  # most changes over all runs; None: 1,000 with min_noise or min_masked, else any
     max_scores: int | None = None  # most scores over all runs; None: 0 with min_noise or min_masked, else any
 
@@ -90,7 +92,7 @@ class ClientSettings:
             DataError: a number of the data's description is out of range.
         """
         values = {key.replace("-", "_"): value for key, value in config.items()}
-        for key in ("state_dir", "root", "key", "peers"):
+        for key in ("state_dir", "root", "key", "peers", "root_certificates"):
             if key in values:
                 values[key] = Path(str(values[key]))  # type: ignore[assignment]
         own = {name: values.pop(name) for name in cls.__dataclass_fields__ if name != "data" and name in values}

@@ -1,6 +1,6 @@
 """A client's state on its own disk: its identity and the personal part of its models.
 
-    STATE/identity.json                  the secret by which the server recognises this client (mode 0600)
+    STATE/identity.json                  the secrets by which servers recognise this client (mode 0600)
     STATE/lock                           held while a process runs as this client
     STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
     STATE/residual.safetensors           the residual of compression, of the last run only
@@ -102,18 +102,28 @@ class ClientState:
         except OSError as error:
             raise ConfigError(f"--state-dir: cannot use {self.folder}: {error.strerror}") from None
 
-    def token(self) -> str:
-        """Return this client's secret, made on first use.
+    def token(self, server: str = "", address: str = "") -> str:
+        """Return this client's secret for one server, made on first use: what a server is told helps at no other.
+
+        Args:
+            server: the server's name (`server_of`); all servers without TLS share the empty one.
+            address: where it was reached. A server that has a new CA there keeps its secret.
 
         Raises:
             HyperbloomError: the file that holds it is damaged.
         """
         path = self.folder / "identity.json"
-        if not path.exists():
-            write_json(path, {"token": secrets.token_hex(32)}, mode=0o600)
         try:
-            return str(json.loads(path.read_text())["token"])
-        except (ValueError, KeyError, TypeError):
+            known = json.loads(path.read_text())["secrets"] if path.exists() else {}
+            there = [name for name, one in known.items() if name and server and one["address"] == address]
+            old = server if server in known else next(iter(there), None)
+            secret = str(known[old]["secret"]) if old is not None else secrets.token_hex(32)
+            now = {name: one for name, one in known.items() if name != old}
+            now[server] = {"secret": secret, "address": address}
+            if now != known:
+                write_json(path, {"secrets": now}, mode=0o600)
+            return secret
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise HyperbloomError(
                 f"{path} is damaged: expected JSON with a token. Restore it from a backup, or move it away and ask "
                 "the server's operator to admit this client anew"

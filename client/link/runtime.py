@@ -14,6 +14,7 @@ import time
 from typing import Any, NoReturn, cast
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.client.grpc_rere_client import connection as flower_connection
 from flwr.client.grpc_rere_client.connection import grpc_request_response
@@ -37,9 +38,10 @@ from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import RetryState, exponential
 
 from hyperbloom.client.link.pacer import Pacer
-from hyperbloom.client.link.server import REASONS, Link, explanation, refusal, speaks_tls
+from hyperbloom.client.link.server import CLOCK, REASONS, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import HyperbloomError, RefusedError
 from hyperbloom.common.program.signals import terminate_as_interrupt
+from hyperbloom.common.secrecy.keys import BoundKey
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
 
@@ -93,7 +95,7 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
 def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
     """Hold one session with the SuperLink and return when it is lost."""
     certificates = link.root_certificates.read_bytes() if link.root_certificates else None
-    keys = (link.key, link.key.public_key()) if link.key else None
+    keys = (cast(EllipticCurvePrivateKey, BoundKey(link.key, link.name)), link.key.public_key()) if link.key else None
     retries = _retries(link)
     flower_connection.flwr_exit = _session_not_opened  # type: ignore[attr-defined]
     outcome: Exception | None = None
@@ -263,7 +265,7 @@ def _retries(link: Link) -> _Retries:
     def hopeless(error: Exception) -> bool:
         if retries.max_tries is not None:
             return True
-        away = cast(grpc.RpcError, error).code() in _AWAY
+        away = cast(grpc.RpcError, error).code() in _AWAY or CLOCK in str(error)
         # A TLS port closes plain-text connections without an error, like a server that shuts down. So test for TLS.
         wrong = any(sign in str(error) for sign in (*REASONS, _TOO_LARGE)) or (
             link.insecure and speaks_tls(link.address)
@@ -273,7 +275,10 @@ def _retries(link: Link) -> _Retries:
         return wrong or not away
 
     def away(state: RetryState) -> None:
-        if state.tries == 1:
+        if state.tries == 1 and CLOCK in str(state.exception):
+            details = cast(grpc.RpcError, state.exception).details()
+            log.warning("%s refuses this machine's clock (%s); trying until it is right", link.address, details)
+        elif state.tries == 1:
             log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", link.address)
 
     def back(state: RetryState) -> None:

@@ -9,8 +9,9 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.secrecy.keys import server_of
 
-__all__ = ["REASONS", "Link", "explanation", "refusal", "speaks_tls"]
+__all__ = ["CLOCK", "REASONS", "Link", "explanation", "refusal", "speaks_tls"]
 
 PROBE_S = 5.0
 
@@ -25,9 +26,14 @@ REASONS = {
     "this server from whoever runs it",
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
     "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
-    "Invalid timestamp": "the clocks of this machine and of the server differ by more than a minute; set them",
 }
 """Explanations of permanent errors by a part of their text; the first match counts."""
+
+CLOCK = "Invalid timestamp"
+"""Part of the server's text if the clocks differ too much. They may be set while the client waits."""
+
+_REFUSALS = ("is unknown or revoked", "key is damaged", "another client's")
+"""Parts of the door's refusals. Flower refuses calls of a run that is over with the same status."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class Link:
     insecure: bool = False
     root_certificates: Path | None = None
     key: ec.EllipticCurvePrivateKey | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the server's name for signatures."""
+        return server_of(self.root_certificates)
 
 
 def speaks_tls(address: str) -> bool:
@@ -60,6 +71,8 @@ def speaks_tls(address: str) -> bool:
 def refusal(error: Exception) -> RefusedError | None:
     """Return a RefusedError if the server does not accept, or no longer accepts, this client's key; else None."""
     if not isinstance(error, grpc.RpcError) or error.code() != grpc.StatusCode.PERMISSION_DENIED:
+        return None
+    if not any(sign in (error.details() or "") for sign in _REFUSALS):
         return None
     return RefusedError(
         f"the server refused this client: {error.details()}. Ask whoever runs the server to add this client's public "

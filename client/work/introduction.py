@@ -7,6 +7,7 @@ from hyperbloom.client.work.own_network import own_graph, parse_norms
 from hyperbloom.common.errors import RefusedError, WireError
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
 
 __all__ = ["ALL_TYPES", "describe_model", "introduce", "take_notice"]
@@ -27,7 +28,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
     reference = greeting.reference
     return Introduction(
         client_id=client.settings.client_id,
-        token=client.state.token(),
+        token=client.state.token(server_of(client.settings.root_certificates), client.settings.server or ""),
         version=__version__,
         size=client.settings.size,
         input_shape=client.input_shape,

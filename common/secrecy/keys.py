@@ -10,6 +10,7 @@ import re
 import stat
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,6 +19,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes
 
 __all__ = [
+    "BoundKey",
     "check_private",
     "fingerprint",
     "fingerprint_of_der",
@@ -28,6 +30,7 @@ __all__ = [
     "read_fingerprints",
     "read_private_key",
     "read_public_key",
+    "server_of",
     "sign",
     "verify",
     "write_private_key",
@@ -142,6 +145,33 @@ def read_fingerprints(path: Path, where: str) -> frozenset[str]:
     if not found:
         raise ConfigError(f"{where}: expected fingerprints (SHA256:...) in {path}, found none")
     return found
+
+
+def server_of(ca: Path | None) -> str:
+    """Return what names a server to itself and to its clients: the fingerprint of its CA's certificate.
+
+    It is empty if the file does not hold exactly one certificate, or if there is none.
+    """
+    try:
+        (certificate,) = x509.load_pem_x509_certificates(ca.read_bytes()) if ca else []
+    except (OSError, ValueError):
+        return ""
+    return fingerprint_of_der(certificate.public_bytes(serialization.Encoding.DER))
+
+
+class BoundKey:
+    """A private key whose signatures count at one server alone: each covers the server's name as well.
+
+    Otherwise a server that lies could show the signature of a call at another server, as that client.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, server: str) -> None:
+        """Bind `key` to the `server` of `server_of`."""
+        self._key, self._server = key, server
+
+    def sign(self, content: bytes, algorithm: ec.ECDSA) -> bytes:
+        """Return the signature, as `EllipticCurvePrivateKey.sign` does."""
+        return self._key.sign(content + self._server.encode(), algorithm)
 
 
 def public_der(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -19,6 +19,7 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.object_store import object_store_factory
 
 from hyperbloom.common.program.signals import run_program
+from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.limits import Fleet, Store
@@ -27,14 +28,17 @@ from hyperbloom.server.broker.port import Connections, fleet_server
 __all__ = ["main"]
 
 LOOK_EVERY_S = 0.3
+CA = "--ssl-ca-certfile"
 
 
-def _door(registries: Sequence[ClientRegistry], connections: Connections) -> Callable[[LinkStateFactory], Door]:
+def _door(
+    registries: Sequence[ClientRegistry], connections: Connections, ca: str | None
+) -> Callable[[LinkStateFactory], Door]:
     """Return the replacement for Flower's `NodeAuthServerInterceptor`. It also watches keys and connections."""
 
     def make(state_factory: LinkStateFactory) -> Door:
         keys = Keys(state_factory.state(), registries) if registries else None
-        door = Door(state_factory, keys, connections)
+        door = Door(state_factory, keys, connections, server_of(Path(ca) if ca else None))
         if keys:
             keys.follow()
 
@@ -61,7 +65,7 @@ def main(arguments: list[str]) -> None:
     program = importlib.import_module("flwr.superlink.cli.flower_superlink")
     connections = Connections()
     paths = [ClientRegistry(Path(path)) for path in registries.split("\n")] if registries else []
-    program.NodeAuthServerInterceptor = _door(paths, connections)  # type: ignore[attr-defined]
+    program.NodeAuthServerInterceptor = _door(paths, connections, flags[flags.index(CA) + 1] if CA in flags else None)  # type: ignore[attr-defined]
     program.generic_create_grpc_server = partial(fleet_server, connections=connections)  # type: ignore[attr-defined]
     program.FleetServicer = Fleet  # type: ignore[attr-defined]
     object_store_factory.InMemoryObjectStore = Store  # type: ignore[attr-defined]

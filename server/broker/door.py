@@ -122,10 +122,14 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         state_factory: makes Flower's state.
         keys: the keys that may join; None accepts any key.
         connections: learns which connections bring good and refused calls.
+        server: this server's name in signatures (`server_of`). Those of stock SuperNodes cover none.
     """
 
-    def __init__(self, state_factory: LinkStateFactory, keys: Keys | None, connections: Connections) -> None:
+    def __init__(
+        self, state_factory: LinkStateFactory, keys: Keys | None, connections: Connections, server: str = ""
+    ) -> None:
         """Start without calls."""
+        self._server = server
         self._state_factory = state_factory
         self._keys = keys
         self._connections = connections
@@ -193,16 +197,16 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         if not key or not stamp or not signature:
             self._refuse(context, "it does not show one key and one signature", "Missing authentication metadata")
         try:
-            signed = verify_signature(_public_key(key), stamp.encode(), signature)
+            texts = {stamp + self._server, stamp}
+            signed = any(verify_signature(_public_key(key), text.encode(), signature) for text in texts)
             age = (now() - dt.datetime.fromisoformat(stamp)).total_seconds()
         except Exception:  # parsers may raise anything for hostile bytes
             signed, age = False, 0.0
         if not signed:
             self._refuse(context, "its signature is not that of its key", "Invalid signature")
         if not -AHEAD_S < age < BEHIND_S:
-            self._refuse(
-                context, f"its clock is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}", "Invalid timestamp"
-            )
+            clock = f"clock is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}"
+            self._refuse(context, f"its {clock}", f"Invalid timestamp: the {clock}")
         return key
 
     @contextmanager

@@ -59,7 +59,9 @@ def test_the_least_that_one_must_say(start: Callable[..., int], joined: Joined, 
     assert link == Link("127.0.0.1:9092", insecure=True)
     assert not stay
     assert isinstance(app, ClientApp)
-    assert ClientSettings.from_node_config(config) == ClientSettings("ward-7", state_dir=tmp_path / "state")
+    assert ClientSettings.from_node_config(config) == ClientSettings(
+        "ward-7", state_dir=tmp_path / "state", server="127.0.0.1:9092"
+    )
 
 
 def test_every_flag_reaches_the_settings(start: Callable[..., int], joined: Joined, tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_every_flag_reaches_the_settings(start: Callable[..., int], joined: Join
     _, _, config, stay = joined[0]
     spec = DataSpec("digits", tmp_path, False, "dirichlet", 3, 5.0, 2, 6, 50, 9)
     assert ClientSettings.from_node_config(config) == ClientSettings(
-        "ward-7", spec, "cpu", "S", tmp_path / "state", True, "plain-4", "graph"
+        "ward-7", spec, "cpu", "S", tmp_path / "state", True, "plain-4", "graph", server="127.0.0.1:9092"
     )
     assert stay
 

@@ -37,6 +37,8 @@ FULL = ClientSettings(
     min_masked=5,
     key=Path("/keys/ward-7.pem"),
     peers=Path("/keys/peers"),
+    server="gpu-box:9092",
+    root_certificates=Path("/keys/ca.pem"),
     max_changes=50,
     max_scores=5,
 )
@@ -65,6 +67,8 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "min-masked": 5,
         "key": "/keys/ward-7.pem",
         "peers": "/keys/peers",
+        "server": "gpu-box:9092",
+        "root-certificates": "/keys/ca.pem",
         "max-changes": 50,
         "max-scores": 5,
     }

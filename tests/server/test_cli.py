@@ -271,7 +271,7 @@ def test_the_average_is_kept_by_parameter(run: Done) -> None:
 
 
 def test_no_secret_leaves_its_client(run: Done) -> None:
-    tokens = [run.json(f"clients/client-{index}/identity.json")["token"] for index in range(3)]
+    tokens = [run.json(f"clients/client-{index}/identity.json")["secrets"][""]["secret"] for index in range(3)]
     assert len(set(tokens)) == 3
     for path in run.folder.rglob("*"):
         if path.is_file() and path.name != "identity.json":

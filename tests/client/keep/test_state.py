@@ -132,9 +132,19 @@ def test_the_secret_is_made_once_and_only_for_its_owner(state: ClientState) -> N
     assert re.fullmatch(r"[0-9a-f]{64}", token)
     path = state.folder / "identity.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert json.loads(path.read_text()) == {"token": token}
+    assert json.loads(path.read_text()) == {"secrets": {"": {"secret": token, "address": ""}}}
     assert state.token() == token
     assert ClientState(state.folder).token() == token
+
+
+def test_each_server_has_a_secret_of_its_own_and_keeps_it_when_it_moves_or_has_a_new_ca(state: ClientState) -> None:
+    first, second, plain = state.token("CA 1", "one:9092"), state.token("CA 2", "two:9092"), state.token("", "two:9092")
+    assert len({first, second, plain}) == 3
+    assert state.token("CA 1", "moved:9092") == first
+    assert state.token("CA 3", "moved:9092") == first  # whoever stole the CA's key learned nothing of it
+    assert state.token("CA 2", "two:9092") == second
+    assert state.token("CA 1", "one:9092") not in (first, second, plain)  # it is nobody's any more
+    assert state.token("", "anywhere:1") == plain
 
 
 def test_two_clients_have_two_secrets(tmp_path: Path) -> None:

@@ -25,13 +25,14 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+from flwr.supercore.primitives.asymmetric import sign_message, verify_signature
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.link import runtime
 from hyperbloom.client.link.runtime import _Finished, _retries, _serve, _Session, run_client
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
-from hyperbloom.common.secrecy.keys import make_key
+from hyperbloom.common.secrecy.keys import make_key, server_of
 from hyperbloom.common.wire.orders import Greeting, Notice
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.access.certificates import init
@@ -523,10 +524,15 @@ def test_a_handshake_that_fails_says_why(connect: Callable[..., Any], error: str
     assert str(caught.value).startswith(f"cannot open a session with 127.0.0.1:1: {reason}")
 
 
-def test_a_clock_that_is_wrong_is_told(connect: Callable[..., Any]) -> None:
-    connect(Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp"))
-    with pytest.raises(ConnectionFailed, match="the clocks of this machine and of the server differ"):
-        run_client(Link("127.0.0.1:1"), NOTHING, {})
+def test_a_clock_that_is_wrong_is_told_and_may_be_set(caplog: pytest.LogCaptureFixture) -> None:
+    retries = _retries(LINK)
+    retries.wait_function = lambda seconds: None
+    wrong = Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp: the clock is 70 s ahead")
+    with caplog.at_level(logging.INFO, "hyperbloom.client"):
+        assert retries.invoke(failing(wrong, wrong, wrong)) == "answer, 0 errors left"
+    said = [record.getMessage() for record in caplog.records]
+    assert "refuses this machine's clock" in said[0] and "70 s ahead" in said[0]
+    assert len(said) == 2  # and that it answers again
 
 
 REFUSED = Lost(grpc.StatusCode.PERMISSION_DENIED, "key SHA256:abc is unknown or revoked")
@@ -561,6 +567,15 @@ def test_a_key_that_is_revoked_in_the_middle_ends_the_client(connect: Callable[.
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("text", ["Run finished.", "Run is pending.", ""])
+def test_a_run_that_is_over_is_no_refusal(connect: Callable[..., Any], slept: list[float], text: str) -> None:
+    """Flower answers calls of a run whose server was stopped with the door's status."""
+    over = Broken(Lost(grpc.StatusCode.PERMISSION_DENIED, text))
+    calls = connect(over, over, FakeServer(notice("finished")))
+    run_client(Link("127.0.0.1:1"), NOTHING, {})
+    assert len(calls) == 3
+
+
 def test_a_node_that_a_new_superlink_does_not_know_connects_again(
     connect: Callable[..., Any], slept: list[float]
 ) -> None:
@@ -569,11 +584,18 @@ def test_a_node_that_a_new_superlink_does_not_know_connects_again(
     assert len(calls) == 2
 
 
-def test_the_same_key_opens_every_session(connect: Callable[..., Any], keys: list[Any], slept: list[float]) -> None:
+def test_the_same_key_opens_every_session_and_signs_for_this_server_alone(
+    connect: Callable[..., Any], keys: list[Any], slept: list[float], tmp_path: Path
+) -> None:
     connect(FakeServer(), FakeServer(notice("finished")))
-    key = make_key()
-    run_client(Link("127.0.0.1:1", key=key), NOTHING, {})
-    assert keys == [(key, key.public_key())] * 2
+    key, ca = make_key(), init(tmp_path, [], 30).ca
+    run_client(Link("127.0.0.1:1", root_certificates=ca, key=key), NOTHING, {})
+    for private, public in keys:
+        assert public == key.public_key()
+        signature = sign_message(private, b"now")  # as Flower does
+        assert verify_signature(public, b"now" + server_of(ca).encode(), signature)
+        assert not verify_signature(public, b"now", signature)
+    assert len(keys) == 2
     connect(FakeServer(notice("finished")))
     run_client(LINK, NOTHING, {})
     assert keys[2:] == [None]  # Flower makes one

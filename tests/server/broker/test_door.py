@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import (
     NOOP_ACCOUNT_NAME,
@@ -27,7 +28,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.superlink.federation import NoOpFederationManager
 
-from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem
+from hyperbloom.common.secrecy.keys import BoundKey, fingerprint, make_key, public_pem
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
 from hyperbloom.server.broker.door import UPLOAD, Door, Keys
@@ -97,7 +98,7 @@ class House:
         self.state = factory.state()
         self.keys = Keys(self.state, [self.registry])
         self.connections = Connections()
-        self.door = Door(factory, None if is_open else self.keys, self.connections)
+        self.door = Door(factory, None if is_open else self.keys, self.connections, "SHA256:here")
 
     def add(self, name: str) -> Key:
         """Return the key of a client that is added to the file now."""
@@ -113,7 +114,7 @@ class House:
             return self.send(messages, metadata(key, time), type(request))
         except Aborted as aborted:
             known = self.state.get_node_id_by_public_key(public_pem(key).encode()) is not None
-            in_time = aborted.args[1] != "Invalid timestamp"
+            in_time = "Invalid timestamp" not in aborted.args[1]
             assert messages.were_read == (known and in_time)
             raise
 
@@ -294,6 +295,21 @@ def test_who_comes_back_with_its_key_after_a_crash_comes_in_at_once(house: House
     assert house.state.get_node_info()[0].last_activated_at > before
 
 
+def test_a_signature_counts_at_the_server_for_which_it_was_made(house: House) -> None:
+    """A server that lies shows a call that it got, at another server that knows the same key."""
+    key = house.add("a")
+    pull_once = pull(house.activate(key)).SerializeToString()
+    (name, public), (_, stamp), _ = metadata(key)
+    for server, gets_in in (("SHA256:here", True), ("", True), ("SHA256:elsewhere", False)):  # none: a stock SuperNode
+        signature = BoundKey(key, server).sign(str(stamp).encode(), ec.ECDSA(hashes.SHA256()))
+        shown = [(name, public), (TIMESTAMP_HEADER, stamp), (SIGNATURE_HEADER, signature)]
+        if gets_in:
+            assert house.send(Messages(pull_once), shown) == "answer"
+        else:
+            with pytest.raises(Aborted, match="Invalid signature"):
+                house.send(Messages(pull_once), shown)
+
+
 def _two(shown: list[Any], header: str) -> list[Any]:
     return [*shown, *(pair for pair in shown if pair[0] == header)]
 
@@ -332,8 +348,16 @@ STRANGERS: dict[str, tuple[Callable[[Key], list[Any]], grpc.StatusCode, str]] = 
     "no time": (lambda key: _without(metadata(key), TIMESTAMP_HEADER), UNAUTHENTICATED, "Missing"),
     "two times": (lambda key: _two(metadata(key), TIMESTAMP_HEADER), UNAUTHENTICATED, "Missing"),
     "a time that is none": (lambda key: _other(metadata(key), TIMESTAMP_HEADER, "x"), UNAUTHENTICATED, "Invalid si"),
-    "an old call": (lambda key: _moved(key, seconds=-310), UNAUTHENTICATED, "Invalid timestamp"),
-    "a call of tomorrow": (lambda key: _moved(key, days=1), UNAUTHENTICATED, "Invalid timestamp"),
+    "an old call": (
+        lambda key: _moved(key, seconds=-310),
+        UNAUTHENTICATED,
+        "Invalid timestamp: the clock is 310 s behind",
+    ),
+    "a call of tomorrow": (
+        lambda key: _moved(key, days=1),
+        UNAUTHENTICATED,
+        "Invalid timestamp: the clock is 86400 s ahead",
+    ),
 }
 
 
