@@ -114,7 +114,8 @@ class ClientState:
         """
         path = self.folder / "identity.json"
         try:
-            known = json.loads(path.read_text())["secrets"] if path.exists() else {}
+            stored = json.loads(path.read_text()) if path.exists() else {"secrets": {}}
+            known = {} if "token" in stored else stored["secrets"]  # earlier versions told all servers one secret
             there = [name for name, one in known.items() if name and server and one["address"] == address]
             old = server if server in known else next(iter(there), None)
             secret = str(known[old]["secret"]) if old is not None else secrets.token_hex(32)
