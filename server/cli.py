@@ -14,7 +14,7 @@ from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATE
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.runs import compare, export, report, reproduce, serve, watch
-from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, set_flag
+from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, WEB, set_flag
 
 if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
@@ -123,6 +123,7 @@ _FLAGS = [
     *LISTENING,
     *section(
         "Watching (of any run: flower-server watch, flower-server report)",
+        Flag("--web", WEB, metavar="[HOST:]PORT"),
         Flag("--metrics-port", _METRICS, metavar="[HOST:]PORT"),
         Flag("--tensorboard", "write event files for TensorBoard to RUN/tensorboard", is_flag=True),
     ),

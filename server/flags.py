@@ -4,7 +4,7 @@ import click
 
 from hyperbloom.common.program.commands import FOLDER, Flag, section
 
-__all__ = ["CERTS", "ENGINES", "HOST", "LISTENING", "OWN_CODE", "PORT", "SERIES", "set_flag"]
+__all__ = ["CERTS", "ENGINES", "HOST", "LISTENING", "OWN_CODE", "PORT", "SERIES", "WEB", "set_flag"]
 
 ENGINES = click.Choice(["grpc", "inline", "ray"])
 HOST = Flag("--host", "address that clients connect to", default="127.0.0.1")
@@ -17,6 +17,8 @@ INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)
 LISTENING = section("Where to listen", HOST, PORT, CERTS, INSECURE)
 OWN_CODE = Flag("--own-code", "import what the run folder names as package.module:name", is_flag=True)
 
+
+WEB = "serve the live page for browsers there, without a host on loopback; 0 takes a free port"
 
 SERIES = [
     Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),

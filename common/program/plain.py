@@ -1,10 +1,10 @@
-"""Where plain text is allowed: on loopback, or anywhere if the user gives --insecure twice."""
+"""Addresses to listen at, and where plain text is allowed: on loopback, or anywhere with --insecure given twice."""
 
 import ipaddress
 
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["check_insecure", "is_loopback"]
+__all__ = ["check_insecure", "is_loopback", "listening_at"]
 
 
 def is_loopback(host: str) -> bool:
@@ -33,3 +33,11 @@ def check_insecure(where: str, host: str, times: int) -> None:
             f"--insecure: {where} {host} is not loopback, and everyone on the network could read and forge what is "
             "sent; use certificates (docs/security.md), or say --insecure --insecure"
         )
+
+
+def listening_at(flag: str, address: str) -> tuple[str, int]:
+    """Return host and port of `[HOST:]PORT`, on loopback without a host. Raise a ConfigError that names the flag."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{flag}: expected PORT or HOST:PORT, found {address!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)

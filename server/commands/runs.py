@@ -8,21 +8,30 @@ import click
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, names
-from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, set_flag
+from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, WEB, set_flag
 
 __all__ = ["compare", "export", "report", "reproduce", "serve", "watch"]
 
 _RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
 
 
-@command("watch", _RUN, example="flower-server watch runs/20260102-030405-pfedhn")
-def watch(run: Path) -> None:
+@command(
+    "watch",
+    click.Argument(["run"], help="the run's folder; with --web also a folder of runs", type=FOLDER),
+    Flag("--web", WEB, metavar="[HOST:]PORT"),
+    example="flower-server watch runs/20260102-030405-pfedhn",
+)
+def watch(run: Path, web: str | None) -> None:
     """Watch a run from its folder.
 
     The run may still go on, or be over. The command only reads files, so you can call it on any machine that sees the
     folder, as often as you like. It shows baselines one after the other: on a terminal as the run itself does,
-    elsewhere as lines.
+    elsewhere as lines. With --web a browser shows it, or all runs of a folder, until Ctrl-C.
     """
+    if web is not None:
+        from hyperbloom.server.live.site import serve
+
+        return serve(run, web, lambda line: print(line, flush=True))
     from rich.console import Console
 
     from hyperbloom.server.watch.watching import watch

@@ -54,6 +54,7 @@ class Machines(Section):
     device: str = "auto"
     local_clients: int = 0
     metrics_port: str | None = None
+    web: str | None = None
     tensorboard: bool = False
 
     @property

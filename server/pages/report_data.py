@@ -16,7 +16,7 @@ from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, re
 from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.watching import is_running
 
-__all__ = ["LeftOut", "Member", "RunData", "Spread", "read_run_data"]
+__all__ = ["LeftOut", "Member", "RunData", "Spread", "read_member", "read_run_data"]
 
 COMPARISON, CELL = "comparison.yaml", "cell.json"  # written by `flower-server compare`
 
@@ -110,7 +110,7 @@ def read_run_data(folder: Path) -> RunData:
     try:
         summary = _json(folder / "summary.json", {})
         environment = _json(folder / "environment.json", {})
-        members = [_member(entry) for entry in _json(folder / "roster.json", {"clients": []})["clients"]]
+        members = [read_member(entry) for entry in _json(folder / "roster.json", {"clients": []})["clients"]]
         novel = {member.name for member in members if _is_novel(member, config)}
         courses = [
             read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
@@ -131,7 +131,8 @@ def _json(path: Path, otherwise: Any) -> Any:
     return json.loads(path.read_text()) if path.exists() else otherwise
 
 
-def _member(entry: Mapping[str, Any]) -> Member:
+def read_member(entry: Mapping[str, Any]) -> Member:
+    """Return the client of an entry of roster.json."""
     about = entry["about"]
     shares = tuple(about.get("class_shares") or ())
     return Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares)

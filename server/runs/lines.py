@@ -85,8 +85,16 @@ class Tail:
         self.cut = False
         """Whether the file was shorter at the last reading, which then started at its beginning again."""
 
-    def read(self) -> list[Line]:
-        """Return the new whole lines."""
+    @property
+    def unread(self) -> int:
+        """Return the number of bytes that wait to be read."""
+        try:
+            return max(0, self.path.stat().st_size - self._place)
+        except FileNotFoundError:
+            return 0
+
+    def read(self, most: int = -1) -> list[Line]:
+        """Return the new whole lines, of at most `most` bytes."""
         self.cut = False
         try:
             size = self.path.stat().st_size
@@ -96,7 +104,7 @@ class Tail:
                 return []
             with self.path.open("rb") as file:
                 file.seek(self._place)
-                content = file.read()
+                content = file.read(most)
         except FileNotFoundError:
             self.cut, self._place = self._place > 0, 0
             return []

@@ -165,6 +165,10 @@ def _where(config: RunConfig, resume: Resume | None) -> str:
 
 def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> Iterator[Listener]:
     """Yield the other listeners that the flags ask for; `stack` closes them."""
+    if machines.web:
+        from hyperbloom.server.live.site import served_beside
+
+        say(stack.enter_context(served_beside(folder, machines.web)))
     if machines.metrics_port:
         from hyperbloom.server.watch.metrics import RunMetrics, served
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.common.program.plain import listening_at
 from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
@@ -116,7 +117,7 @@ def served(metrics: RunMetrics, address: str) -> Iterator[str]:
         ConfigError: the address is invalid.
         ConnectionFailed: the server cannot listen there.
     """
-    host, port = _parse(address)
+    host, port = listening_at("--metrics-port", address)
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except OSError as error:
@@ -128,10 +129,3 @@ def served(metrics: RunMetrics, address: str) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _parse(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--metrics-port: expected PORT or HOST:PORT, found {address!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,1 @@
+"""The live page: runs in a browser, from their folders alone."""

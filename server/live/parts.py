@@ -1,0 +1,97 @@
+"""The parts of the live page as HTML. Nothing here reads lines or serves anything."""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from markupsafe import Markup
+
+from hyperbloom.server.live.run import LiveRun, Standing, Watched
+from hyperbloom.server.pages.charts import Series, lines, plane
+from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
+from hyperbloom.server.pages.page import render, render_blocks
+from hyperbloom.server.pages.report import REPORT
+from hyperbloom.server.pages.report_data import read_member
+from hyperbloom.server.watch.board import amount, duration
+
+__all__ = ["SCRIPT", "overview_parts", "page", "run_parts"]
+
+SCRIPT = (files("hyperbloom.server.pages") / "templates" / "live.js").read_text()
+
+ROWS = 60
+"""Most clients in the table: those in trouble first, then those with the least accuracy."""
+
+EVENTS_SHOWN = 40
+MAPPED = 2_000
+"""Most clients on the map."""
+
+
+def page(panels: Sequence[tuple[str, str, Mapping[str, Markup]]], title: str) -> bytes:
+    """Return the page with a panel for each run.
+
+    Args:
+        panels: of each run, its name, the address of its changes, and its parts; the list of runs has no name.
+        title: of the page.
+    """
+    return render("live.html", panels=panels, title=title)
+
+
+def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
+    """Return a run's parts by name."""
+    courses = [course for course in run.courses.values() if course.means]
+    alone = run.courses.get("local")
+    gains = run.main.gains_over(alone) if alone and alone is not run.main else {}
+    return render_blocks(
+        "live_run.html",
+        run=run,
+        name=name,
+        course=run.current,
+        courses=courses,
+        curve=_curve(courses, name) if courses else None,
+        clients=_in_order(run.main, gains)[:ROWS],
+        gains=gains,
+        gaining=sum(gain > 0 for gain in gains.values()),
+        in_trouble=sum(not client.well for client in run.main.clients.values() if client.left_out),
+        events=list(run.events)[: -EVENTS_SHOWN - 1 : -1],
+        map=_map(run, name),
+        has_report=(run.folder / REPORT).is_file(),
+        amount=amount,
+        duration=duration,
+    )
+
+
+def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
+    """Return the list of runs as the only part."""
+    looked = {}
+    for name, folder in runs.items():
+        looked[name] = run = LiveRun(folder)
+        run.look(0.05)
+    return render_blocks("live_runs.html", runs=looked, duration=duration)
+
+
+def _curve(courses: Sequence[Watched], name: str) -> Markup:
+    series = [Series(course.board.name, course.means) for course in courses]
+    title = "Test accuracy over rounds, mean over clients"
+    return lines(f"{name}-curve", title, "test accuracy, %", series, percent=True)
+
+
+def _in_order(course: Watched, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
+    """Return the clients: those in trouble first, then those that lose most or have the least accuracy."""
+
+    def key(entry: tuple[str, Standing]) -> tuple[bool, float, str]:
+        name, client = entry
+        return client.well or not client.left_out, gains.get(name, client.accuracy or 0.0), name
+
+    return sorted(course.clients.items(), key=key)
+
+
+def _map(run: LiveRun, name: str) -> Markup | None:
+    """Return the clients' embeddings in a plane, or None without any."""
+    embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
+    members = [read_member(entry) for entry in run.roster()]
+    if embeddings is None or not 2 <= len(embeddings) == len(members) <= MAPPED:
+        return None
+    points, (first, second) = flatten_by_pca(embeddings)
+    axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
+    accuracy = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
+    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes)

@@ -1,0 +1,206 @@
+"""The state of a run for the live page, read from its folder alone and a little at a time.
+
+The page is served by a process of its own (`server/watch/web.py`), so nothing here can slow or break a run.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.pages.report import REPORT
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
+from hyperbloom.server.watch.board import Board
+from hyperbloom.server.watch.watching import is_running, read_config
+
+__all__ = ["LiveRun", "Standing", "Watched", "find_runs"]
+
+CHUNK = 4_000_000
+"""Most bytes that are read of a file at once, which takes about 50 ms."""
+
+EVENTS_KEPT = 200
+
+WHOLE_FILES = (REPORT, "roster.json", "hypernetwork.safetensors")
+"""Files that are replaced as a whole, and are shown too."""
+
+
+@dataclass
+class Standing:
+    """A client in one strategy: its last training, its last score, and how often it was left out and why."""
+
+    trained: int | None = None
+    accuracy: float | None = None
+    left_out: int = 0
+    left_out_in: int = -1
+    why: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Return whether the client has trained since it was last left out."""
+        return self.trained is not None and self.trained > self.left_out_in
+
+
+@dataclass
+class Watched:
+    """One strategy of a run, as far as its lines have been read.
+
+    Attributes:
+        board: the last round, the pace and the time left.
+        means, worsts: test accuracy in percent by evaluated round, over clients.
+        clients: their standing, by name.
+        bytes_down, bytes_up: of training, since the beginning.
+        trained, left_out: how many times a client trained or was left out, over all clients.
+    """
+
+    board: Board
+    means: list[tuple[float, float]] = field(default_factory=list)
+    worsts: list[tuple[float, float]] = field(default_factory=list)
+    clients: dict[str, Standing] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    trained: int = 0
+    left_out: int = 0
+
+    def add_round(self, line: Line) -> None:
+        """Add a line of metrics.jsonl."""
+        self.board.add_round(line)
+        self.bytes_down += line.get("bytes_down", 0)
+        self.bytes_up += line.get("bytes_up", 0)
+        self.trained += line["clients"]
+        if "test_mean" in line:
+            self.means.append((line["round"], line["test_mean"]))
+            self.worsts.append((line["round"], line["test_worst"]))
+
+    def add_client(self, line: Line) -> None:
+        """Add a line of clients.jsonl."""
+        client = self.clients.setdefault(line["client"], Standing())
+        if "refused" in line:
+            self.left_out += 1
+            client.left_out, client.left_out_in, client.why = client.left_out + 1, line["round"], line["refused"]
+        elif line.get("test_total"):
+            client.accuracy = 100 * line["test_correct"] / line["test_total"]
+        elif "seconds" in line:
+            client.trained = line["round"]
+
+    def gains_over(self, other: "Watched") -> dict[str, float]:
+        """Return each client's last accuracy minus its last one in another strategy, in points."""
+        pairs = ((name, each.accuracy, other.clients.get(name)) for name, each in self.clients.items())
+        return {
+            name: mine - theirs.accuracy
+            for name, mine, theirs in pairs
+            if mine is not None and theirs is not None and theirs.accuracy is not None
+        }
+
+
+class LiveRun:
+    """A run that may still grow.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read nothing yet but the configuration."""
+        self.folder, self.config = folder, read_config(folder)
+        self.version = 0
+        """Grows with every change."""
+        self._beside: tuple[float, ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.events: deque[Line] = deque(maxlen=EVENTS_KEPT)
+        self.courses = {
+            name: Watched(Board(name, self.config.rounds)) for name in (self.config.strategy, *self.config.baselines)
+        }
+        self._tails = [(Tail(self.folder / EVENTS), self.events.append)]
+        for name, course in self.courses.items():
+            place = phase_folder(self.folder, self.config, name)
+            self._tails += [(Tail(place / METRICS), course.add_round), (Tail(place / CLIENTS), course.add_client)]
+        self.running = is_running(self.folder)
+
+    def look(self, seconds: float) -> None:
+        """Read new lines for at most about `seconds`. A run that went back to a checkpoint is read anew.
+
+        Raises:
+            ConfigError: a line of the run is damaged.
+        """
+        until = time.monotonic() + seconds
+        self.running = is_running(self.folder)
+        beside = self.running, *(_changed(self.folder / name) for name in WHOLE_FILES)
+        if beside != self._beside:
+            self._beside, self.version = beside, self.version + 1
+        for tail, add in self._tails:
+            while time.monotonic() < until:
+                lines = tail.read(CHUNK)
+                if tail.cut:
+                    self._begin()
+                    self.version += 1
+                    return
+                if not lines:
+                    break
+                try:
+                    for line in lines:
+                        add(line)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise ConfigError(f"{tail.path} is damaged ({error!r})") from None
+                self.version += 1
+
+    @property
+    def main(self) -> Watched:
+        """Return the run's own strategy."""
+        return self.courses[self.config.strategy]
+
+    @property
+    def current(self) -> Watched:
+        """Return the strategy that has come furthest in the run's order."""
+        begun = [course for course in self.courses.values() if course.board.done or course.means]
+        return begun[-1] if begun else self.main
+
+    @property
+    def behind(self) -> bool:
+        """Return whether much of the folder is still to be read."""
+        return sum(tail.unread for tail, _ in self._tails) > CHUNK
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all strategies have had all their rounds."""
+        return all(course.board.done >= self.config.rounds for course in self.courses.values())
+
+    @property
+    def state(self) -> str:
+        """Return `running`, `complete` or `stopped`."""
+        return "running" if self.running else "complete" if self.complete else "stopped"
+
+    def roster(self) -> Sequence[Mapping[str, Any]]:
+        """Return the entries of roster.json, by row; none before the first evaluation."""
+        try:
+            entries: list[dict[str, Any]] = json.loads((self.folder / "roster.json").read_text())["clients"]
+            return sorted(entries, key=lambda entry: int(entry["row"]))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self.folder / 'roster.json'} is damaged ({error!r})") from None
+
+
+def _changed(path: Path) -> float:
+    """Return when a file was last changed, or 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return the runs in a folder by their relative paths, newest first: itself, or those one or two levels below."""
+    if (folder / "config.yaml").is_file():
+        return {folder.resolve().name: folder}
+    paths = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern)]
+    paths.sort(key=lambda path: (path / "config.yaml").stat().st_mtime, reverse=True)
+    return {path.relative_to(folder).as_posix(): path for path in paths}

@@ -1,0 +1,229 @@
+"""The live page's web server: `flower-server watch --web`, and `--web` on a run.
+
+It reads run folders in a process of its own, so it can neither slow nor break a run. A browser receives a page whole,
+and then, as server-sent events, the parts of it that have changed. A page loads nothing from elsewhere.
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.program.plain import is_loopback, listening_at
+from hyperbloom.server.live.parts import SCRIPT, overview_parts, page, run_parts
+from hyperbloom.server.live.run import LiveRun, find_runs
+from hyperbloom.server.pages.report import REPORT
+
+__all__ = ["application", "serve", "served_beside"]
+
+LOOK_EVERY_S = 0.5
+FIRST_LOOK_S = 0.2
+"""Longest reading before a page is sent. What is not read by then follows as events."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Parts = Mapping[str, Markup]
+
+
+class _Panel:
+    """One run's parts, for all who look at it: they are made again only when the run has changed."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._run, self._lock = name, LiveRun(folder), threading.Lock()
+        self._made: tuple[int, bool] | None = None
+        self._parts: Parts = {}
+
+    def parts(self, seconds: float) -> Parts:
+        """Read the folder for at most about `seconds`, and return the parts."""
+        with self._lock:
+            self._run.look(seconds)
+            state = self._run.version, self._run.behind
+            if state != self._made:
+                self._made, self._parts = state, run_parts(self._run, self._name)
+            return self._parts
+
+
+class _Site:
+    """The pages of a folder of runs, or of a single run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._panels: dict[str, _Panel] = {}
+        self._lock = threading.Lock()
+
+    def _panel(self, name: str) -> _Panel:
+        """Return a run's panel. Raise an HTTPException if there is no such run."""
+        path = find_runs(self._folder).get(name)
+        if path is None:
+            raise HTTPException(404, f"there is no run {name!r} in {self._folder}")
+        with self._lock:
+            if name not in self._panels:
+                self._panels[name] = _Panel(name, path)
+            return self._panels[name]
+
+    def _overview(self) -> Parts:
+        return overview_parts(find_runs(self._folder))
+
+    async def front(self, request: Request) -> Response:
+        """Send the list of runs, or to the run if there is only one."""
+        names = await run_in_threadpool(find_runs, self._folder)
+        if list(names.values()) == [self._folder]:
+            return RedirectResponse(f"/run/{next(iter(names))}", headers=HEADERS)
+        parts = await run_in_threadpool(self._overview)
+        return _page([("", "/changes", parts)], self._folder.name)
+
+    async def runs(self, request: Request) -> Response:
+        """Send the page of one run, or of several side by side."""
+        names = [request.path_params["name"], *request.query_params.getlist("beside")]
+        panels = [(name, self._panel(name)) for name in names]
+        shown = [
+            (name, f"/changes/{name}", await run_in_threadpool(panel.parts, FIRST_LOOK_S)) for name, panel in panels
+        ]
+        return _page(shown, " and ".join(names))
+
+    async def changes(self, request: Request) -> Response:
+        """Stream the parts that change: of a run, or of the list of runs."""
+        name = request.path_params.get("name")
+        if name is None:
+            return _stream(self._overview)
+        panel = self._panel(name)
+        return _stream(lambda: panel.parts(1.0))
+
+    async def report(self, request: Request) -> Response:
+        """Send a run's report."""
+        folder = find_runs(self._folder).get(request.path_params["name"])
+        if folder is None or not (folder / REPORT).is_file():
+            raise HTTPException(404, "this run has no report yet")
+        return FileResponse(folder / REPORT, media_type="text/html", headers=HEADERS)
+
+
+def _page(shown: list[tuple[str, str, Parts]], title: str) -> Response:
+    return Response(page(shown, title), headers=HEADERS, media_type="text/html")
+
+
+def _stream(look: Callable[[], Parts]) -> Response:
+    """Return the response that sends the parts at once, and again each one that has changed."""
+
+    async def events() -> AsyncIterator[str]:
+        sent: dict[str, Markup] = {}
+        while True:
+            parts = await run_in_threadpool(look)
+            changed = {name: part for name, part in parts.items() if sent.get(name) != part}
+            if changed:
+                sent |= changed
+                yield f"data: {json.dumps(changed)}\n\n"
+            else:
+                yield ": nothing has changed\n\n"  # fails if the browser has gone
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
+
+
+async def _script(request: Request) -> Response:
+    return Response(SCRIPT, headers=HEADERS, media_type="text/javascript")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    text = error.detail if isinstance(error, HTTPException) else str(error)
+    return Response(f"{text}\n", status, HEADERS, "text/plain")
+
+
+def application(folder: Path, host: str) -> Starlette:
+    """Return the web application on a run's folder, or on a folder of runs.
+
+    Args:
+        folder: the folder.
+        host: where it listens. On loopback, requests that name another host are refused: so a page from elsewhere
+            cannot read this one by pointing its own name at this machine.
+    """
+    site = _Site(folder)
+    hosts = ["localhost", "127.0.0.1", "[::1]", host] if is_loopback(host) else ["*"]
+    return Starlette(
+        routes=[
+            Route("/", site.front),
+            Route("/live.js", _script),
+            Route("/changes", site.changes),
+            Route("/changes/{name:path}", site.changes),
+            Route("/report/{name:path}", site.report),
+            Route("/run/{name:path}", site.runs),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers={HTTPException: _refused, ConfigError: _refused},
+    )
+
+
+def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
+    """Serve the live page until Ctrl-C.
+
+    Args:
+        folder: of a run, or of runs.
+        address: `[HOST:]PORT`, on loopback without a host; port 0 takes a free one.
+        say: receives the line with the page's address.
+
+    Raises:
+        ConfigError: the address is invalid, or the folder holds no run.
+        ConnectionFailed: the server cannot listen there.
+    """
+    host, port = listening_at("--web", address)
+    if not find_runs(folder):
+        raise ConfigError(f"expected the folder of a run, or of runs, found none in {folder}")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConnectionFailed(f"--web {address}: cannot listen there: {error.strerror or error}") from None
+    with listening:
+        shown = f"[{host}]" if ":" in host else host
+        say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
+        config = uvicorn.Config(
+            application(folder, host), log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+@contextmanager
+def served_beside(folder: Path, address: str) -> Iterator[str]:
+    """Serve a run's live page in a child process; yield the line with its address.
+
+    Raises:
+        ConnectionFailed: the server cannot start; the message is its own.
+    """
+    listening_at("--web", address)
+    arguments = [sys.executable, "-m", "hyperbloom.server", "watch", str(folder), "--web", address]
+    child = subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert child.stdout is not None
+    try:
+        line = child.stdout.readline().strip()
+        if not line.startswith("live page:"):
+            raise ConnectionFailed(line or f"--web {address}: the live page could not be started")
+        yield line
+    finally:
+        child.terminate()
+        child.wait()
+        child.stdout.close()

@@ -1,0 +1,96 @@
+"""The live page in a real browser, beside a real run."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.conftest import Site
+from tests.server.recorded import Recording
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"),
+]
+
+QUIET = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
+)
+
+Until = Callable[[Callable[[], bool], str], None]
+
+
+@pytest.fixture
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    options = ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=ChromeService(str(DRIVER)))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def shown(browser: Any, part: str) -> str:
+    """Return a part's text as a reader sees it."""
+    return str(browser.execute_script(f"return document.querySelector('[data-part={part}]').innerText"))
+
+
+def test_a_browser_sees_rounds_arrive_and_the_run_does_not_need_the_page(
+    site: Site, tmp_path: Path, browser: Any, until: Until
+) -> None:
+    run = tmp_path / "run"
+    args = ["--strategy", "pfedhn", "--rounds", "40", "--eval-every", "2", "--clients", "2", "--set", "local.steps=5"]
+    server = site.server(*args, "--run-dir", str(run), "--web", "0", "--local-clients", "1")
+    server.wait_for("live page: http://")
+    browser.get(server.output.split("live page: ")[1].split()[0])
+    until(lambda: "client-0 joined" in shown(browser, "events"), "the page tells of the first client")
+    assert "Round 0 of 40" in shown(browser, "head") and "Nothing has been evaluated yet" in shown(browser, "curve")
+
+    client = site.client("north", "--partition", "1")
+    until(lambda: "Round 0 of" not in shown(browser, "head"), "rounds arrive without a new request for the page")
+    until(lambda: "north" in shown(browser, "clients"), "the table has the client that came later")
+    until(lambda: bool(browser.find_elements("css selector", "[data-part=curve] svg path.line")), "the curve is drawn")
+    assert "live" in browser.title and browser.get_log("browser") == []
+
+    (child,) = subprocess.run(
+        ["pgrep", "--parent", str(server.popen.pid), "--full", "watch .* --web"], capture_output=True, text=True
+    ).stdout.split()
+    subprocess.run(["kill", "-KILL", child], check=True)
+    until(lambda: "does not answer" in browser.find_element("css selector", ".lost").text, "the page says it is lost")
+    assert server.wait() == 0, server.output
+    assert client.wait() == 0, client.output
+
+
+def test_runs_stand_side_by_side_on_a_narrow_screen_and_names_are_text(
+    site: Site, tmp_path: Path, browser: Any
+) -> None:
+    names = ("<script>document.title='hacked'</script>", "<img src=x onerror=\"document.title='hacked'\">", "c")
+    for name in ("one", "two"):
+        Recording(tmp_path / "runs" / name, names=names).whole()
+    server = site.start("hyperbloom.server", "watch", "watch", str(tmp_path / "runs"), "--web", "0")
+    server.wait_for("live page: ")
+    browser.get(server.output.split()[-1])
+    browser.find_element("partial link text", "side by side").click()
+    for width in (1280, 500):
+        browser.set_window_size(width, 900)
+        across = [
+            browser.execute_script(f"return document.documentElement.{what}") for what in ("scrollWidth", "clientWidth")
+        ]
+        assert across[0] <= across[1], "nothing is wider than the screen"
+    assert names[0] in shown(browser, "clients") and names[1] in shown(browser, "clients")
+    assert browser.title == "two and one · live" or browser.title == "one and two · live"
+    assert len(browser.find_elements("css selector", "[data-changes] svg path.line")) == 4
+    assert browser.get_log("browser") == []

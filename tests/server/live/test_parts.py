@@ -1,0 +1,65 @@
+"""The HTML of the live page."""
+
+from pathlib import Path
+
+import torch
+
+from hyperbloom.server.live.parts import ROWS, overview_parts, page, run_parts
+from hyperbloom.server.live.run import LiveRun
+
+from ..recorded import Recording, some_config
+
+
+def parts_of(folder: Path) -> dict[str, str]:
+    run = LiveRun(folder)
+    run.look(10)
+    return {name: str(part) for name, part in run_parts(run, "the run").items()}
+
+
+def test_a_run_before_its_first_round(tmp_path: Path) -> None:
+    Recording(tmp_path).begin("pfedhn")
+    parts = parts_of(tmp_path)
+    assert list(parts) == ["head", "figures", "curve", "clients", "map", "events"]
+    assert "Nothing has been evaluated yet" in parts["curve"] and parts["map"].strip() == ""
+
+
+def test_figures_curve_map_and_gains(tmp_path: Path) -> None:
+    parts = parts_of(Recording(tmp_path).whole())
+    assert "61.0 %" in parts["figures"] and "60.0 %" in parts["figures"] and "gain over alone" in parts["figures"]
+    assert "0 of 3 clients gain over training alone" in parts["figures"]
+    assert parts["curve"].count('class="line') == 2  # pfedhn and local
+    assert "<circle" in parts["map"]
+    assert "complete" in parts["head"] and "pfedhn, local" in parts["head"]
+
+
+def test_what_clients_say_is_text(tmp_path: Path) -> None:
+    names = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "c")
+    recording = Recording(tmp_path, names=names)
+    recording.begin("pfedhn")
+    recording.folder.event(f"{names[0]} joined")
+    recording.go(1, c="<b>bold</b>")
+    recording.go(2)
+    parts = parts_of(tmp_path)
+    whole = page([("the run", "/changes/x", {name: parts[name] for name in parts})], names[0]).decode()  # type: ignore[misc]
+    for text in ("<script>alert", "<img", "<b>bold"):
+        assert text not in "".join(parts.values())
+    assert "&lt;script&gt;alert(1)" in parts["clients"] and "&lt;script&gt;alert(1)" in parts["events"]
+    assert "<title>&lt;script&gt;" in whole
+
+
+def test_of_many_clients_those_in_trouble_come_first(tmp_path: Path) -> None:
+    names = [f"client-{number:03d}" for number in range(2 * ROWS)]
+    recording = Recording(tmp_path, names=names, config=some_config(baselines=()), state={"embeddings": torch.ones(1)})
+    recording.begin("pfedhn")
+    recording.go(2, **{names[-1]: "no disk"})
+    parts = parts_of(tmp_path)
+    assert parts["clients"].count('<th scope="row">') == ROWS
+    assert parts["clients"].index(names[-1]) < parts["clients"].index(names[0])
+    assert f"{ROWS} of {2 * ROWS}" in parts["clients"] and "1 in trouble" in parts["figures"]
+
+
+def test_the_list_of_runs(tmp_path: Path) -> None:
+    folders = {name: Recording(tmp_path / name).whole() for name in ("one", "t&wo")}
+    text = str(overview_parts(folders)["runs"])
+    assert 'href="/run/t%26wo"' in text and "t&amp;wo" in text
+    assert text.count("61.0 %") == 2 and "side by side" in text

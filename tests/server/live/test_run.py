@@ -1,0 +1,121 @@
+"""What the live page reads of a run folder, while it grows and after it went back."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.live.run import LiveRun, find_runs
+from hyperbloom.server.runs.checkpoint import locked
+
+from ..recorded import Recording, some_config
+
+
+def test_rounds_and_clients_are_read_as_they_come(tmp_path: Path) -> None:
+    recording, run = Recording(tmp_path), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    run.look(1)
+    assert not run.main.clients and run.current is run.main
+
+    recording.go(1)
+    recording.go(2, b="out of memory")
+    before = run.version
+    run.look(1)
+    assert run.version > before
+    assert run.main.board.done == 2 and run.main.means == [(2, 21.0)] and run.main.worsts == [(2, 20.0)]
+    first, second = run.main.clients["a"], run.main.clients["b"]
+    assert (first.trained, first.accuracy, first.left_out) == (2, 20.0, 0)
+    assert (second.trained, second.left_out, second.left_out_in, second.why) == (None, 1, 2, "out of memory")
+    assert (run.main.bytes_down, run.main.bytes_up, run.main.trained, run.main.left_out) == (4000, 2000, 2, 1)
+
+    before = run.version
+    run.look(1)
+    assert run.version == before
+    (tmp_path / "report.html").write_text("")
+    run.look(1)
+    assert run.version > before
+
+
+def test_a_client_is_well_again_once_it_has_trained(tmp_path: Path) -> None:
+    recording, run = Recording(tmp_path), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    recording.go(1, a="too slow")
+    run.look(1)
+    assert not run.main.clients["a"].well  # it trained and was left out in the same round
+    recording.go(2)
+    run.look(1)
+    assert run.main.clients["a"].well
+
+
+def test_gains_are_against_training_alone(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.whole()
+    lines = [json.loads(line) for line in (tmp_path / "baselines/local/clients.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line.get("client") == "b" and "test_correct" in line:
+            line["test_correct"] -= 10
+    (tmp_path / "baselines/local/clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = LiveRun(tmp_path)
+    run.look(5)
+    assert run.main.gains_over(run.courses["local"]) == {"a": 0.0, "b": 10.0, "c": 0.0}
+    assert run.current is run.courses["local"] and run.complete and run.state == "complete"
+
+
+def test_a_run_that_went_back_is_read_anew(tmp_path: Path) -> None:
+    recording, run = Recording(tmp_path, config=some_config(baselines=())), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    recording.go(1)
+    metrics, clients = tmp_path / "metrics.jsonl", tmp_path / "clients.jsonl"
+    lengths = [metrics.stat().st_size, clients.stat().st_size]
+    recording.go(2)
+    recording.go(3)
+    run.look(1)
+    assert run.main.board.done == 3
+    for path, length in zip((metrics, clients), lengths, strict=True):
+        with path.open("r+b") as file:
+            file.truncate(length)
+    for _ in range(3):
+        run.look(1)
+    assert run.main.board.done == 1 and run.main.means == [] and run.main.trained == 1
+
+
+def test_a_large_folder_is_read_a_little_at_a_time(tmp_path: Path) -> None:
+    recording, run = Recording(tmp_path), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    recording.go(1)
+    line = (tmp_path / "clients.jsonl").read_text()
+    (tmp_path / "clients.jsonl").write_text(line * (9_000_000 // len(line)))
+    run.look(0)
+    assert run.behind and run.main.clients == {}
+    run.look(60)
+    assert not run.behind and set(run.main.clients) == {"a"}
+
+
+def test_the_lock_says_whether_it_runs(tmp_path: Path) -> None:
+    recording, run = Recording(tmp_path), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    with locked(tmp_path):
+        run.look(1)
+        assert run.state == "running"
+    run.look(1)
+    assert run.state == "stopped"
+
+
+def test_a_damaged_line_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    recording, run = Recording(tmp_path), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    (tmp_path / "metrics.jsonl").write_text('{"round": "x"}\n')
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is damaged"):
+        run.look(1)
+
+
+def test_runs_are_found_in_a_folder_and_in_comparisons(tmp_path: Path) -> None:
+    Recording(tmp_path / "one").begin("pfedhn")
+    Recording(tmp_path / "compared" / "pfedhn-0").begin("pfedhn")
+    assert set(find_runs(tmp_path)) == {"one", "compared/pfedhn-0"}
+    assert find_runs(tmp_path / "one") == {"one": tmp_path / "one"}
+    shutil.rmtree(tmp_path / "one")
+    shutil.rmtree(tmp_path / "compared")
+    assert find_runs(tmp_path) == {}

@@ -1,0 +1,99 @@
+"""The live page's server: a real process, and real requests."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.server.live.site import serve, served_beside
+
+from ..recorded import Recording
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[httpx.Client]:
+    """Yield a client of the live page of `folder`."""
+    with served_beside(folder, "0") as line, httpx.Client(base_url=line.split()[-1], timeout=30) as client:
+        yield client
+
+
+def next_change(lines: Iterator[str]) -> dict[str, str]:
+    """Return the parts of the next event."""
+    return next(dict(json.loads(line[6:])) for line in lines if line.startswith("data: "))
+
+
+def test_a_browser_gets_the_page_and_then_what_changes(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "run")
+    recording.begin("pfedhn")
+    with served(tmp_path / "run") as client:
+        sent = client.get("/", follow_redirects=True)
+        assert sent.url.path == "/run/run" and "Nothing has been evaluated yet" in sent.text
+        assert 'data-changes="/changes/run"' in sent.text
+        with client.stream("GET", "/changes/run") as stream:
+            lines = stream.iter_lines()
+            assert set(next_change(lines)) == {"head", "figures", "curve", "clients", "map", "events"}
+            recording.folder.event("somebody joined")
+            assert list(changed := next_change(lines)) == ["events"] and "somebody joined" in changed["events"]
+            recording.go(1)
+            recording.go(2)
+            assert "21.0 %" in next_change(lines)["figures"]
+
+
+def test_it_is_read_only_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    Recording(tmp_path / "one").whole()
+    with served(tmp_path) as client:
+        for path in ("/", "/run/one", "/live.js", "/run/none", "/report/one"):
+            policy = client.get(path).headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "script-src 'self'" in policy and "frame-ancestors" in policy
+        assert client.get("/run/none").status_code == client.get("/run/%2e%2e/one").status_code == 404
+        assert client.get("/report/one").status_code == 404  # none is written yet
+        assert client.post("/run/one").status_code == 405
+        (tmp_path / "one" / "report.html").write_text("<p>the report</p>")
+        assert client.get("/report/one").text == "<p>the report</p>"
+        assert 'href="/report/one"' in client.get("/run/one").text
+        both = client.get("/run/one", params={"beside": "one"}).text
+        assert both.count('data-changes="/changes/one"') == 2
+
+
+def test_on_loopback_no_other_name_is_answered(tmp_path: Path) -> None:
+    Recording(tmp_path / "one").whole()
+    with served(tmp_path) as client:
+        assert client.get("/run/one", headers={"host": "evil.example"}).status_code == 400
+        assert client.get("/run/one", headers={"host": "localhost:1"}).status_code == 200
+
+
+def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
+    Recording(tmp_path / "one").begin("pfedhn")
+    (tmp_path / "one" / "metrics.jsonl").write_text("{}\n")
+    with served(tmp_path / "one") as client:
+        answer = client.get("/run/one")
+        assert answer.status_code == 500 and "metrics.jsonl is damaged" in answer.text
+
+
+def test_wrong_addresses_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--web: expected PORT or HOST:PORT, found 'x'"):
+        serve(tmp_path, "x", print)
+    with pytest.raises(ConfigError, match="found none in"):
+        serve(tmp_path, "0", print)
+    Recording(tmp_path / "one").whole()
+    with pytest.raises(ConnectionFailed, match=r"--web 192\.0\.2\.1:0: cannot listen there"):
+        serve(tmp_path, "192.0.2.1:0", print)
+    with pytest.raises(ConnectionFailed, match="cannot listen there"), served_beside(tmp_path, "192.0.2.1:0"):
+        pass
+
+
+def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
+    Recording(tmp_path / "one").whole()
+    arguments = [sys.executable, "-m", "hyperbloom.server", "watch", "--web", "0", str(tmp_path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("live page: http://127.0.0.1:")
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode in (0, 130)
