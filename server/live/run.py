@@ -14,8 +14,9 @@ from typing import Any
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.pages.report import REPORT
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
+from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import Board
-from hyperbloom.server.watch.watching import is_running, read_config
+from hyperbloom.server.watch.watching import is_running
 
 __all__ = ["LiveRun", "Standing", "Watched", "find_runs"]
 

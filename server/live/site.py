@@ -5,6 +5,7 @@ and then, as server-sent events, the parts of it that have changed. A page loads
 """
 
 import asyncio
+import hashlib
 import json
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 from markupsafe import Markup
@@ -108,9 +110,9 @@ class _Site:
         """Stream the parts that change: of a run, or of the list of runs."""
         name = request.path_params.get("name")
         if name is None:
-            return _stream(self._overview)
+            return _stream(self._overview, request)
         panel = self._panel(name)
-        return _stream(lambda: panel.parts(1.0))
+        return _stream(lambda: panel.parts(1.0), request)
 
     async def report(self, request: Request) -> Response:
         """Send a run's report."""
@@ -121,14 +123,20 @@ class _Site:
 
 
 def _page(shown: list[tuple[str, str, Parts]], title: str) -> Response:
-    return Response(page(shown, title), headers=HEADERS, media_type="text/html")
+    panels = [(name, f"{quote(changes)}?seen={_digest(parts)}", parts) for name, changes, parts in shown]
+    return Response(page(panels, title), headers=HEADERS, media_type="text/html")
 
 
-def _stream(look: Callable[[], Parts]) -> Response:
-    """Return the response that sends the parts at once, and again each one that has changed."""
+def _digest(parts: Parts) -> str:
+    return hashlib.blake2b("".join(parts.values()).encode(), digest_size=8).hexdigest()
+
+
+def _stream(look: Callable[[], Parts], request: Request) -> Response:
+    """Return the response that sends each part when it changes; all at once if the page has not the present ones."""
 
     async def events() -> AsyncIterator[str]:
-        sent: dict[str, Markup] = {}
+        parts = await run_in_threadpool(look)
+        sent = dict(parts) if request.query_params.get("seen") == _digest(parts) else {}
         while True:
             parts = await run_in_threadpool(look)
             changed = {name: part for name, part in parts.items() if sent.get(name) != part}

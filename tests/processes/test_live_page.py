@@ -59,7 +59,7 @@ def test_a_browser_sees_rounds_arrive_and_the_run_does_not_need_the_page(
     until(lambda: "client-0 joined" in shown(browser, "events"), "the page tells of the first client")
     assert "Round 0 of 40" in shown(browser, "head") and "Nothing has been evaluated yet" in shown(browser, "curve")
 
-    client = site.client("north", "--partition", "1")
+    client = site.client("north", "--partition", "1/2")
     until(lambda: "Round 0 of" not in shown(browser, "head"), "rounds arrive without a new request for the page")
     until(lambda: "north" in shown(browser, "clients"), "the table has the client that came later")
     until(lambda: bool(browser.find_elements("css selector", "[data-part=curve] svg path.line")), "the curve is drawn")
@@ -74,9 +74,7 @@ def test_a_browser_sees_rounds_arrive_and_the_run_does_not_need_the_page(
     assert client.wait() == 0, client.output
 
 
-def test_runs_stand_side_by_side_on_a_narrow_screen_and_names_are_text(
-    site: Site, tmp_path: Path, browser: Any
-) -> None:
+def test_runs_stand_side_by_side_and_names_are_text(site: Site, tmp_path: Path, browser: Any) -> None:
     names = ("<script>document.title='hacked'</script>", "<img src=x onerror=\"document.title='hacked'\">", "c")
     for name in ("one", "two"):
         Recording(tmp_path / "runs" / name, names=names).whole()

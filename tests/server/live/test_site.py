@@ -1,6 +1,7 @@
 """The live page's server: a real process, and real requests."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,10 @@ def test_a_browser_gets_the_page_and_then_what_changes(tmp_path: Path) -> None:
     with served(tmp_path / "run") as client:
         sent = client.get("/", follow_redirects=True)
         assert sent.url.path == "/run/run" and "Nothing has been evaluated yet" in sent.text
-        assert 'data-changes="/changes/run"' in sent.text
+        seen = re.search('data-changes="(/changes/run[^"]+)"', sent.text)
+        assert seen is not None
+        with client.stream("GET", seen[1]) as stream:
+            assert next(stream.iter_lines()).startswith(": nothing has changed")
         with client.stream("GET", "/changes/run") as stream:
             lines = stream.iter_lines()
             assert set(next_change(lines)) == {"head", "figures", "curve", "clients", "map", "events"}
@@ -58,7 +62,7 @@ def test_it_is_read_only_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         assert client.get("/report/one").text == "<p>the report</p>"
         assert 'href="/report/one"' in client.get("/run/one").text
         both = client.get("/run/one", params={"beside": "one"}).text
-        assert both.count('data-changes="/changes/one"') == 2
+        assert both.count('data-changes="/changes/one?seen=') == 2
 
 
 def test_on_loopback_no_other_name_is_answered(tmp_path: Path) -> None:
