@@ -10,6 +10,7 @@ import click
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, given, names, section
+from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
@@ -32,6 +33,7 @@ Examples:
     flower-server certs init --host gpu-box
     flower-server clients add ward-7 --public-key ward-7.pub
     flower-server --strategy pfedhn --host 0.0.0.0 --clients 4 --data cifar10
+        --set input_shape=[3,32,32] --set num_classes=10
   a run described by a file, one value changed, two baselines for comparison
     flower-server --config run.yaml --set local.steps=20 --baselines local,fedavg
   no network at all: virtual clients in this process
@@ -170,6 +172,8 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
             return
     machines = check(Machines, flags, "the flags of the run")
     _check(config, machines)
+    if not resume:
+        _check_open(config, machines)
     # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
     from hyperbloom.server.runs.running import run_federation
 
@@ -208,6 +212,18 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
     if not 0 <= machines.local_clients <= config.clients:
         found = machines.local_clients
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {found}")
+
+
+def _check_open(config: "RunConfig", machines: "Machines") -> None:
+    """Raise a ConfigError if the first client from anywhere would decide how large the server's networks are."""
+    if machines.engine != "grpc" or is_loopback(machines.host):
+        return
+    for key, example in (("input_shape", "[3,32,32]"), ("num_classes", "10")):
+        if getattr(config, key) is None:
+            raise ConfigError(
+                f"--host {machines.host}: expected {key} of the run, or the first client to come would decide it for "
+                f"all; say it such as --set {key}={example}"
+            )
 
 
 def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, bool]:

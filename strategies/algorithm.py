@@ -174,16 +174,16 @@ class Algorithm(ABC):
         """Return what the data of the first client decide.
 
         Raises:
-            ModelError: no target network fits them, or it exceeds `LARGEST_NETWORK` while `input_shape` is not set.
+            ModelError: no target network fits them, or it exceeds `LARGEST_NETWORK` and a client's data decide on it.
         """
         of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
-        if largest > LARGEST_NETWORK and self.config.input_shape is None:
+        if largest > LARGEST_NETWORK and None in (self.config.input_shape, self.config.num_classes):
             raise ModelError(
-                f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape if they are meant"
+                f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"
             )
         return Setting(specs[0], layouts)
 

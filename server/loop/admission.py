@@ -11,6 +11,7 @@ from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.wire import Introduction
 from hyperbloom.common.wire.pack import LONGEST_LAYOUT
+from hyperbloom.server.loop.ration import Ration
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client
@@ -64,8 +65,9 @@ class Admission:
         """Build the algorithm for the data of the first client. Raise a RefusedError if no network fits them."""
         self.setting = setting
         try:
-            self.algorithm.build(setting)
-        except (RuntimeError, OverflowError) as error:
+            with Ration(self.config):
+                self.algorithm.build(setting)
+        except (ModelError, RuntimeError, OverflowError) as error:
             self.setting = None
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
         if self._initial is not None:

@@ -14,6 +14,8 @@ from hyperbloom.server.cli import main
 from siege.faults import Proxy
 from tests.processes.conftest import Process, Site
 
+SHAPE = ["--set", "input_shape=[1,8,8]", "--set", "num_classes=10"]
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Until = Callable[[Callable[[], bool], str], None]
@@ -132,7 +134,9 @@ def test_a_superlink_that_is_killed_ends_the_server_in_one_line_and_the_run_goes
 
 
 def test_only_the_fleet_port_faces_clients(site: Site) -> None:
-    server = site.server("--insecure", "--host", "0.0.0.0", "--clients", "1", "--run-dir", str(site.folder / "run"))
+    server = site.server(
+        "--insecure", "--host", "0.0.0.0", *SHAPE, "--clients", "1", "--run-dir", str(site.folder / "run")
+    )
     server.wait_for("run this on each machine")
     assert "everyone on the network can read and forge" in server.output
     child = Path(f"/proc/{server.popen.pid}/task/{server.popen.pid}/children").read_text().split()[0]

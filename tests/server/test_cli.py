@@ -49,6 +49,7 @@ OTHER_SHAPE = (
 )
 LOCAL = ["--strategy", "local", "--clients", "3", "--rounds", "1", "--eval-every", "1", "--set", "local.steps=3"]
 GRPC = [*LOCAL, "--port", "0"]
+OPEN = [*("--insecure", "--insecure", "--host", "0.0.0.0"), "--set", "input_shape=[1,8,8]", "--set", "num_classes=10"]
 METRICS = {f"{split}_{figure}" for split in ("val", "test") for figure in ("mean", "std", "worst", "pooled", "loss")}
 
 
@@ -673,11 +674,20 @@ def faked_network(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
     monkeypatch.setattr(engine, "local_clients", fake_clients)
 
 
+@pytest.mark.parametrize(("key", "other"), [("input_shape", "num_classes=10"), ("num_classes", "input_shape=[1,8,8]")])
+def test_beyond_loopback_the_first_client_decides_nothing(
+    key: str, other: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*GRPC, *OPEN[:4], "--set", other, "--run-dir", str(tmp_path / "run")]) == 2
+    assert f"--host 0.0.0.0: expected {key} of the run, or the first client" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_line_for_other_machines_is_printed_with_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[Any] = []
     faked_network(monkeypatch, started)
     monkeypatch.setattr(socket, "gethostname", lambda: "big-machine")
-    done = execute(tmp_path / "run", *GRPC, "--insecure", "--insecure", "--host", "0.0.0.0")
+    done = execute(tmp_path / "run", *GRPC, *OPEN)
     assert done.code == 0
     port = started[0][0].removeprefix("0.0.0.0:")
     assert int(port) > 0

@@ -125,6 +125,16 @@ def test_the_first_client_has_networks_built_and_another_runs_state_loaded_once(
     assert made.calls == [("serves", "a", []), "build", ("start from", ["x"]), ("serves", "b", [])]
 
 
+def test_a_first_client_with_huge_inputs_is_refused_and_the_next_one_may_decide() -> None:
+    """A network of 3.7 million parameters is allowed, but the hypernetwork that writes it has 1.4 GiB."""
+    run = RunConfig(model="mlp")
+    admission = Admission(run, make_algorithm(run))
+    with pytest.raises(RefusedError, match="the server's networks are beyond 1024 MiB; set input_shape and num_"):
+        admission.check(introduction("a", size="M", input_shape=(1, 192, 192), num_classes=10), Roster(0))
+    admission.check(introduction("b", size="M"), Roster(0))
+    assert admission.setting is not None and admission.setting.spec.input_shape == (4,)
+
+
 def test_networks_that_cannot_be_built_refuse_the_client_and_the_next_one_may_decide() -> None:
     made = Diary()
     admission, made.fails = Admission(made.config, made), True
