@@ -11,12 +11,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, WireError
 
 __all__ = [
     "FEWEST_CLIENTS",
@@ -57,6 +57,20 @@ class Section(BaseModel):
     """Base of every part of the configuration: immutable, strictly typed, closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def from_wire(cls, text: str, where: str) -> Self:
+        """Read JSON from an untrusted sender; `where` names it in errors.
+
+        Raises:
+            WireError: the text is no JSON, or a value is missing, unknown, of the wrong type or out of range.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            details = error.errors()[0]
+            key = ".".join([where, *map(str, details["loc"])])
+            raise WireError(f"{key[:60]}: {details['msg']}") from None
 
 
 MOST_STEPS = 100_000
@@ -169,6 +183,10 @@ class RunConfig(Section):
         description="asynchronous: drop a reply if more than so many others were applied since its order; "
         "default: 20 times cohort",
     )
+
+    def is_novel(self, row: int) -> bool:
+        """Return whether the client in this row is among the last `novel` percent. These never train."""
+        return bool(self.novel) and row >= self.clients - math.ceil(self.clients * self.novel / 100)
 
     def part(self, index: int) -> tuple[int, int]:
         """Return the part of the data set for local client `index`, and the number of parts."""

@@ -6,7 +6,7 @@ order carries at most one method as JSON (`TrainOrder.method`). None means plain
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Positive, Rate, Section, Share
@@ -45,15 +45,10 @@ class Method(Section):
         Raises:
             WireError: the text is no JSON, its kind is unknown, or its hyperparameters are wrong.
         """
-        try:
-            kind = _Kind.model_validate_json(text).kind
-            if kind not in METHODS:
-                raise WireError(f"order: expected a method of kind {', '.join(METHODS)}, found {kind[:40]!r}")
-            return METHODS[kind].model_validate_json(text)
-        except ValidationError as error:
-            details = error.errors()[0]
-            key = ".".join(["method", *map(str, details["loc"])])
-            raise WireError(f"order: {key[:60]}: {details['msg']}") from None
+        kind = _Kind.from_wire(text, "order: method").kind
+        if kind not in METHODS:
+            raise WireError(f"order: expected a method of kind {', '.join(METHODS)}, found {kind[:40]!r}")
+        return METHODS[kind].from_wire(text, "order: method")
 
 
 class _Kind(Section):

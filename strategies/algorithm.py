@@ -7,7 +7,6 @@ points and scores.
     serves -> build -> join (each client) -> round, round, evaluate, round, ... -> checkpoint
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from hyperbloom.common.wire import (
 )
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 
-__all__ = ["LARGEST_NETWORK", "Algorithm", "Evaluation", "NoOptions", "Recipe", "Setting", "Turn", "is_novel"]
+__all__ = ["LARGEST_NETWORK", "Algorithm", "Evaluation", "NoOptions", "Recipe", "Setting", "Turn"]
 
 LARGEST_NETWORK = 50_000_000
 """Most parameters of a target network that the first client's word alone may cause the server to build."""
@@ -108,11 +107,6 @@ class Evaluation:
 
     scores: Mapping[str, EvaluateResult] = field(default_factory=dict)
     rank: tuple[int, float] | None = None
-
-
-def is_novel(client: Client, config: RunConfig) -> bool:
-    """Return whether a client is one of the last `novel` percent by row. These never train."""
-    return bool(config.novel) and client.row >= config.clients - math.ceil(config.clients * config.novel / 100)
 
 
 class Algorithm(ABC):
@@ -306,7 +300,7 @@ class Algorithm(ABC):
 
     def is_novel(self, client: Client) -> bool:
         """Return whether a client never trains and is scored apart."""
-        return is_novel(client, self.config)
+        return self.config.is_novel(client.row)
 
 
 def check_score(client: Client, result: EvaluateResult, models: int = 1) -> None:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
-from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Mode, Norms, Settings, part_of
+from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire import Introduction, Refinement, Weights
@@ -54,16 +54,9 @@ KEPT_GRAPHS = 256
 """Number of parsed graphs in the cache; others are parsed again."""
 
 
-class GHNOptions(Section):
-    """Options of both placements."""
+class GHNOptions(Settings):
+    """Options of both placements, beside the settings of the hypernetwork."""
 
-    mode: Mode = Field(
-        "graph", description="graph; no-graph: without messages (ablation); linear: FedAvg by layer type"
-    )
-    layers: Positive = Field(4, description="GraphConv layers of the hypernetwork")
-    latent: Positive = Field(64, description="width of a node's latent vector; linear: most layers of one type")
-    hidden: Positive = Field(16, description="width between the two layers of a decoder; traffic of ghn grows with it")
-    tile: Positive | None = Field(None, description="generate blocks of so many channels and repeat them (GHN-2)")
     norms: Norms = Field("generated", description="affine parameters of norms: generated, or local, never sent")
     refine_epochs: Annotated[int, Field(ge=0, le=100)] = Field(
         1, description="passes over the client's examples for the head alone before each evaluation"
@@ -82,12 +75,9 @@ class _GraphStrategy(Algorithm):
     hypernetwork: GraphHypernetwork
 
     def check(self) -> None:
-        """Refuse impossible sizes of the hypernetwork."""
+        """Separate the settings of the hypernetwork, which travel, from the other options."""
         self.norms = self.options.norms
-        try:
-            self.settings = Settings(**{name: getattr(self.options, name) for name in Settings.__dataclass_fields__})
-        except ModelError as error:
-            raise ConfigError(f"options.{error}") from None
+        self.settings = Settings.model_validate(self.options.model_dump(include=set(Settings.model_fields)))
 
     # ------------------------------------------------------------------ who takes part
 
@@ -237,7 +227,7 @@ class GHN(_GraphStrategy):
 
     def recipe(self, number: int) -> Recipe:
         """Let the client's hypernetwork write its weights."""
-        return replace(super().recipe(number), hypernetwork=self.settings.to_json())
+        return replace(super().recipe(number), hypernetwork=self.settings.model_dump_json())
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Let the cohort train the parts. Raise a CohortError if no layer type is known."""

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError, DataError
-from hyperbloom.common.secrecy.noise import noise
+from hyperbloom.common.secrecy.noise import delta_of, noise, smallest
 
-__all__ = ["Guarantee", "delta_of", "guarantee", "noise_scale", "privatise"]
+__all__ = ["Guarantee", "guarantee", "noise_scale", "privatise"]
 
 
 class Bounded(Protocol):
@@ -110,23 +110,4 @@ def noise_scale(epsilon: float, delta: float) -> float:
         raise ConfigError(f"--eps: expected a number above 0, found {epsilon}")
     if not 0 < delta < 1:
         raise ConfigError(f"--delta: expected a number between 0 and 1, found {delta}")
-    low = high = 1.0
-    while delta_of(epsilon, high) > delta:
-        high *= 2
-    while delta_of(epsilon, low) <= delta:
-        low /= 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if delta_of(epsilon, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def delta_of(epsilon: float, sigma: float) -> float:
-    """Return the smallest delta at which noise of `sigma` times the sensitivity is (epsilon, delta)-private."""
-    a, b = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
-    first, second = torch.special.log_ndtr(torch.tensor([a, b], dtype=torch.float64)).tolist()
-    # Use a product, because the difference of two nearly equal terms would lose a small delta.
-    return -math.exp(first) * math.expm1(epsilon + second - first)
+    return smallest(lambda sigma: delta_of(epsilon, sigma) <= delta)

@@ -67,7 +67,7 @@ class OwnNetwork:
             raise WireError("order: expected parts of the hypernetwork, found none")
         parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
         arrived = {LayerType.parse(part) for part in parts}
-        settings = Settings.from_json(target.hypernetwork)
+        settings = Settings.from_wire(target.hypernetwork, "order: hypernetwork")
         # In mode `linear` types without parameters have empty parts, which do not travel.
         needed = set(own_graph(spec, wanted.norms).types)
         missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]

@@ -11,10 +11,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.layout import Layout
@@ -28,6 +31,25 @@ MAX_NAME = 200
 MAX_TEXT = 4_000_000
 MAX_PARAMETERS = 2**28
 """Most parameters of a graph unless a caller allows fewer. VGG-11 has half as many."""
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("expected printable characters")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
+
+
+class _Told(Section):
+    """A graph as `to_json` writes it: the text of each node's type and its parameters' names by role, edges, order."""
+
+    nodes: Annotated[
+        tuple[tuple[str, Annotated[dict[str, Name], Field(max_length=2)]], ...], Field(max_length=MAX_NODES)
+    ]
+    edges: Annotated[tuple[tuple[int, int], ...], Field(max_length=MAX_EDGES)]
+    order: Annotated[tuple[Name, ...], Field(max_length=2 * MAX_NODES)]
 
 
 @dataclass(frozen=True)
@@ -107,21 +129,10 @@ class Graph:
         """
         if len(text) > MAX_TEXT:
             raise WireError(f"graph: expected at most {MAX_TEXT} characters, found {len(text)}")
+        told = _Told.from_wire(text, "graph")
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            raise WireError(f"graph: expected JSON, found {text[:40]!r}") from None
-        if not isinstance(value, dict) or sorted(value) != ["edges", "nodes", "order"]:
-            raise WireError("graph: expected nodes, edges and order")
-        nodes, edges, order = (_list(value[key], f"graph.{key}") for key in ("nodes", "edges", "order"))
-        if len(nodes) > MAX_NODES or len(edges) > MAX_EDGES or len(order) > 2 * MAX_NODES:
-            raise WireError(f"graph: expected up to {MAX_NODES} nodes and {MAX_EDGES} edges, found more")
-        try:
-            graph = cls(
-                tuple(_node(node, f"graph.nodes[{i}]") for i, node in enumerate(nodes)),
-                tuple(_edge(edge, f"graph.edges[{i}]") for i, edge in enumerate(edges)),
-                tuple(_name(name, f"graph.order[{i}]") for i, name in enumerate(order)),
-            )
+            nodes = tuple(Node(LayerType.parse(layer), tuple(named.items())) for layer, named in told.nodes)
+            graph = cls(nodes, told.edges, told.order)
         except ModelError as error:
             raise WireError(str(error)) from None
         total = sum(node.type.numel for node in graph.nodes)
@@ -217,29 +228,3 @@ def _inputs(count: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
 def _owned(node: Node) -> str:
     parts = ((name, "x".join(map(str, node.type.shape(role)))) for role, name in node.parameters)
     return ", ".join(itertools.starmap("{} ({})".format, parts))
-
-
-def _list(value: object, where: str) -> list[object]:
-    if not isinstance(value, list):
-        raise WireError(f"{where}: expected a list, found {type(value).__name__}")
-    return value
-
-
-def _name(value: object, where: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
-        raise WireError(f"{where}: expected a name of at most {MAX_NAME} characters, found {str(value)[:40]!r}")
-    return value
-
-
-def _node(value: object, where: str) -> Node:
-    pair = _list(value, where)
-    if len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(pair[1], dict) or len(pair[1]) > 2:
-        raise WireError(f"{where}: expected a type and the parameters' names by role, found {str(value)[:60]!r}")
-    return Node(LayerType.parse(pair[0]), tuple((role, _name(name, where)) for role, name in pair[1].items()))
-
-
-def _edge(value: object, where: str) -> tuple[int, int]:
-    pair = _list(value, where)
-    if len(pair) != 2 or not (type(pair[0]) is int and type(pair[1]) is int):
-        raise WireError(f"{where}: expected two whole numbers, found {str(value)[:40]!r}")
-    return (pair[0], pair[1])

@@ -33,17 +33,18 @@ and 170 MB on every client, and its installation 16 more packages. Its scattered
 the bit.
 """
 
-import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError, WireError
+from hyperbloom.common.config import Section
+from hyperbloom.common.errors import ModelError
 from hyperbloom.common.graphs.graph import Graph
 from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.layout import Layout
@@ -56,7 +57,8 @@ SHARED = "gnn"
 """Name of the part that every architecture needs. The text of a layer type names every other part."""
 
 LARGEST_SETTING = 4096
-"""Bound for settings from the wire."""
+Size = Annotated[int, Field(ge=1, le=LARGEST_SETTING)]
+Width = Annotated[int, Field(ge=2, le=LARGEST_SETTING)]  # a norm needs two numbers
 
 PRELU_START = 0.25  # as in torch
 NORM_EPSILON = 1e-8  # far below the variance after leaky ReLU of a narrow, all-negative layer
@@ -64,9 +66,8 @@ NEIGHBOURS = 3.0
 """Initial size of `W2` relative to `W1`."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings that determine the shapes of a graph hypernetwork; ModelError if a size is too small.
+class Settings(Section):
+    """The settings that determine the shapes of a graph hypernetwork.
 
     Args:
         mode: `graph`; `no-graph` leaves out messages, so that all layers of one type have the same weights; `linear`
@@ -79,45 +80,13 @@ class Settings:
         tile: longest side of a generated block of channels, or None to generate every weight.
     """
 
-    mode: Mode = "graph"
-    layers: int = 4
-    latent: int = 64
-    hidden: int = 16
-    tile: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        for name, least in (("layers", 1), ("latent", 2), ("hidden", 2), ("tile", 1)):  # norms need two numbers
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ModelError(f"{name}: expected at least {least}, found {value}")
-
-    def to_json(self) -> str:
-        """Return the settings as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Settings":
-        """Read the JSON of `to_json` from an untrusted sender.
-
-        Raises:
-            WireError: the text is no JSON of settings, or a size is out of range.
-        """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError):
-            values = None
-        names = {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names or values["mode"] not in get_args(Mode):
-            raise WireError(f"hypernetwork: expected its settings as JSON, found {text[:60]!r}")
-        sizes = {name: value for name, value in values.items() if name != "mode" and (name, value) != ("tile", None)}
-        for name, value in sizes.items():
-            if type(value) is not int or not 1 <= value <= LARGEST_SETTING:
-                raise WireError(f"hypernetwork.{name}: expected 1 to {LARGEST_SETTING}, found {value!r}"[:100])
-        try:
-            return cls(**values)
-        except ModelError as error:
-            raise WireError(f"hypernetwork.{error}") from None
+    mode: Mode = Field(
+        "graph", description="graph; no-graph: without messages (ablation); linear: FedAvg by layer type"
+    )
+    layers: Size = Field(4, description="GraphConv layers of the hypernetwork")
+    latent: Width = Field(64, description="width of a node's latent vector; linear: most layers of one type")
+    hidden: Width = Field(16, description="width between the two layers of a decoder; traffic of ghn grows with it")
+    tile: Size | None = Field(None, description="generate blocks of so many channels and repeat them (GHN-2)")
 
 
 def parts_of(graph: Graph) -> tuple[str, ...]:

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperbloom.common.config import PrivacyConfig
-from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.errors import WireError
 
-__all__ = ["add_noise", "clip_norm", "epsilon_of", "noise", "noisy_mean", "promise", "release"]
+__all__ = ["add_noise", "clip_norm", "delta_of", "epsilon_of", "noise", "noisy_mean", "promise", "release", "smallest"]
 
 RandomBytes = Callable[[int], bytes]
 
@@ -91,38 +91,38 @@ def noise(count: int, random_bytes: RandomBytes = secrets.token_bytes) -> NDArra
 
 
 def epsilon_of(multipliers: Sequence[float], delta: float) -> float:
-    """Return the epsilon, rounded up, of releases with these noise multipliers at `delta`.
-
-    Raises:
-        ConfigError: the package dp-accounting is not installed.
-    """
+    """Return the epsilon, rounded up, of releases with these noise multipliers at `delta`."""
     if not multipliers:
         return 0.0
-    return _epsilon(2 * math.sqrt(math.fsum(multiplier**-2 for multiplier in multipliers)), delta)
+    return _epsilon(0.5 / math.sqrt(math.fsum(multiplier**-2 for multiplier in multipliers)), delta)
 
 
 @lru_cache(4096)
-def _epsilon(mu: float, delta: float) -> float:
-    """Return an upper bound, exact to 1e-9, of epsilon for a Gaussian mechanism with sensitivity `mu` times its noise.
-
-    Bisection on the library's closed form. Its accountant for general mechanisms takes minutes for large mu.
-    """
-    try:
-        from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-    except ImportError:
-        raise ConfigError(
-            "privacy: expected the accountant dp-accounting, which is not installed; install the extra `privacy`: "
-            "pip install 'hyperbloom[privacy]', or '.[privacy]' from the sources"
-        ) from None
-    loss = GaussianPrivacyLoss(1 / mu)
-    low, high = 0.0, 1.0
-    if loss.get_delta_for_epsilon(0.0) <= delta:
+def _epsilon(sigma: float, delta: float) -> float:
+    """Return epsilon for a Gaussian mechanism whose noise is `sigma` times its sensitivity."""
+    if delta_of(0.0, sigma) <= delta:
         return 0.0
-    while loss.get_delta_for_epsilon(high) > delta:
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
+    return smallest(lambda epsilon: delta_of(epsilon, sigma) <= delta)
+
+
+def delta_of(epsilon: float, sigma: float) -> float:
+    """Return the smallest delta at which noise of `sigma` times the sensitivity is (epsilon, delta)-private."""
+    a, b = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
+    first, second = torch.special.log_ndtr(torch.tensor([a, b], dtype=torch.float64)).tolist()
+    # Use a product, because the difference of two nearly equal terms would lose a small delta.
+    return -math.exp(first) * math.expm1(epsilon + second - first)
+
+
+def smallest(suffices: Callable[[float], bool]) -> float:
+    """Return the smallest number above 0 that suffices, as all larger ones do, rounded up at the twelfth digit."""
+    low = high = 1.0
+    while not suffices(high):
+        high *= 2
+    while suffices(low):
+        low /= 2
+    while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if loss.get_delta_for_epsilon(middle) > delta else (low, middle)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
 
 

@@ -12,7 +12,6 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
-from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.common.wire import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
@@ -208,8 +207,6 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
-    if config.privacy.where != "none":
-        promise(config.privacy, 1)  # raises if the privacy accountant is not installed
     if config.model not in ("auto", *(names := model_names())):
         raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
     if config.model != "auto":

@@ -1,7 +1,6 @@
 """The content of a run folder, gathered for its report: numbers only, without their presentation."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +110,7 @@ def read_run_data(folder: Path) -> RunData:
         summary = _json(folder / "summary.json", {})
         environment = _json(folder / "environment.json", {})
         members = [read_member(entry) for entry in _json(folder / "roster.json", {"clients": []})["clients"]]
-        novel = {member.name for member in members if _is_novel(member, config)}
+        novel = {member.name for member in members if config.is_novel(member.row)}
         courses = [
             read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
             for name in (config.strategy, *config.baselines)
@@ -136,11 +135,6 @@ def read_member(entry: Mapping[str, Any]) -> Member:
     about = entry["about"]
     shares = tuple(about.get("class_shares") or ())
     return Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares)
-
-
-def _is_novel(member: Member, config: RunConfig) -> bool:
-    """Return whether a client never trains and is scored apart, as `Algorithm.is_novel` does."""
-    return bool(config.novel) and member.row >= config.clients - math.ceil(config.clients * config.novel / 100)
 
 
 def _first_cell(out: Path) -> Path:

@@ -22,7 +22,6 @@ from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
 from hyperbloom.server.watch.view import TerminalView, results_table
-from hyperbloom.strategies.algorithm import is_novel
 
 __all__ = ["Run", "begin", "go_on", "run_federation"]
 
@@ -148,7 +147,7 @@ def run_federation(
         view.close()
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     say("test accuracy in percent, at the round that validation selected")
-    novel = {client.client_id for client in session.roster if is_novel(client, config)}
+    novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
     console.print(results_table(results, examples, novel))
     for line in run.recorder.privacy_report():
         say(line)

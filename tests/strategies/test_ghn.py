@@ -486,7 +486,7 @@ def test_an_own_model_is_refused_where_the_server_chooses(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"options": {"hidden": 1}}, "options.hidden: expected at least 2, found 1"),
+        ({"options": {"hidden": 1}}, "hidden: expected greater than or equal to 2, found 1 in options of ghn"),
         ({"options": {"mode": "tree"}}, "mode: expected 'graph', 'no-graph' or 'linear'"),
         (
             {"strategy": "pfedhn", "options": {}},

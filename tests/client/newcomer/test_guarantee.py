@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from hyperbloom.client.newcomer.guarantee import Guarantee, delta_of, guarantee, noise_scale, privatise
+from hyperbloom.client.newcomer.guarantee import Guarantee, guarantee, noise_scale, privatise
 from hyperbloom.common.errors import ConfigError, DataError
-from hyperbloom.common.secrecy.noise import noise
+from hyperbloom.common.secrecy.noise import delta_of, noise
 
 
 class Mean:

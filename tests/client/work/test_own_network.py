@@ -101,9 +101,12 @@ def renamed(weights: Weights, old: str, new: str) -> Weights:
     [
         (to_train(norms=None), "norms: expected one of generated, local, found None"),
         (to_train(weights=None), "order: expected parts of the hypernetwork, found none"),
-        (to_train(hypernetwork="{}"), "hypernetwork: expected its settings as JSON"),
-        (to_train(hypernetwork=Settings(layers=2, latent=8, hidden=4096).to_json()), "expected at most"),
-        (to_train(hypernetwork=Settings(layers=3, latent=8, hidden=4).to_json()), "expected at most|is missing"),
+        (to_train(hypernetwork="[]"), "order: hypernetwork: Input should be an object"),
+        (to_train(hypernetwork=Settings(layers=2, latent=8, hidden=4096).model_dump_json()), "expected at most"),
+        (
+            to_train(hypernetwork=Settings(layers=3, latent=8, hidden=4).model_dump_json()),
+            "expected at most|is missing",
+        ),
         (
             to_train(weights=parts(hypernetwork(types=GRAPH.types[1:]))),
             "order: the server has no part of the hypernetwork for a layer type of this client's model",

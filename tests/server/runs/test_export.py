@@ -78,7 +78,6 @@ def test_models_that_are_not_on_the_server_are_one_clear_line(
 
 
 def test_the_card_tells_what_the_noise_of_the_run_is_worth(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting", reason="extra privacy")
     run = train(tmp_path / "run", "fedavg", "--dp-clients", "--cohort", "2", "--rounds", "2", "--eval-every", "2")
     assert main(["export", str(run), "--all"]) == 0
     spent = json.loads((run / "privacy.json").read_text())["clients"]
