@@ -14,6 +14,7 @@ from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
+from hyperbloom.server.commands.app import app
 from hyperbloom.server.commands.runs import compare, export, report, reproduce, serve, watch
 from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, WEB, set_flag
 
@@ -265,7 +266,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew}
 
 
-_COMMANDS = (certs, clients, compare, doctor, export, report, reproduce, serve, watch)
+_COMMANDS = (app, certs, clients, compare, doctor, export, report, reproduce, serve, watch)
 flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, _EPILOG)
 
 

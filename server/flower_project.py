@@ -1,0 +1,106 @@
+"""A run in Flower's run config, and the project of a Flower app that `flower-server app new` writes.
+
+A run config has flat keys and plain values. So a key of a section has its dotted name (`local.steps`), and a list or a
+mapping is text in YAML: `sizes = '["S", "M"]'`, `options = '{"embedding_dim": 8}'`. Empty text is the default.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperbloom import __version__
+from hyperbloom.common.config import RunConfig, Section, make_run_config, parse_assignment
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import write_bytes
+
+__all__ = ["RUN_DIR", "make_project", "run_of"]
+
+RUN_DIR = "run-dir"
+"""The key of the run config that names the run folder. It is no key of a run."""
+
+_APP = """\
+from hyperbloom.server.flower_app import client, server
+__all__ = ["client", "server"]
+"""
+_PROJECT = """\
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "Personalised federated learning with hypernetworks"
+license = "Apache-2.0"
+dependencies = ["hyperbloom=={version}"]
+
+[tool.flwr.app]
+publisher = "{name}"
+
+[tool.flwr.app.components]
+serverapp = "{module}:server"
+clientapp = "{module}:client"
+
+# Every key of a run: flwr run . --run-config "strategy='fedavg' rounds=20 local.steps=10"
+[tool.flwr.app.config]
+# folder of the run, beside the ServerApp; a run that has begun there goes on; default: $FLWR_HOME/hyperbloom/RUN_ID
+{run_dir} = ""
+{keys}
+"""
+
+
+def make_project(folder: Path, config: RunConfig) -> None:
+    """Write the project of a Flower app, whose run config is `config`, into a new folder.
+
+    Raises:
+        ConfigError: the folder exists, or its name cannot be an app's.
+    """
+    name = folder.resolve().name
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,39}", name):
+        raise ConfigError(f"DIR: expected a name of at most 40 letters, digits and hyphens, found {name!r}")
+    if folder.exists():
+        raise ConfigError(f"DIR: expected a new folder, found {folder}")
+    module = name.lower().replace("-", "_") + "_app"
+    if config.eval_every == min(RunConfig().eval_every, config.rounds):
+        config = config.model_copy(update={"eval_every": None})  # the default follows the number of rounds
+    keys = "\n".join(line for key in _lines(config) for line in key)
+    text = _PROJECT.format(name=name, module=module, version=__version__, run_dir=RUN_DIR, keys=keys)
+    write_bytes(folder / "pyproject.toml", text.encode())
+    write_bytes(folder / f"{module}.py", _APP.encode())
+
+
+def run_of(values: Mapping[str, Any]) -> RunConfig:
+    """Return the run that a run config describes; missing keys have their defaults.
+
+    Raises:
+        ConfigError: a key is unknown, of the wrong type, out of range or impossible.
+    """
+    given = {key: value for key, value in values.items() if key != RUN_DIR and value != ""}
+    read = {
+        key: parse_assignment(f"{key}={value}")[1] if isinstance(value, str) and not _is_text(key) else value
+        for key, value in given.items()
+    }
+    return make_run_config({}, read, "the run config")
+
+
+def _is_text(key: str) -> bool:
+    """Return whether a key of a run has text for its default, so that its value is never YAML."""
+    section: Any = RunConfig()
+    for name in key.split("."):
+        section = getattr(section, name, None)
+    return isinstance(section, str)
+
+
+def _lines(section: Section, prefix: str = "") -> Iterator[list[str]]:
+    """Yield a comment and an assignment in TOML for each key."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _lines(value, f"{prefix}{name}.")
+        else:
+            yield [f"# {field.description}", f"{prefix}{name} = {_toml(value)}"]
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return '""'
+    # JSON is YAML, and JSON of text, numbers and truth values is TOML.
+    return json.dumps(value if isinstance(value, str | int | float) else json.dumps(value))
