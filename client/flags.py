@@ -33,7 +33,7 @@ VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=Tr
 
 def data_flags(default: str | None = None) -> list[Flag]:
     """Return the flags that describe this machine's data; without a default --data is required."""
-    what, known = "name, .npz, folder or package.module:function", proposed(DATASETS, "datasets")
+    what, known = "name, .npz, folder, hf:NAME or package.module:function", proposed(DATASETS, "datasets")
     return section(
         "Data",
         Flag("--data", what, default=default, required=not default, metavar="WHAT", shell_complete=known),

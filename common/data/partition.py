@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperbloom.common.data.draws import IntArray, generator
+from hyperbloom.common.data.flwr_datasets import FLWR_SPLITS, flwr_owners
 from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.registry import DATASETS
 from hyperbloom.common.data.spec import DataSpec
@@ -150,11 +151,25 @@ def deal_shards(pool: Pool, spec: DataSpec) -> Deal:
     order = np.lexsort((rng.random(size), pool.strata["train"]))
     train = np.empty(size, dtype=np.int64)
     train[order] = dealt[np.arange(size) * shards // size]
-    counts = np.zeros((spec.partitions, pool.num_strata))
-    np.add.at(counts, (train, pool.strata["train"]), 1.0)
+    return _following(pool, train, spec)
+
+
+def _following(pool: Pool, train: IntArray, spec: DataSpec) -> Deal:
+    """Return the deal with these owners of the training examples; the others follow each client's class shares."""
+    dealt, counts = train != NOBODY, np.zeros((spec.partitions, pool.num_strata))
+    np.add.at(counts, (train[dealt], pool.strata["train"][dealt]), 1.0)
     totals = counts.sum(axis=0)
-    followed = _by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, "shards")
+    followed = _by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, spec.split)
     return Deal({**followed.owners, "train": train})
+
+
+def deal_as_flower(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal the training examples by a partitioner of flwr-datasets, and the others by each client's class shares.
+
+    Raises:
+        DataError: The partitioner refuses these labels or numbers, or is not installed.
+    """
+    return _following(pool, flwr_owners(pool.strata["train"], spec), spec)
 
 
 def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
@@ -323,5 +338,6 @@ PARTITIONERS: Mapping[str, Partitioner] = {
         Partitioner("coarse", "one coarse class for each client (cifar100)", deal_one_owner),
         Partitioner("owner", "each owner, such as a hospital, is a client, or several together", deal_owners),
         Partitioner("concepts", "iid images, but labels that conflict between groups of clients", deal_concepts),
+        *(Partitioner(name, f"{name.removeprefix('flwr-')} of flwr-datasets", deal_as_flower) for name in FLWR_SPLITS),
     )
 }

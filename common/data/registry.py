@@ -7,6 +7,7 @@ from pathlib import Path
 from hyperbloom.common.data.chest import read_chest
 from hyperbloom.common.data.cifar import read_cifar10, read_cifar100
 from hyperbloom.common.data.digits import read_digits
+from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.function import read_function, read_plugin
 from hyperbloom.common.data.mnist import read_fashion_mnist, read_mnist
@@ -79,6 +80,8 @@ def read_pool(spec: DataSpec) -> Pool:
         return read_plugin(plugin)
     if spec.data in _READERS:
         return _READERS[spec.data](spec)
+    if spec.data.startswith(HUB):
+        return read_hub(spec)
     if spec.data.endswith(".npz"):
         return read_npz(spec)
     if Path(spec.data).expanduser().is_dir():
@@ -86,5 +89,5 @@ def read_pool(spec: DataSpec) -> Pool:
     if ":" in spec.data:
         return read_function(spec)
     names = ", ".join([*DATASETS, *plugins("datasets")])
-    forms = f"one of {names}; a path ending in .npz; an existing folder of images by class"
+    forms = f"one of {names}; a path ending in .npz; an existing folder of images by class; hf:NAME"
     raise DataError(f"data: expected {forms}; or package.module:function; found {spec.data!r}")

@@ -15,8 +15,8 @@ class DataSpec:
     """A data set, its partition, and one client's part of it.
 
     Args:
-        data: Name of a registered data set, path of an `.npz` file, path of a folder of images by class, or
-            `package.module:function`.
+        data: Name of a registered data set, path of an `.npz` file, path of a folder of images by class,
+            `hf:NAME` or `hf:FOLDER` of a data set of the Hugging Face hub, or `package.module:function`.
         root: Folder of a registered data set's files; by default `$HYPERBLOOM_DATA`, else `~/.cache/hyperbloom`.
         download: Fetch a registered data set that is not in `root`, if torchvision can.
         split: Name of the partitioner; it must be the same for all clients.

@@ -1,0 +1,121 @@
+"""Data sets of the Hugging Face hub, and the partitioners of Flower's `flwr-datasets`, both by the extra `datasets`.
+
+A data set is the one that `FederatedDataset(dataset=NAME, seed=SEED)` partitions, shuffled by that seed. So a client of
+`flower-client --data hf:NAME --split flwr-iid --partition 2/10 --data-seed 42` has the training examples that
+`FederatedDataset(dataset=NAME, partitioners={"train": 10}).load_partition(2)` returns, if there is a part `validation`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+from hyperbloom.common.data.draws import IntArray
+from hyperbloom.common.data.files import need
+from hyperbloom.common.data.own import build_pool, check_pair, check_parts, split_three, split_train
+from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+
+__all__ = ["FLWR_SPLITS", "HUB", "flwr_owners", "read_hub"]
+
+HUB = "hf:"
+"""Beginning of such a data set's name: `hf:NAME`, `hf:FOLDER`, `hf:NAME?label=COLUMN&input=COLUMN&subset=SUBSET`."""
+
+_EXTRA = "'hyperbloom[datasets]'"
+
+
+def read_hub(spec: DataSpec) -> Pool:
+    """Read the data set `spec.data`: a name on the hub, a folder of its files, or one that `save_to_disk` wrote.
+
+    A part `validation` or `test` that is missing is held out of the training examples, as in users' own files.
+
+    Raises:
+        DataError: It cannot be loaded, or has no columns of numbers or images and of labels.
+    """
+    name, _, query = spec.data.removeprefix(HUB).partition("?")
+    asked = dict(parse_qsl(query))
+    splits = _load(name, asked.pop("subset", None), spec)
+    if "train" not in splits:
+        raise DataError(f"{spec.data}: expected a part train, and validation and test or not; found {sorted(splits)}")
+    keys = [key for key in ("train", "validation", "test") if key in splits]
+    label = asked.pop("label", None) or _column(splits["train"], spec, "label", _is_label)
+    column = asked.pop("input", None) or _column(splits["train"], spec, "input", lambda n, f: not _is_label(n, f))
+    if asked:
+        raise DataError(f"{spec.data}: expected input, label or subset behind '?', found {min(asked)}")
+    portions = [_portion(splits[key], column, label, f"{spec.data}: {key}") for key in keys]
+    check_parts(portions, [f"{spec.data}: {key}" for key in keys])
+    if len(keys) < 3:
+        held_out = split_train if len(keys) == 2 else split_three
+        portions[:1] = held_out(portions[0], f"{spec.data}: train", spec.seed)
+    return build_pool(spec.data, portions, getattr(splits["train"].features[label], "names", None))
+
+
+def _load(name: str, subset: str | None, spec: DataSpec) -> Mapping[str, Any]:
+    """Return the parts of a data set, shuffled as `FederatedDataset` does before it partitions."""
+    datasets = need("datasets", _EXTRA)
+    folder = Path(name).expanduser()
+    try:
+        saved = (folder / "dataset_dict.json").is_file()
+        loaded = datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(name, subset)
+        shuffled: Mapping[str, Any] = loaded.shuffle(seed=spec.seed)
+    except Exception as error:  # files of any format, and the network
+        raise DataError(f"{spec.data}: cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    return shuffled
+
+
+def _is_label(name: str, feature: Any) -> bool:
+    return hasattr(feature, "names") or name in ("label", "labels", "y")
+
+
+def _column(part: Any, spec: DataSpec, what: str, fits: Callable[[str, Any], bool]) -> str:
+    """Return the one column that can be the input or the label."""
+    found = [name for name, feature in part.features.items() if fits(name, feature)]
+    if len(found) != 1:
+        among = f"{', '.join(found) or 'none'} among {', '.join(part.column_names)}"
+        raise DataError(f"{spec.data}: expected one column for the {what}, found {among}; name it: ?{what}=COLUMN")
+    return str(found[0])
+
+
+def _portion(part: Any, column: str, label: str, where: str) -> Portion:
+    if missing := {column, label} - set(part.column_names):
+        raise DataError(f"{where}: expected a column {min(missing)}, found {', '.join(part.column_names)}")
+    rows = part.with_format("numpy", columns=[column, label])[:]
+    return check_pair(np.asarray(rows[column]), np.asarray(rows[label]), f"{where}, {column}", f"{where}, {label}")
+
+
+FLWR_SPLITS: Mapping[str, Callable[[Any, DataSpec], Any]] = {
+    "flwr-iid": lambda of, spec: of.IidPartitioner(spec.partitions),
+    "flwr-dirichlet": lambda of, spec: of.DirichletPartitioner(spec.partitions, "label", spec.alpha, seed=spec.seed),
+    "flwr-pathological": lambda of, spec: of.PathologicalPartitioner(
+        spec.partitions, "label", spec.classes_per_client, seed=spec.seed
+    ),
+    "flwr-shard": lambda of, spec: of.ShardPartitioner(
+        spec.partitions, "label", num_shards_per_partition=spec.classes_per_client, seed=spec.seed
+    ),
+    "flwr-linear": lambda of, spec: of.LinearPartitioner(spec.partitions),
+    "flwr-square": lambda of, spec: of.SquarePartitioner(spec.partitions),
+    "flwr-exponential": lambda of, spec: of.ExponentialPartitioner(spec.partitions),
+}
+"""A partitioner of flwr-datasets by the name of its split, from its module and the description of the data."""
+
+
+def flwr_owners(strata: IntArray, spec: DataSpec) -> IntArray:
+    """Return the owner of each training example, `(N,)`: the client by a partitioner of flwr-datasets, -1 for none.
+
+    Raises:
+        DataError: The partitioner refuses these labels or numbers, or is not installed.
+    """
+    partitioner = FLWR_SPLITS[spec.split](need("flwr_datasets.partitioner", _EXTRA), spec)
+    owners = np.full(len(strata), -1, dtype=np.int64)
+    try:
+        partitioner.dataset = need("datasets", _EXTRA).Dataset.from_dict(
+            {"label": strata, "row": np.arange(len(strata))}
+        )
+        for client in range(spec.partitions):
+            owners[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
+    except (ValueError, IndexError) as error:
+        raise DataError(f"split {spec.split!r}: {' '.join(str(error).split())}") from error
+    return owners
