@@ -105,6 +105,10 @@ _RUN = section(
 )
 _GO_ON = "with --run-dir: begin the run, go on with it if it is there, end with code 0 if it is complete"
 _AT_ONCE = "with --engine inline: train the clients of a cohort at once"
+_SUPERLINK = (
+    "use the SuperLink whose HTTP API is there (flower-superlink --isolation process), and its nodes; its CA is "
+    "ca.pem in --certs"
+)
 _METRICS = "serve Prometheus metrics over HTTP there, without a host on loopback; 0 takes a free port"
 _FLAGS = [
     *_RUN,
@@ -122,6 +126,7 @@ _FLAGS = [
         ),
         Flag("--vectorise/--no-vectorise", _AT_ONCE, default=None, show_default="on a CUDA device"),
         Flag("--local-clients", "start so many clients beside the server", default=0),
+        Flag("--superlink", _SUPERLINK, metavar="HOST:PORT"),
     ),
     *LISTENING,
     *section(
@@ -201,6 +206,8 @@ def _config(flags: dict[str, Any]) -> "RunConfig":
 
 def _check(config: "RunConfig", machines: "Machines") -> None:
     """Raise a ConfigError for flags that contradict each other."""
+    if machines.superlink and (machines.engine != "grpc" or machines.local_clients):
+        raise ConfigError("--superlink: expected with --engine grpc and without --local-clients")
     if machines.engine == "grpc":
         machines.certificates()
     if machines.vectorise is not None and machines.engine != "inline":

@@ -133,7 +133,7 @@ def superlink(
         try:
             if not _wait_until_up(child, http_address, tls):
                 _fail(child, reader, fleet_address, log_path)
-            with _task(http_address, version, tls) as grid:
+            with task(http_address, version, tls.ca.read_bytes() if tls else None) as grid:
                 _give_up_at_its_end(grid, child)
                 yield grid
         except httpx.HTTPError as error:
@@ -224,28 +224,32 @@ def _fail(child: subprocess.Popen[bytes], reader: threading.Thread, fleet_addres
 
 
 @contextmanager
-def _task(http_address: str, version: str, tls: Tls | None) -> Iterator[LiveGrid]:
-    """Start a run on the SuperLink and hold its ServerApp task, with heartbeats."""
+def task(http_address: str, version: str, ca: bytes | None) -> Iterator[LiveGrid]:
+    """Start a run on the SuperLink and hold its ServerApp task, with heartbeats; `ca` is PEM, None for plain text."""
     interceptors = [RuntimeVersionHttpInterceptor(component_name="flower-server")]
     content = bundle(version)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    ca = tls.ca.read_bytes() if tls else None
-    control = ControlHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
+    control = ControlHttpClient.from_server_address(http_address, ca is None, ca, interceptors)
     with closing(control):
-        control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
-    runtime = RuntimeHttpClient.from_server_address(http_address, tls is None, ca, interceptors)
+        run_id = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+    runtime = RuntimeHttpClient.from_server_address(http_address, ca is None, ca, interceptors)
     with closing(runtime):
         token = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     if not token:
-        raise ConnectionFailed("the SuperLink did not hand out the run's task; another process took it first")
+        raise ConnectionFailed(
+            "the SuperLink did not hand out the run's task; another process took it first: start it with "
+            "flower-superlink --isolation process"
+        )
 
-    grid = LiveGrid(http_address, tls is None, ca, token=token)
+    grid = LiveGrid(http_address, ca is None, ca, token=token)
     grid._retry_invoker.max_time = PATIENCE_S
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
     heartbeat.start()
     sub_status, details = SubStatus.FAILED, "flower-server ended early"
     try:
         start = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        if start.run.run_id != run_id:
+            raise ConnectionFailed(f"the SuperLink handed out run {start.run.run_id}, which somebody else has started")
         TaskIdentity.task_id = start.task_id
         TaskIdentity.run_id = start.run.run_id
         TaskIdentity.node_id = start.context.node_id

@@ -53,6 +53,7 @@ class Machines(Section):
     vectorise: bool | None = None
     device: str = "auto"
     local_clients: int = 0
+    superlink: str | None = None
     metrics_port: str | None = None
     web: str | None = None
     tensorboard: bool = False
@@ -79,7 +80,7 @@ class Machines(Section):
         return self.model_dump() | {"certs": certs}
 
     def certificates(self) -> Certificates | None:
-        """Find and check the TLS files; return None for plain text.
+        """Find and check the TLS files; return None for plain text. Of somebody else's SuperLink only the CA is needed.
 
         Raises:
             ConfigError: flags contradict each other, or a file is missing, expired or of another certificate.
@@ -87,9 +88,14 @@ class Machines(Section):
         if self.insecure:
             if self.certs:
                 raise ConfigError("--insecure: expected alone or not at all, found with --certs")
-            check_insecure("--host", self.host, self.insecure)
+            flag, address = ("--superlink", self.superlink) if self.superlink else ("--host", f"{self.host}:0")
+            check_insecure(flag, address.rsplit(":", 1)[0], self.insecure)
             return None
         files = Certificates(self.certs or default_folder())
+        if self.superlink:
+            if not files.ca.is_file():
+                raise ConfigError(f"--superlink: expected the SuperLink's CA in {files.ca} (--certs), or --insecure")
+            return files
         if not files.server.is_file():
             raise ConfigError(
                 f"no certificates in {files.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
@@ -132,10 +138,20 @@ def check_port(host: str, port: int) -> None:
 def open_superlink(
     machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
 ) -> Iterator["LiveGrid"]:
-    """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; yield its grid."""
+    """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; yield its grid.
+
+    With `machines.superlink`, the grid is that of a run on the SuperLink there.
+    """
     from hyperbloom.server.broker.superlink import Tls, superlink
 
     files, tls = machines.certificates(), None
+    if machines.superlink:
+        from hyperbloom.server.grids.attached import attached
+
+        say(f"the clients are the nodes of the SuperLink at {machines.superlink}")
+        with attached(machines.superlink, __version__, files.ca.read_bytes() if files else None) as grid:
+            yield grid
+        return
     if files:
         if not keys and not files.clients.exists():
             say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")

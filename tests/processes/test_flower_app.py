@@ -27,6 +27,8 @@ from hyperbloom.server.cli import main
 from hyperbloom.server.flower_strategy import FlowerStrategy
 from hyperbloom.server.grids.inline import InlineGrid
 
+from .conftest import cleared
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/server_app.py"
@@ -175,6 +177,24 @@ def test_a_foreign_server_app_gives_the_same_numbers(federation: Stock, inline: 
     (project / "server_app.py").write_text(EXAMPLE.read_text())
     federation.run(project, "--run-config", f"run-dir='{run}'")
     assert_equal(run, federation.folder / "state", inline)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_flower_server_uses_a_superlink_that_is_there(
+    inline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [f"--set={key}={KEYS[key]}" for key in KEYS]
+    with cleared(tmp_path) as site:
+        flags = ["--isolation", "process", "--fleet-api-address", f"127.0.0.1:{site.port}"]
+        with stock(tmp_path / "link", *flags) as (link, _):
+            for name in ("c0", "c1"):
+                site.client(name, "--data", str(inline / f"{name}.npz"))
+            run = tmp_path / "run"
+            assert main(["--superlink", link.control, "--insecure", *keys, "--run-dir", str(run)]) == 0
+            assert f"the clients are the nodes of the SuperLink at {link.control}" in capsys.readouterr().out
+        assert_equal(run, tmp_path / "state", inline)
+        assert main(["--superlink", link.control, "--insecure", "--run-dir", str(tmp_path / "none")]) == 5
+        assert f"the SuperLink at {link.control} does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[simulation]'")

@@ -567,6 +567,27 @@ def test_clients_of_other_processes_cannot_train_at_once(
 ) -> None:
     message = refused("--insecure", flag, engine=engine)
     assert message == f"--vectorise: expected with --engine inline, found --engine {engine}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--engine", "inline"], "--superlink: expected with --engine grpc and without --local-clients"),
+        (["--local-clients", "2"], "--superlink: expected with --engine grpc and without --local-clients"),
+        (
+            ["--certs", "{folder}"],
+            "--superlink: expected the SuperLink's CA in {folder}/ca.pem (--certs), or --insecure",
+        ),
+    ],
+)
+def test_flags_that_do_not_go_with_somebody_elses_superlink_are_refused(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    assert main(["--superlink", "10.0.0.5:8000", *flags]) == 2
+    assert message.format(folder=tmp_path) in capsys.readouterr().err
+    assert main(["--superlink", "10.0.0.5:8000", "--insecure"]) == 2
+    assert "--superlink" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
