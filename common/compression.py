@@ -1,9 +1,8 @@
 """Compression of replies: codecs, by name, between a flat vector of changes and bytes. Both sides know the layout.
 
-    fp16, bf16        every value in two bytes
     int8              every value in one byte, times one scale per tensor: max|x| / 127
     top-k:SHARE       the SHARE of the entries with the largest magnitude, and their indices
-    top-k:SHARE+int8  those entries in one byte each (or +fp16, +bf16)
+    top-k:SHARE+int8  those entries in one byte each
 
 The client adds the error of a codec to its next change: error feedback (`client/keep/feedback.py`). Top-k stalls
 without it (Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599).
@@ -29,8 +28,7 @@ from hyperbloom.common.layout import Layout
 
 __all__ = ["Codec"]
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
-_NAME = re.compile(r"(?P<all>fp16|bf16|int8)|top-k:(?P<share>[0-9.e-]+)(?:\+(?P<kept>fp16|bf16|int8))?")
+_NAME = re.compile(r"int8|top-k:(?P<share>[0-9.e-]+)(?P<int8>\+int8)?")
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,12 @@ class Codec:
 
     Attributes:
         name: the name in the configuration.
-        values: storage type of a value: fp32, fp16, bf16 or int8.
+        int8: whether a value takes one byte, instead of the four of float32.
         share: share of the entries that are sent, or None for all.
     """
 
     name: str
-    values: str
+    int8: bool
     share: float | None = None
 
     @classmethod
@@ -57,15 +55,15 @@ class Codec:
         if name == "none":
             return None
         found = _NAME.fullmatch(name)
-        if found and found["all"]:
-            return cls(name, found["all"])
+        if name == "int8":
+            return cls(name, True)
         share = _share(found["share"]) if found else None
         if not found or share is None:
             raise ConfigError(
-                "compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or "
-                f"top-k:SHARE+fp16, +bf16 or +int8, found {name[:60]!r}"
+                "compression: expected none, int8, top-k:SHARE with a share between 0 and 1, or top-k:SHARE+int8, "
+                f"found {name[:60]!r}"
             )
-        return cls(name, found["kept"] or "fp32", share)
+        return cls(name, found["int8"] is not None, share)
 
     def kept(self, numel: int) -> int:
         """Return the number of entries that are sent out of `numel`."""
@@ -74,15 +72,15 @@ class Codec:
     def size(self, layout: Layout) -> int:
         """Return the encoded size in bytes of a vector with this layout."""
         kept = self.kept(layout.numel)
-        scales = 4 * len(layout.shapes) if self.values == "int8" else 0
-        return self._index_bytes(layout) + scales + kept * _DTYPES[self.values].itemsize
+        values = 4 * len(layout.shapes) + kept if self.int8 else 4 * kept
+        return self._index_bytes(layout) + values
 
     def encode(self, flat: Tensor, layout: Layout) -> bytes:
         """Encode a `(P,)` vector of finite float32 on the CPU as `size(layout)` bytes."""
         if self.share is None:
-            return _pack_values(flat, layout.sizes, self.values)
+            return self._pack_values(flat, layout.sizes)
         indices = flat.abs().topk(self.kept(layout.numel), sorted=False).indices.sort().values  # (k,)
-        values = _pack_values(flat[indices], _per_tensor(indices, layout), self.values)
+        values = self._pack_values(flat[indices], _per_tensor(indices, layout))
         return self._pack_indices(indices.numpy(), layout.numel) + values
 
     def decode(self, encoded: bytes, layout: Layout) -> Tensor:
@@ -115,10 +113,21 @@ class Codec:
         """Return whether one bit for each entry takes fewer bytes than indices."""
         return -(-numel // 8) < self.kept(numel) * _index_dtype(numel).itemsize
 
+    def _pack_values(self, values: Tensor, groups: tuple[int, ...]) -> bytes:
+        """Return `(k,)` values as bytes; the values of each group, whose sizes are `groups`, share a scale."""
+        if not self.int8:
+            return _bytes(values)
+        parts = values.split(groups) if groups else ()
+        scales = torch.tensor([float(part.abs().max()) / 127 if len(part) else 0.0 for part in parts])
+        each = torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
+        # A tensor of zeros has the scale 0, and 0 / 0 is NaN.
+        levels = (values / each).nan_to_num(nan=0.0).round().clamp(-127, 127)
+        return _bytes(scales) + _bytes(levels.to(torch.int8))
+
     def _unpack_values(self, raw: bytes, groups: tuple[int, ...], layout: Layout) -> Tensor:
         """Return `(k,)` values; `groups[i]` of them belong to tensor i of the layout."""
-        if self.values != "int8":
-            return _tensor(raw, _DTYPES[self.values]).float()
+        if not self.int8:
+            return _tensor(raw, torch.float32)
         scales, levels = _tensor(raw[: 4 * len(groups)], torch.float32), _tensor(raw[4 * len(groups) :], torch.int8)
         wrong = torch.nonzero(~(scales.isfinite() & (scales >= 0)))
         if len(wrong):
@@ -160,21 +169,6 @@ def _per_tensor(indices: Tensor, layout: Layout) -> tuple[int, ...]:
     ends = torch.tensor(layout.sizes, dtype=torch.int64).cumsum(0)
     before = torch.searchsorted(indices, ends)
     return tuple(before.diff(prepend=before.new_zeros(1)).tolist())
-
-
-def _pack_values(values: Tensor, groups: tuple[int, ...], kind: str) -> bytes:
-    """Return `(k,)` values as bytes; the values of each group, whose sizes are `groups`, share a scale."""
-    dtype = _DTYPES[kind]
-    if kind != "int8":
-        # Clamp values that overflow 16 bits, which would become infinite. Error feedback keeps the difference.
-        largest = torch.finfo(dtype).max
-        return _bytes(values.clamp(-largest, largest).to(dtype))
-    parts = values.split(groups) if groups else ()
-    scales = torch.tensor([float(part.abs().max()) / 127 if len(part) else 0.0 for part in parts])
-    each = torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
-    # A tensor of zeros has the scale 0, and 0 / 0 is NaN.
-    levels = (values / each).nan_to_num(nan=0.0).round().clamp(-127, 127)
-    return _bytes(scales) + _bytes(levels.to(dtype))
 
 
 def _index_dtype(numel: int) -> "np.dtype[np.unsignedinteger[Any]]":

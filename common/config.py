@@ -146,9 +146,7 @@ class RunConfig(Section):
     )
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
-    compression: str = Field(
-        "none", description="codec of replies: none, fp16, bf16, int8, top-k:SHARE, or top-k:SHARE+int8 (+fp16, +bf16)"
-    )
+    compression: str = Field("none", description="codec of replies: none, int8, top-k:SHARE, or top-k:SHARE+int8")
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     privacy: PrivacyConfig = Field(PrivacyConfig(), description="differential privacy of the clients")

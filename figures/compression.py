@@ -33,7 +33,7 @@ from hyperbloom.server.loop.session import Session
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.yaml"
 FORGETFUL = "/forgetful"
 CODECS = [
-    *("none", "fp16", "bf16", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8"),
+    *("none", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8"),
     *(f"top-k:0.1+int8{FORGETFUL}", f"top-k:0.01+int8{FORGETFUL}"),
 ]
 

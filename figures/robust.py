@@ -38,8 +38,6 @@ ATTACKS = ("none", "sign", "labels")
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
     "clip": {"clip_deltas": "median"},
-    "trim": {"trim": 0.2},
-    "both": {"clip_deltas": "median", "trim": 0.2},
 }
 
 

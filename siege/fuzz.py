@@ -48,7 +48,7 @@ from hyperbloom.server.runs.folder import read_run
 __all__ = ["TARGETS", "mutate", "sound"]
 
 LAYOUT = Layout((("weight", (4, 8)), ("bias", (4,))))
-CODECS = ("fp16", "bf16", "int8", "top-k:0.1", "top-k:0.25+int8", "top-k:0.9+fp16")
+CODECS = ("int8", "top-k:0.1", "top-k:0.25+int8", "top-k:0.9")
 ABOUT = Introduction("a", "secret", "0.1.0", "M", (1, 8, 8), 10, 60, 20, 20, ())
 
 

@@ -35,7 +35,7 @@ from hyperbloom.strategies.hypernetworks import (
     MLPHypernetwork,
 )
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
-from hyperbloom.strategies.hypernetworks.robust import harden
+from hyperbloom.strategies.hypernetworks.robust import clip_changes
 
 __all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
 
@@ -70,10 +70,7 @@ class PFedHNOptions(Section):
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
     spectral_norm: bool = Field(False, description="normalise every layer of the hypernetwork (table 4)")
     clip_deltas: Rate | Literal["median"] | None = Field(
-        None, description="robust: norm to which each client's change is clipped, or median: the cohort's"
-    )
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.0, description="robust: share of a cohort that is cut off at each end of every coordinate (docs/failures.md)"
+        None, description="norm to which each client's change is clipped, or median: the cohort's (docs/failures.md)"
     )
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
 
@@ -96,8 +93,8 @@ class PFedHN(Algorithm):
             raise ConfigError(
                 "options.freeze: expected descriptor: learned, found class-shares; nothing would be learned"
             )
-        if self.config.asynchronous and (options.trim or options.clip_deltas == "median"):
-            raise ConfigError("options.trim, clip_deltas: a cohort is needed to compare with; asynchronous has none")
+        if self.config.asynchronous and options.clip_deltas == "median":
+            raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
         if options.hypernetwork != "mlp" and options.spectral_norm:
             raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
         self.keeps_sent = options.update == "target"
@@ -172,10 +169,12 @@ class PFedHN(Algorithm):
     def learn(self, updates: Sequence[Update]) -> None:
         """Take the vector-Jacobian products and one step of the persistent optimiser, or a step per reply."""
         options, replies = self.options, [self._reply(update) for update in updates]
+        if options.clip_deltas is not None:
+            replies = clip_changes(replies, options.clip_deltas)
         if not self.config.asynchronous:
-            self.learner.update(harden(replies, options.clip_deltas, options.trim), options.update)
+            self.learner.update(replies, options.update)
             return
-        for update, reply in zip(updates, harden(replies, options.clip_deltas, 0.0), strict=True):
+        for update, reply in zip(updates, replies, strict=True):
             # Correct for the replies that were applied while this client trained.
             overlap = min(update.staleness, len(self._applied))
             self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])

@@ -21,7 +21,7 @@ from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHyper
 Hypernetwork = MLPHypernetwork | LinearHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
-__all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule", "set_worth"]
+__all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule", "by_size", "set_worth"]
 
 UpdateRule = Literal["proximal", "mean", "sequential", "target"]
 
@@ -126,7 +126,7 @@ class HypernetworkLearner:
         if rule == "proximal" and len(replies) > 1:
             self._proximal(replies)
         elif rule in ("proximal", "mean"):
-            for _, group in _by_size(replies):
+            for _, group in by_size(replies):
                 if len(replies) == 1:
                     self._backward(replies[0], -replies[0].delta)
                 else:
@@ -167,7 +167,7 @@ class HypernetworkLearner:
         that it replaces, momentum decays to `m^C` and moves `lr (1 - m^C) / (1 - m)` of a gradient.
         """
         count = len(replies)
-        for _, group in _by_size(replies):
+        for _, group in by_size(replies):
             self._backward_mixed(group, self._share_out)
         for name, parameter in self.hypernetwork.named_parameters():
             if name.startswith("trunk.") and parameter.grad is not None:
@@ -299,6 +299,7 @@ def set_worth(optimizer: torch.optim.SGD, worth: int) -> None:
         group["momentum"] = momentum**worth
 
 
-def _by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:
+def by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:
+    """Yield each size with its replies."""
     ordered = sorted(replies, key=lambda reply: reply.size)
     return ((size, list(group)) for size, group in groupby(ordered, key=lambda reply: reply.size))

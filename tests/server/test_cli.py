@@ -448,8 +448,8 @@ NO_STRATEGY = f"expected one of {', '.join(STRATEGIES)}; or package.module:Class
         (
             "--set compression=zip",
             (
-                "compression: expected none, fp16, bf16, int8, top-k:SHARE with a share between 0 and 1, or "
-                "top-k:SHARE+fp16, +bf16 or +int8, found 'zip'"
+                "compression: expected none, int8, top-k:SHARE with a share between 0 and 1, or top-k:SHARE+int8, "
+                "found 'zip'"
             ),
         ),
         ("--config /nowhere.yaml", "--config: cannot read /nowhere.yaml: No such file or directory"),

@@ -285,7 +285,7 @@ def assert_nearly_all_close(got: Tensor, want: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("private", "reply"), [("none", "delta"), ("none", "weights"), ("head", "delta")])
-@pytest.mark.parametrize("name", ["int8", "top-k:0.1", "top-k:0.1+fp16"])
+@pytest.mark.parametrize("name", ["int8", "top-k:0.1", "top-k:0.1+int8"])
 def test_compressed_replies_and_what_is_owed_are_those_of_one_by_one(
     workers: Workers, groups: list[int], name: str, private: str, reply: str
 ) -> None:

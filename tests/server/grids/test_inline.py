@@ -65,8 +65,8 @@ def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Ten
         ("pfedhn-pc", "SM", {}),
         ("fedavg", "M", {}),
         ("local", "S", {}),
-        ("pfedhn-pc", "SM", {"compression": "fp16"}),
-        ("fedavg", "M", {"compression": "fp16"}),
+        ("pfedhn-pc", "SM", {"compression": "int8"}),
+        ("fedavg", "M", {"compression": "int8"}),
         ("pfedhn", "M", {"asynchronous": True}),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_sum_is_of_enough_clients_and_not_of_too_many(cohort: int) -> None:
 
 def test_compression_with_noise_on_the_server_is_refused_and_unknown_codecs_are_named() -> None:
     assert refusal("fedavg", compression="int8", privacy=PrivacyConfig(where="server")).startswith("compression: ")
-    assert refusal("fedavg", compression="gzip").startswith("compression: expected none, fp16, bf16, int8, top-k:SHARE")
+    assert refusal("fedavg", compression="gzip").startswith("compression: expected none, int8, top-k:SHARE")
 
 
 # ---------------------------------------------------------------------- orders
@@ -288,7 +288,7 @@ def test_an_encoded_average_is_capped_like_any_other() -> None:
 @pytest.mark.parametrize("strategy", ["pfedhn", "fedavg"])
 def test_real_clients_send_the_codecs_bytes_and_their_server_learns(strategy: str, tmp_path: Path) -> None:
     runs = {}
-    for name in ("none", "fp16", CODEC):
+    for name in ("none", "int8", CODEC):
         config = config_for(strategy, cohort=2, rounds=2, eval_every=2, compression=name)
         federation = digits_federation(config, tmp_path / name)
         history, _ = federation.run()
@@ -305,7 +305,7 @@ def test_real_clients_send_the_codecs_bytes_and_their_server_learns(strategy: st
         residuals = {path.parent.name for path in tmp_path.glob(f"{name}/*/residual.safetensors")}
         assert residuals == (set() if name == "none" else trained)
     off = {name: float((values - runs["none"]).norm() / runs["none"].norm()) for name, values in runs.items()}
-    assert 0 < off["fp16"] < 1e-3 < off[CODEC] < 0.5
+    assert 0 < off["int8"] < 1e-2 < off[CODEC] < 0.5
 
 
 def test_where_nothing_is_sent_there_is_nothing_to_compress(tmp_path: Path) -> None:
