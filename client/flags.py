@@ -98,7 +98,15 @@ def log_to(name: str, verbose: bool) -> None:
     """Write our log to stderr, with the client's name in each line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(message)s", datefmt="%H:%M:%S"))
+    handler.addFilter(_make_printable)
     logger = logging.getLogger("hyperbloom")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def _make_printable(record: logging.LogRecord) -> bool:
+    """Replace control characters, as a text may come from a server; a defect's traceback stays as it is."""
+    text = record.getMessage()
+    record.msg, record.args = "".join(letter if letter.isprintable() else " " for letter in text), ()
+    return True

@@ -37,6 +37,8 @@ FileState = tuple[int, int, int] | None
 """Inode, time of change (ns) and size (bytes) of a file; None if there is none."""
 
 LONGEST_RUN_ID = 200
+MOST_RUNS = 500
+"""Most runs of which a client keeps personal parts, and models with which it was scored."""
 
 
 class Scored(Section):
@@ -169,6 +171,7 @@ class ClientState:
             HyperbloomError: they cannot be written. The earlier file is intact.
         """
         tensors = {"values": values} | ({} if momentum is None else {"momentum": momentum})
+        _check_room(self._personal_path(scope.run_id))
         with _disk():
             self._personal(scope.run_id).write(tensors, {"layout": layout.digest}, scope)
 
@@ -212,6 +215,7 @@ class ClientState:
             HyperbloomError: they cannot be written, or the run id is not valid.
         """
         path = self._scored / f"{_file_name(run_id)}.safetensors"
+        _check_room(path)
         with _disk():
             write_tensors(path, tensors, {"facts": facts.model_dump_json()})
 
@@ -298,6 +302,12 @@ def _file_name(run_id: str) -> str:
     if not run_id.strip(".") or Path(run_id).name != run_id or "\0" in run_id or len(run_id) > LONGEST_RUN_ID:
         raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
     return run_id
+
+
+def _check_room(path: Path) -> None:
+    """Raise a HyperbloomError for the file of one more run than `MOST_RUNS`: servers choose the names of runs."""
+    if not path.exists() and sum(1 for _ in path.parent.glob("*.safetensors")) >= MOST_RUNS:
+        raise HyperbloomError(f"the client keeps models of {MOST_RUNS} runs already; its user can delete old ones")
 
 
 @contextmanager

@@ -36,7 +36,8 @@ from hyperbloom.common.config import Positive, Rate, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
-from hyperbloom.common.models import ModelSpec, build, model_names
+from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
+from hyperbloom.common.program.importing import describe
 
 __all__ = ["OPSET", "Card", "ModelFile", "check_writable", "read_model", "write_model"]
 
@@ -175,22 +176,52 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
     path = folder / "model.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--model: expected a model folder with model.json, found {folder} ({error})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(values).__name__}")
     described = check(ModelFile, values, str(path))
     if len(described.class_names) != described.num_classes:
         raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
-    if described.model not in model_names():
-        return described, _onnx_session(folder, described.model)
-    module = build(described.spec).eval()
+    if not all(name.isprintable() for name in described.class_names):
+        raise ConfigError(f"{path}: expected class_names that can be printed, found control characters")
+    scaling = described.scaling
+    if len(scaling.mean) != len(scaling.std) or len(scaling.std) not in (0, *described.input_shape[:1]):
+        raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel or none")
+    own = described.model not in model_names()
+    network = _onnx_session(folder, described.model) if own else _network(folder, described.spec)
+    return described, _checked(network, folder, described.num_classes)
+
+
+def _network(folder: Path, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
+    path = folder / "model.safetensors"
     try:
-        module.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"{folder / 'model.safetensors'}: expected the weights of model.json: {reason}") from None
-    return described, torch.no_grad()(module)
+        needed = 2 * full_layout(spec).numel  # bytes at least; a description may ask for more memory than there is
+        if needed > path.stat().st_size:
+            raise ValueError(f"it needs {needed} bytes or more")
+        module = build(spec).eval()
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [describe(error)])[-1].strip()
+        raise ConfigError(f"{path}: expected the weights of model.json: {reason}") from None
+    return torch.no_grad()(module)
+
+
+def _checked(network: Callable[[Tensor], Tensor], folder: Path, classes: int) -> Callable[[Tensor], Tensor]:
+    """Return the network of a folder from elsewhere: it may fail, or return something else."""
+
+    def logits(inputs: Tensor) -> Tensor:
+        try:
+            found = network(inputs)
+        except Exception as error:
+            raise ConfigError(
+                f"{folder}: its network fails on inputs {tuple(inputs.shape)}: {describe(error)}"
+            ) from error
+        if found.shape != (len(inputs), classes):
+            raise ConfigError(f"{folder}: expected {classes} logits for each input, found {tuple(found.shape)}")
+        return found
+
+    return logits
 
 
 def _onnx_session(folder: Path, name: str) -> Callable[[Tensor], Tensor]:
@@ -200,7 +231,10 @@ def _onnx_session(folder: Path, name: str) -> Callable[[Tensor], Tensor]:
         raise ModelError(f"{name} is an architecture of a user's own; to run it here takes {what}")
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # it has classes of its own for each fault
+        raise ConfigError(f"{path}: expected a network in ONNX: {describe(error)}") from None
     return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
 
 

@@ -58,7 +58,9 @@ class _Told(click.Command):
         try:
             return super().invoke(ctx)
         except HyperbloomError as error:
-            print(f"{ctx.command_path}: {error}", file=sys.stderr)
+            # A text may come from another machine or an unknown file, and control characters would reach the terminal.
+            text = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(error))
+            print(f"{ctx.command_path}: {text}", file=sys.stderr)
             raise Exit(error.exit_code) from None
 
 

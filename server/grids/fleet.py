@@ -1,9 +1,11 @@
 """The server's address, its security settings, and its SuperLink."""
 
 import logging
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from hyperbloom.server.grids.live import LiveGrid
 
-__all__ = ["Machines", "check_port", "log_to", "open_for_newcomers", "open_superlink", "sayer"]
+__all__ = ["Machines", "allow_many_files", "check_port", "log_to", "open_for_newcomers", "open_superlink", "sayer"]
 
 
 Say = Callable[..., None]
@@ -112,6 +114,11 @@ class Machines(Section):
         return ["--server", address, "--root-certificates", str(ca), *(["--key", key] if key else [])]
 
 
+LARGEST_LOG = 2**24
+
+MOST_FILES = 65_536
+"""Open files that a server wants, as in the units of `deploy/`."""
+
 SECURITY = {"insecure", "certs"}
 """Fields that belong together: giving one of them anew replaces both."""
 
@@ -134,6 +141,17 @@ def check_port(host: str, port: int) -> None:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
 
+def allow_many_files() -> None:
+    """Let this process and its children open `MOST_FILES` files, or as many as the system lets them.
+
+    Each connection is one, and the usual limit of 1,024 is soon reached by connections that say nothing.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 @contextmanager
 def open_superlink(
     machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
@@ -144,6 +162,7 @@ def open_superlink(
     """
     from hyperbloom.server.broker.superlink import Tls, superlink
 
+    allow_many_files()
     files, tls = machines.certificates(), None
     if machines.superlink:
         from hyperbloom.server.grids.attached import attached
@@ -177,8 +196,8 @@ def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -
         yield grid
 
 
-class _LogFile(logging.FileHandler):
-    """Drops lines that the disk does not take. The run's own files report a full disk."""
+class _LogFile(RotatingFileHandler):
+    """Starts a new file at 16 MiB, keeps three, and drops lines that a full disk does not take."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore the error."""
@@ -187,7 +206,7 @@ class _LogFile(logging.FileHandler):
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Write our log and Flower's to a file."""
-    handler = _LogFile(path)
+    handler = _LogFile(path, maxBytes=LARGEST_LOG, backupCount=3)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]

@@ -19,6 +19,8 @@ from hyperbloom.strategies.exchange import Client
 __all__ = ["Admission", "check_introduction"]
 
 LONGEST_VERSION = 100
+MOST_NUMBERS = 10_000
+"""Most numbers in an introduction: shape, means, deviations and class shares."""
 
 
 class Admission:
@@ -122,6 +124,9 @@ def check_introduction(
     words = (about.version, about.graph or "", *(about.types or ()))
     if len(about.version) > LONGEST_VERSION or sum(map(len, words)) > LONGEST_LAYOUT:
         raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
+    numbers = sum(map(len, (about.input_shape, about.mean, about.std, about.class_shares)))
+    if numbers > MOST_NUMBERS or abs(sum(about.input_shape)) >= 2**31:
+        raise RefusedError(f"expected at most {MOST_NUMBERS} numbers about its data, found {numbers}, or huge ones")
     if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
         raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
     if not _is_scaling(about):

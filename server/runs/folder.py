@@ -65,7 +65,7 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
     """
     chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
     try:
-        chosen.mkdir(parents=True, exist_ok=True)
+        chosen.mkdir(parents=True, exist_ok=True, mode=0o750)  # it tells of clients; others on a machine need not know
         if any(chosen.iterdir()) and not anew:
             raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}")
     except OSError as error:

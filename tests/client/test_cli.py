@@ -1,5 +1,6 @@
 """`flower-client`: what its flags mean, what it says of wrong ones, and what it leaves behind."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from hyperbloom import __version__
 from hyperbloom.client.cli import flower_client, main
+from hyperbloom.client.flags import log_to
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.link import runtime
 from hyperbloom.client.link.server import Link
@@ -448,3 +450,14 @@ def test_download_fetches_what_is_missing_or_says_what_to_do(
     assert "expected one of" in capsys.readouterr().err
     assert main(["download", "digits"]) == 0
     assert capsys.readouterr().out.startswith("digits can be read: ")
+
+
+def test_control_characters_of_a_server_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("hyperbloom")
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+    log_to("ward-7", verbose=False)
+    logging.getLogger("hyperbloom.client").info("the server says: %s", "\x1b[2J\r bye")
+    assert capsys.readouterr().err.endswith(" ward-7 the server says:  [2J  bye\n")

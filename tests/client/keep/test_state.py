@@ -243,3 +243,16 @@ def test_saving_is_atomic(state: ClientState, monkeypatch: pytest.MonkeyPatch) -
 
 
 # ---------------------------------------------------------------------- a run that is complete
+
+
+def test_a_server_that_names_ever_new_runs_does_not_fill_the_disk(
+    state: ClientState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hyperbloom.client.keep.state.MOST_RUNS", 3)
+    for number in range(3):
+        state.save_personal(scope(f"run-{number}"), LAYOUT, torch.zeros(LAYOUT.numel))
+    with pytest.raises(HyperbloomError, match="keeps models of 3 runs already"):
+        state.save_personal(scope("run-3"), LAYOUT, torch.zeros(LAYOUT.numel))
+    state.save_personal(scope("run-1"), LAYOUT, torch.ones(LAYOUT.numel))
+    found = state.load_personal(scope("run-1"), LAYOUT)
+    assert found is not None and found[0].sum() == LAYOUT.numel

@@ -44,14 +44,15 @@ def test_every_format_has_the_logits_of_the_network(name: str, tmp_path: Path) -
     onnx = pytest.importorskip("onnx", reason="extra export")
     spec, folder = SPECS[name], tmp_path / "a" / "model"
     module = network(spec)
-    files = write_model(folder, module, spec, NAMES, Scaling(255.0, (0.5,), (0.25,)), CARD)
+    mean, std = (0.5,) * spec.input_shape[0], (0.25,) * spec.input_shape[0]
+    files = write_model(folder, module, spec, NAMES, Scaling(255.0, mean, std), CARD)
     assert files == ["README.md", "model.json", "model.onnx", "model.pt2", "model.safetensors"]
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
     described, logits = read_model(folder)
     assert described.spec == spec
     assert described.class_names == NAMES
-    assert described.scaling == Scaling(255.0, (0.5,), (0.25,))
+    assert described.scaling == Scaling(255.0, mean, std)
     program = torch.export.load(folder / "model.pt2").module()
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     assert [entry.version for entry in onnx.load(folder / "model.onnx").opset_import if not entry.domain] == [OPSET]
@@ -145,6 +146,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("format", 2, "format: expected"),
         ("size", "L", "expected the weights of model.json"),
         ("extra", 1, "extra: unknown key"),
+        ("class_names", ["\x1b[2J", "dog", "eel"], "expected class_names that can be printed"),
+        ("input_shape", [2**40], "expected the weights of model.json"),
+        ("input_shape", [2**70], "expected"),
+        ("num_classes", 2**40, "expected"),
+        ("preprocessing", {"divisor": 255.0, "mean": [0.5] * 7, "std": [1.0]}, "expected in preprocessing a mean and"),
     ],
 )
 def test_a_damaged_description_is_told(folder: Path, key: str, value: object, error: str) -> None:
@@ -152,6 +158,30 @@ def test_a_damaged_description_is_told(folder: Path, key: str, value: object, er
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(ConfigError, match=error):
         read_model(folder)
+
+
+def test_a_description_that_is_too_deep_is_told(folder: Path) -> None:
+    (folder / "model.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"--model: expected a model folder"):
+        read_model(folder)
+
+
+@quiet
+@pytest.mark.parametrize("outputs", [0, 2])
+def test_a_foreign_network_that_is_none_or_another_is_told(tmp_path: Path, outputs: int) -> None:
+    """In place of model.onnx lies garbage, or a network with fewer classes."""
+    pytest.importorskip("onnxruntime", reason="extra export")
+    for name, classes in (("m", 3), ("other", 2)):
+        spec = ModelSpec("mynets:make", "M", (5,), classes)
+        write_model(tmp_path / name, nn.Sequential(nn.Linear(5, classes)), spec, NAMES[:classes], Scaling(), CARD)
+    onnx = tmp_path / "m" / "model.onnx"
+    onnx.write_bytes((tmp_path / "other" / "model.onnx").read_bytes() if outputs else b"garbage")
+    with pytest.raises(
+        ConfigError, match="expected 3 logits for each input" if outputs else "expected a network in ONNX"
+    ):
+        read_model(tmp_path / "m")[1](torch.zeros(4, 5))
+    with pytest.raises(ConfigError, match="its network fails on inputs" if outputs else "expected a network in ONNX"):
+        read_model(tmp_path / "m")[1](torch.zeros(4, 6))
 
 
 def test_no_model_folder_is_told(tmp_path: Path, folder: Path) -> None:

@@ -26,6 +26,8 @@ def say(word):
     '''
     if word == "never":
         raise RefusedError("--word: expected another")
+    if word == "clear":
+        raise RefusedError(f"the server says: {chr(27)}[2J{chr(7)} bye")
     if word == "stop":
         raise KeyboardInterrupt
     if word == "pipe":
@@ -80,6 +82,13 @@ def test_what_is_wrong_is_one_line_and_a_code(
     assert execute(program, words.split()) == code
     said = capsys.readouterr().err
     assert said.endswith(f"{text}\n") and said.count("\n") == 1
+
+
+def test_control_characters_of_an_error_do_not_reach_the_terminal(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(program, ["say", "--word", "clear"]) == 3
+    assert capsys.readouterr().err == "prog say: the server says:  [2J  bye\n"
 
 
 def test_help_shows_flags_by_section_commands_and_examples(

@@ -38,6 +38,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"class_shares": (1e30, -1e30, 1.0)}, "expected a share from 0 to 1 for each class"),
     ({"class_shares": (0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
     ({"class_shares": (0.5, 0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
+    ({"mean": (0.5,) * 6000, "std": (1.0,) * 6000}, "expected at most 10000 numbers about its data, found 12001"),
     ({"divisor": 0.0}, "expected a divisor, and a mean"),
     ({"divisor": float("nan")}, "expected a divisor, and a mean"),
     ({"mean": (0.5,)}, "expected a divisor, and a mean"),

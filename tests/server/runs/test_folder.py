@@ -76,6 +76,10 @@ def test_the_default_folder_is_named_by_date_and_strategy(tmp_path: Path, monkey
     assert folder.is_dir()
 
 
+def test_others_on_the_machine_cannot_look_into_a_run(tmp_path: Path) -> None:
+    assert new_run_folder(tmp_path / "run", "pfedhn").stat().st_mode & 0o007 == 0
+
+
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hyperbloom.server.runs.folder.datetime", Standing)
