@@ -1,14 +1,17 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from hyperbloom.client.cli import flower_client
 from hyperbloom.client.flags import data_spec
@@ -38,9 +41,20 @@ def test_the_image_needs_nothing_but_its_base() -> None:
 
 
 def test_scripts_are_shell() -> None:
-    for name in ("prepare", "replica"):
+    for name in ("prepare", "replica", "lock"):
         run("sh", "-n", str(COMPOSE.with_name(name)))
         assert os.access(COMPOSE.with_name(name), os.X_OK)
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_the_image_takes_tested_versions_with_hashes(build: str) -> None:
+    text = COMPOSE.with_name(f"requirements-{build}.txt").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.M))
+    assert len(locked) == len(re.findall(r"^\w", text, re.M))
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    for one in map(Requirement, project["dependencies"]):
+        assert one.specifier.contains(locked[one.name]), one
+    assert ("cpu" in locked["torch"]) == (build == "cpu") == (not any(name.startswith("cuda") for name in locked))
 
 
 @pytest.mark.parametrize("files", [[COMPOSE], [COMPOSE, CUDA]], ids=["cpu", "cuda"])
