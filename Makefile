@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: demo test check siege soak docs clean help
+.PHONY: demo test check versions siege soak docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -19,6 +19,9 @@ test: $(VENV)/.installed  ## run the tests, in at most six minutes; `make check`
 
 check: $(VENV)/.installed  ## lint, types and all tests: what CI runs
 	scripts/check $(BIN)
+
+versions: $(VENV)/.installed  ## run tests with the oldest and the newest libraries and Python, in .versions/
+	scripts/versions $(BIN)
 
 siege: $(VENV)/.installed  ## kill, freeze and cut off real processes for MINUTES (30), and a third of that again read nonsense
 	OMP_NUM_THREADS=1 $(BIN)/python -m siege.faults --minutes $(MINUTES)
@@ -33,9 +36,10 @@ docs: $(VENV)/.installed  ## build the pages into site/; a broken link is an err
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "Hyperbloom needs Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Installing into $(VENV), once: some minutes, and 7 GB with CUDA (README.md says how to do without)."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable '.[dev,export,simulation]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) --editable '.[dev,export,simulation]'
 	@touch $@
 
 clean:  ## remove the virtual environment and caches; run folders stay
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .versions build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -36,7 +36,7 @@ def need(module: str, package: str) -> Any:
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # torchvision's, if it is built for another torch
         raise DataError(f"this data needs {package}, which is not here ({error}): pip install {package}") from error
 
 

@@ -140,8 +140,8 @@ def names(text: str | None) -> list[str]:
 def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
     """Run a program with `arguments`, by default those of the process, and return its exit code.
 
-    The exit code is 2 for wrong usage, the error's own for a HyperbloomError, 130 for Ctrl-C or SIGTERM, and 141 if the
-    reader of the output has gone (`... | head`).
+    The exit code is 2 for wrong usage, and for what an untested version of a library lacks. It is the error's own
+    for a HyperbloomError, 130 for Ctrl-C or SIGTERM, and 141 if the reader of the output has gone (`... | head`).
     """
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     name = str(program.name)
@@ -161,6 +161,13 @@ def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
         message = " ".join(error.format_message().split()).rstrip(".")
         print(f"{path}: {message}; see {path} --help", file=sys.stderr)
         return error.exit_code
+    except (ImportError, AttributeError) as error:
+        from hyperbloom.common.program.doctor import check_packages
+
+        if (packages := check_packages()).state == "ok":
+            raise
+        print(f"{name}: {error}: {packages.found}; {packages.do}", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

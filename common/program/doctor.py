@@ -26,6 +26,7 @@ __all__ = [
     "check_file",
     "check_folder",
     "check_machine",
+    "check_packages",
     "check_server",
     "report",
 ]
@@ -78,7 +79,7 @@ def report(findings: Sequence[Finding]) -> int:
 
 def check_machine() -> list[Finding]:
     """Look at Python, packages, accelerators and threads."""
-    return [_python(), _packages(), *_torch()]
+    return [_python(), check_packages(), *_torch()]
 
 
 def _python() -> Finding:
@@ -94,7 +95,7 @@ def _python() -> Finding:
     return Finding("Python", "failure", found, f"take a Python {wanted}")
 
 
-def _packages() -> Finding:
+def check_packages() -> Finding:
     """Compare the installed packages, except those of extras, with the tested ranges."""
     from packaging.requirements import Requirement
 

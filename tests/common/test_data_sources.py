@@ -360,6 +360,13 @@ def test_a_package_that_is_not_installed_is_named() -> None:
         need("hyperbloom_lacks_this", "some-package")
 
 
+def test_a_torchvision_for_another_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unfit.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"needs torchvision, .*nms does not exist\): pip install torchvision$"):
+        need("unfit", "torchvision")
+
+
 # ---------------------------------------------------------------------- stand-ins
 
 

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 from hyperbloom.client.cli import flower_client
+from hyperbloom.common.program import doctor
 from hyperbloom.common.program.commands import Program, execute
 from hyperbloom.server.cli import flower_server
 from tests.parsing import commands
@@ -32,6 +34,8 @@ def say(word):
         raise KeyboardInterrupt
     if word == "pipe":
         raise BrokenPipeError
+    if word == "import":
+        raise ImportError("cannot import name 'Grid' from 'flwr.app'")
     print(word)
     return 7 if word == "seven" else None
 
@@ -117,6 +121,18 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
 def test_another_pipe_that_breaks_is_not_hidden(program: Program) -> None:
     with pytest.raises(BrokenPipeError):
         execute(program, ["say", "--word", "pipe"])
+
+
+def test_what_an_untested_version_breaks_is_one_line(
+    program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda name: ["flwr<1"])
+    assert execute(program, ["say", "--word", "import"]) == 2
+    found = f"flwr {version('flwr')}, tested with <1; pip install 'flwr<1'"
+    assert capsys.readouterr().err == f"prog: cannot import name 'Grid' from 'flwr.app': {found}\n"
+    monkeypatch.setattr(doctor, "requires", lambda name: ["flwr>1"])
+    with pytest.raises(ImportError):  # the versions fit, so it is a defect
+        execute(program, ["say", "--word", "import"])
 
 
 @pytest.mark.parametrize("program", [flower_server, flower_client], ids=lambda program: program.name)
