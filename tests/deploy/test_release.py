@@ -27,7 +27,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(TOP / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "constraints-cpu.txt"):
         shutil.copy(TOP / name, copy / name)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy), timeout=200)
     return out
 
 
@@ -49,13 +49,14 @@ def test_the_demo_runs_from_an_empty_environment(
 ) -> None:
     """Its libraries are this environment's, by a path that leads to no checkout."""
     (package,), (sdist,) = dist.glob(kind), dist.glob("*.tar.gz")
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     paths = {"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")}
     place, python = Path(sysconfig.get_path("purelib", vars=paths)), str(tmp_path / "venv/bin/python")
     (place / "libraries.pth").write_text(sysconfig.get_path("purelib"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    run(python, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", str(package))
+    install = ["install", "--no-index", "--no-deps", "--no-build-isolation", str(package)]
+    run(sys.executable, "-m", "pip", "--python", python, *install, timeout=200)
     assert Path(run(python, "-c", "import hyperbloom; print(hyperbloom.__file__)").strip()).is_relative_to(place)
     with tarfile.open(sdist) as archive:
         (member,) = [each for each in archive.getmembers() if each.name.endswith("examples/demo.yaml")]

@@ -147,6 +147,7 @@ def test_an_activation_of_the_input_is_a_node() -> None:
     assert types(trace(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 3, 1)), IMAGE)) == ["act +relu", "conv2d 3,3 k1x1 wb"]
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch.fx of 2.6 refuses it (docs/versions.md)")
 def test_the_size_of_a_pooling_may_be_computed() -> None:
     graph = trace(Apply(lambda m, x: F.avg_pool2d(m.get_submodule("a")(x), x.shape[2:]), a=nn.Conv2d(3, 3, 1)), IMAGE)
     assert types(graph)[-1] == "avgpool2d k8x8 s8x8"
