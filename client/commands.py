@@ -9,7 +9,7 @@ import click
 
 from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, section
+from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
 from hyperbloom.common.program.proposals import DATASETS, proposed
 
 __all__ = ["COMMANDS"]
@@ -51,6 +51,7 @@ def _keygen(out: Path) -> None:
     *CONNECTION,
     Flag("--client-id", "names the default state folder", default="client"),
     _STATE,
+    JSON,
     example="flower-client doctor --server gpu-box:9092 --root-certificates ca.pem --key ward-7.pem",
 )
 def _doctor(
@@ -60,6 +61,7 @@ def _doctor(
     key: Path | None,
     client_id: str,
     state_dir: Path | None,
+    as_json: bool,
 ) -> int:
     """Check this machine before it joins.
 
@@ -86,7 +88,7 @@ def _doctor(
         findings.append(found)
     if server:
         findings += check_server(server, root_certificates, bool(insecure))
-    return report(findings)
+    return report(findings, as_json)
 
 
 @command(

@@ -1,7 +1,6 @@
 """The available choices: `flower-server --list` and `--explain`."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import json
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,19 +14,22 @@ from hyperbloom.strategies import STRATEGIES, find_strategy
 
 __all__ = ["print_catalogue", "print_keys"]
 
-NO_LINES: Mapping[str, str] = MappingProxyType({})
 
-
-def print_catalogue(console: Console) -> None:
-    """Print strategies, models, data sets and splits with a line each, and where plug-ins come from."""
-    strategies = {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()}
-    models = {name: info.description for name, info in MODELS.items()}
-    datasets = {name: info.description for name, info in DATASETS.items()}
-    _print(console, "strategies", strategies, plugin_lines("strategies", STRATEGIES))
-    _print(console, "models", models, plugin_lines("models", MODELS))
-    _print(console, "data sets", datasets, plugin_lines("datasets", DATASETS))
-    _print(console, "splits", {name: partitioner.description for name, partitioner in PARTITIONERS.items()})
+def print_catalogue(console: Console, as_json: bool = False) -> None:
+    """Print strategies, models, data sets and splits with a line each, and where plug-ins come from; or JSON."""
+    found = {
+        "strategies": {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()}
+        | plugin_lines("strategies", STRATEGIES),
+        "models": {name: info.description for name, info in MODELS.items()} | plugin_lines("models", MODELS),
+        "data sets": {name: info.description for name, info in DATASETS.items()} | plugin_lines("datasets", DATASETS),
+        "splits": {name: partitioner.description for name, partitioner in PARTITIONERS.items()},
+    }
+    if as_json:
+        return print(json.dumps(found, indent=1))
+    for title, lines in found.items():
+        _print(console, title, lines)
     console.print("Clients can also bring data and models of their own: see flower-client --help.")
+    return None
 
 
 def print_keys(console: Console, strategy: str) -> None:
@@ -53,9 +55,9 @@ def _add_keys(table: Table, section: type[Section], prefix: str) -> None:
             table.add_row(prefix + name, "" if default is None else str(default), field.description or "")
 
 
-def _print(console: Console, title: str, lines: dict[str, str], of_plugins: Mapping[str, str] = NO_LINES) -> None:
+def _print(console: Console, title: str, lines: dict[str, str]) -> None:
     table = Table("", "", box=None, show_header=False, title=title, title_justify="left", title_style="bold")
-    for name, text in [*lines.items(), *of_plugins.items()]:
+    for name, text in lines.items():
         table.add_row(escape(name), escape(text))
     console.print(table, "")
 

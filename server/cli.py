@@ -136,6 +136,7 @@ _FLAGS = [
         Flag("--tensorboard", "write event files for TensorBoard to RUN/tensorboard", is_flag=True),
     ),
     Flag("--list", "list strategies, models, data sets and splits", is_flag=True),
+    Flag("--json as_json", "with --list: print JSON for programs", is_flag=True),
     Flag("--explain", "list every key of a run of this strategy", metavar="STRATEGY", shell_complete=_STRATEGY),
 ]
 
@@ -160,7 +161,7 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
     if flags["list"] or flags["explain"]:
         from hyperbloom.server.catalogue import print_catalogue, print_keys
 
-        print_catalogue(console) if flags["list"] else print_keys(console, flags["explain"])
+        print_catalogue(console, flags["as_json"]) if flags["list"] else print_keys(console, flags["explain"])
         return
     from hyperbloom.common.config import check
     from hyperbloom.server.grids.fleet import Machines

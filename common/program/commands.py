@@ -15,7 +15,7 @@ from hyperbloom import __version__
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.program.signals import terminate_as_interrupt
 
-__all__ = ["FILE", "FOLDER", "Flag", "Program", "command", "execute", "given", "group", "names", "section"]
+__all__ = ["FILE", "FOLDER", "JSON", "Flag", "Program", "command", "execute", "given", "group", "names", "section"]
 
 FILE = click.Path(readable=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, readable=False, path_type=Path)
@@ -30,6 +30,9 @@ class Flag(click.Option):
     def __init__(self, flags: str, text: str, **details: Any) -> None:
         """Take the names in one string, the help text, and further arguments of click.Option."""
         super().__init__(flags.split(), help=text, **details)
+
+
+JSON = Flag("--json as_json", "print JSON for programs instead", is_flag=True)
 
 
 def section(title: str, *flags: Flag) -> list[Flag]:

@@ -4,6 +4,7 @@ Each check returns findings and raises nothing. A problem is a row of the table 
 """
 
 import datetime as dt
+import json
 import os
 import platform
 import shutil
@@ -55,8 +56,12 @@ class Finding:
     do: str = ""
 
 
-def report(findings: Sequence[Finding]) -> int:
-    """Print the table; return the exit code, 1 if something fails."""
+def report(findings: Sequence[Finding], as_json: bool = False) -> int:
+    """Print the table, or a JSON list of findings; return the exit code, 1 if something fails."""
+    failures = sum(finding.state == "failure" for finding in findings)
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
+        return int(failures > 0)
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -68,7 +73,6 @@ def report(findings: Sequence[Finding]) -> int:
         colour = {"ok": "green", "warning": "yellow", "failure": "red"}[finding.state]
         table.add_row(finding.what, Text(finding.state, colour), Text(finding.found), Text(finding.do))
     Console().print(table)
-    failures = sum(finding.state == "failure" for finding in findings)
     said = f"{failures} failure{'s' if failures > 1 else ''}"
     print(said if failures else "nothing here keeps a run from working")
     return int(failures > 0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hyperbloom.common.errors import ConfigError, HyperbloomError
-from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, group
+from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, group
 from hyperbloom.server.flags import CERTS, HOST, PORT
 
 if TYPE_CHECKING:
@@ -139,9 +139,12 @@ clients = group(
     CERTS,
     Flag("--run-dir", "where runs are written", type=FOLDER, default=Path("runs")),
     Flag("--server", "test the way to this server, TLS included", metavar="HOST:PORT"),
+    JSON,
     example="flower-server doctor --host 0.0.0.0 --port 9092",
 )
-def doctor(host: str, port: int, insecure: int, certs: Path | None, run_dir: Path, server: str | None) -> int:
+def doctor(
+    host: str, port: int, insecure: int, certs: Path | None, run_dir: Path, server: str | None, as_json: bool
+) -> int:
     """Check this machine before a run.
 
     Looks at packages, GPU, threads, disk, port, certificates, keys, and with --server at a server that runs. Prints a
@@ -158,7 +161,7 @@ def doctor(host: str, port: int, insecure: int, certs: Path | None, run_dir: Pat
         findings.append(_port(host, port))
     if not insecure:
         findings += _certificates(files)
-    return report(findings)
+    return report(findings, as_json)
 
 
 def _port(host: str, port: int) -> "Finding":

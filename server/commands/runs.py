@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.program.commands import FILE, FOLDER, Flag, command, names
+from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, names
 from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, WEB, set_flag
 
 __all__ = ["compare", "export", "report", "reproduce", "serve", "watch"]
@@ -19,9 +19,11 @@ _RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
     "watch",
     click.Argument(["run"], help="the run's folder; with --web also a folder of runs", type=FOLDER),
     Flag("--web", WEB, metavar="[HOST:]PORT"),
+    Flag("--once", "say how far the run is, and end", is_flag=True),
+    Flag("--json as_json", "with --once: print JSON for programs", is_flag=True),
     example="flower-server watch runs/20260102-030405-pfedhn",
 )
-def watch(run: Path, web: str | None) -> None:
+def watch(run: Path, web: str | None, once: bool, as_json: bool) -> None:
     """Watch a run from its folder.
 
     The run may still go on, or be over. The command only reads files, so you can call it on any machine that sees the
@@ -32,6 +34,10 @@ def watch(run: Path, web: str | None) -> None:
         from hyperbloom.server.live.site import serve
 
         return serve(run, web, lambda line: print(line, flush=True))
+    if once or as_json:
+        from hyperbloom.server.live.run import how_far
+
+        return print(how_far(run, as_json))
     from rich.console import Console
 
     from hyperbloom.server.watch.watching import watch
@@ -135,6 +141,7 @@ def export(
     Flag("--seeds", "how many, from the run's seed on", default=3),
     set_flag("set a key of the run (data.split=iid), or one strategy's option (pfedhn.learning_rate=0.05)"),
     *SERIES,
+    JSON,
     example="flower-server compare --strategies pfedhn,fedavg,local --config run.yaml --seeds 3 --out runs/compared",
     epilog="exit codes: 0 all runs are complete, 2 wrong settings, 4 a strategy could not be trained, 130 Ctrl-C",
 )
@@ -145,6 +152,7 @@ def compare(
     assignments: tuple[str, ...],
     out: Path | None,
     engine: str,
+    as_json: bool,
 ) -> int:
     """Compare strategies on the same clients, data and seeds.
 
@@ -167,12 +175,15 @@ def compare(
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
     check_cells(cells, engine)
+    told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
     with open_comparison(out, shared_by(cells[0].config, engine), cells):
-        print(f"comparison: {out} ({len(cells)} runs; the same command with --out {out} goes on where this one stops)")
-        with ComparisonView(Console(), cells) as view:
+        going_on = f"the same command with --out {out} goes on where this one stops"
+        told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")
+        with ComparisonView(Console(stderr=as_json), cells) as view:
             failures = run_cells(cells, engine, view)
-        print(f"\n{write_table(out, cells)}")
-    print(f"everything is in {out}")
+        table = write_table(out, cells)
+    print((out / "comparison.json").read_text() if as_json else f"\n{table}")
+    told.print(f"everything is in {out}")
     return failures[0].exit_code if failures else 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.files.storage import write_bytes, write_json
 from hyperbloom.server.compare.comparison import Cell
 from hyperbloom.server.pages.charts import Series, lines
 from hyperbloom.server.pages.page import render
@@ -55,7 +55,7 @@ def _read(cell: Cell) -> Course:
 
 
 def write_table(out: Path, cells: Sequence[Cell]) -> str:
-    """Write comparison.md, comparison.csv, curves.csv and comparison.html; return the Markdown.
+    """Write comparison.md, comparison.json, comparison.csv, curves.csv and comparison.html; return the Markdown.
 
     Raises:
         ConfigError: a file of a finished cell is missing or damaged.
@@ -65,6 +65,7 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
     remarks = _remarks(cells, results)
     text = "\n".join([markdown(HEADER, [_shown(row) for row in rows]), "", BELOW, *remarks, ""])
     write_bytes(out / "comparison.md", text.encode())
+    write_json(out / "comparison.json", rows)
     write_bytes(out / "comparison.csv", _csv(rows[0] if rows else HEADER, [list(row.values()) for row in rows]))
     curves = [
         (name, cell.config.seed, number, accuracy)

@@ -18,7 +18,7 @@ from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.watching import is_running
 
-__all__ = ["LiveRun", "Standing", "Watched", "find_runs"]
+__all__ = ["LiveRun", "Standing", "Watched", "find_runs", "how_far"]
 
 CHUNK = 4_000_000
 """Most bytes that are read of a file at once, which takes about 50 ms."""
@@ -205,3 +205,30 @@ def find_runs(folder: Path) -> dict[str, Path]:
     paths = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern)]
     paths.sort(key=lambda path: (path / "config.yaml").stat().st_mtime, reverse=True)
     return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def how_far(folder: Path, as_json: bool) -> str:
+    """Return how far a run is: a line for each strategy that has begun, or all of it as JSON.
+
+    Raises:
+        ConfigError: the folder holds no run, or a file of it is damaged.
+    """
+    run = LiveRun(folder)
+    run.look(float("inf"))
+    if not as_json:
+        begun = [course.board.sentence() for course in run.courses.values() if course.means]
+        where = f"{run.current.board.name}: round {run.current.board.done} of {run.config.rounds}"
+        return "\n".join([*begun, f"{run.state}: {where}"])
+    strategies = {
+        name: {
+            "round": course.board.done,
+            "test_mean": dict(course.means),
+            "test_worst": dict(course.worsts),
+            "bytes_down": course.bytes_down,
+            "bytes_up": course.bytes_up,
+            "clients": {who: vars(client) for who, client in course.clients.items()},
+        }
+        for name, course in run.courses.items()
+    }
+    told = {"state": run.state, "rounds": run.config.rounds, "seconds_left": run.current.board.seconds_left}
+    return json.dumps({**told, "strategies": strategies}, indent=1)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import uvicorn
@@ -207,9 +208,9 @@ def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
     with listening:
         shown = f"[{host}]" if ":" in host else host
         say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
-        config = uvicorn.Config(
-            application(folder, host), log_level="warning", access_log=False, timeout_graceful_shutdown=1
-        )
+        # uvloop loses a SIGTERM that comes while it starts, and then never ends.
+        how: dict[str, Any] = {"loop": "asyncio", "log_level": "warning", "access_log": False}
+        config = uvicorn.Config(application(folder, host), timeout_graceful_shutdown=1, **how)
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -237,6 +238,9 @@ def test_a_server_that_can_start(files: Certificates, tmp_path: Path, capsys: py
         free = probe.getsockname()[1]
     assert server_main([*flags, "--port", str(free)]) == 1
     assert "chmod 600" in " ".join(capsys.readouterr().out.split())
+    assert server_main([*flags, "--port", str(free), "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert [each["what"] for each in findings if "chmod 600" in each["do"]] == ["certificates"]
 
 
 def test_a_server_certificate_of_another_ca(

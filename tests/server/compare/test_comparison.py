@@ -441,6 +441,16 @@ def test_clients_that_were_not_evaluated_are_told(copy: Path) -> None:
     assert "local-seed0: 3 of 4 clients were evaluated\n" in write_table(copy, [more])
 
 
+def test_programs_get_the_table_as_json_and_nothing_else(
+    file: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(file, copy, "--json") == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert [row["name"] for row in rows] == list(STRATEGIES) and rows[0]["seeds"] == 2
+    assert f"everything is in {copy}" in said.err
+
+
 def test_a_damaged_cell_is_named(copy: Path) -> None:
     cell = Cell("local", load_run_config(copy / "local-seed0/config.yaml", {}), copy / "local-seed0")
     lines = (cell.folder / "metrics.jsonl").read_text().splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.live.run import LiveRun, find_runs
+from hyperbloom.server.live.run import LiveRun, find_runs, how_far
 from hyperbloom.server.runs.checkpoint import locked
 
 from ..recorded import Recording, some_config
@@ -119,3 +119,20 @@ def test_runs_are_found_in_a_folder_and_in_comparisons(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "one")
     shutil.rmtree(tmp_path / "compared")
     assert find_runs(tmp_path) == {}
+
+
+def test_once_for_people_and_for_programs(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.begin("pfedhn")
+    recording.go(1)
+    recording.go(2, b="out of memory")
+    recording.go(3)
+    assert how_far(tmp_path, False).splitlines() == [
+        "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2 s left",
+        "stopped: pfedhn: round 3 of 6",
+    ]
+    told = json.loads(how_far(tmp_path, True))
+    assert (told["state"], told["rounds"], told["strategies"]["local"]["round"]) == ("stopped", 6, 0)
+    pfedhn = told["strategies"]["pfedhn"]
+    assert (pfedhn["round"], pfedhn["test_mean"], pfedhn["bytes_down"]) == (3, {"2": 21.0}, 6000)
+    assert pfedhn["clients"]["b"]["why"] == "out of memory"
