@@ -1,7 +1,10 @@
-"""Networks of the real world: clients behind an HTTP CONNECT proxy (docs/networks.md)."""
+"""Networks of the real world: clients behind an HTTP CONNECT proxy, and a server behind nginx. docs/networks.md."""
 
+import re
+import shutil
 import socket
 import socketserver
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,10 +15,12 @@ import pytest
 from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.access.certificates import Certificates, init
 from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.superlink import free_port
 from tests.processes.conftest import Process, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
+PAGE = Path(__file__).parents[2] / "docs/networks.md"
 RUN = ["--strategy", "pfedhn-pc", "--rounds", "2", "--clients", "1", "--cohort", "1", "--set", "local.steps=2"]
 
 
@@ -82,3 +87,37 @@ def test_a_client_takes_the_proxy_of_its_environment(
         client = join(site, files.ca, key)
         assert (server.wait(), client.wait()) == (0, 0), server.output + client.output
     assert set(asked) == (set() if around else {f"CONNECT 127.0.0.1:{site.port}"})
+
+
+def test_a_server_stands_behind_nginx(site: Site, house: tuple[Process, Certificates, Path]) -> None:
+    """With the very lines of the page."""
+    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin:/opt/homebrew/bin")
+    if nginx is None:
+        pytest.skip("there is no nginx here (Debian: apt-get install nginx-light)")
+    server, files, key = house
+    port, folder = free_port(), site.folder / "nginx"
+    folder.mkdir()
+    (block,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for written, here in (
+        ("443", f"127.0.0.1:{port}"),
+        ("gpu-box:9092", f"localhost:{site.port}"),  # nginx compares names, not addresses
+        ("/etc/hyperbloom/certs/", f"{files.folder}/"),
+    ):
+        assert written in block
+        block = block.replace(written, here)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
+    log = folder / "access.log"
+    head = f"user root;\npid {folder}/pid;\nevents {{}}\nhttp {{\naccess_log {log};\n{places}"
+    (folder / "nginx.conf").write_text(f"{head}{block}}}\n")
+    command = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+    with subprocess.Popen([*command, "-g", "daemon off;"]) as running:
+        try:
+            behind, site.port = site.port, port
+            client = join(site, files.ca, key)
+            assert (server.wait(), client.wait()) == (0, 0), server.output + client.output
+        finally:
+            site.port = behind
+            running.terminate()
+    assert log.read_text().count("POST /flwr.proto.Fleet/") > 10
+    assert not re.search(r'" [45]\d\d ', log.read_text())
