@@ -112,8 +112,10 @@ class Post:
         self, orders: Sequence[tuple[int, Order, Any]], round_number: int = 0, ttl: float | None = None
     ) -> list[Letter]:
         """Send each order to its node; return those that the grid accepted. `ttl` is in seconds."""
+        distinct = {id(order): order for _, order, _ in orders}  # all may get one order, which may be large
+        packed = {key: pack(order) for key, order in distinct.items()}
         messages = [
-            Message(pack(order), node, order.message_type, ttl=ttl, group_id=str(round_number))
+            Message(packed[id(order)], node, order.message_type, ttl=ttl, group_id=str(round_number))
             for node, order, _ in orders
         ]
         if not messages:

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
-from flwr.app import Message
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from hyperbloom import __version__
 from hyperbloom.common.encoders import descriptor_layout
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.program.signals import uninterrupted
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
-from hyperbloom.common.wire.orders import Failed, Notice
-from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.common.wire.orders import Failed, Notice, Order
+from hyperbloom.common.wire.pack import unpack_answer
 from hyperbloom.common.wire.weights import Weights
+from hyperbloom.server.loop.post import Failure, Pause, Post
 from hyperbloom.server.runs.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.odpfl import ODPFL
@@ -30,7 +30,6 @@ __all__ = ["ModelMaker", "OnDemandService", "check_on_demand"]
 
 VISIT_EVERY_S = 0.1
 TTL_S = 600.0
-FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 USUAL = 0.95
 """Share of the training clients whose distance to their nearest neighbour counts as usual."""
 
@@ -162,33 +161,35 @@ class OnDemandService:
     on_event: Callable[[str], None] = lambda text: None
     served: int = 0
     _met: set[int] = field(default_factory=set)
-    _open: dict[str, tuple[int, str, float]] = field(default_factory=dict)  # by message id: node, type, time sent
     _visited: float = -VISIT_EVERY_S
+
+    def __post_init__(self) -> None:
+        """Start with no open message."""
+        self.post = Post(self.grid)
 
     def serve(self) -> None:
         """Serve until interrupted."""
-        delay = FASTEST_POLL_S
+        pause = Pause()
         while True:
-            served = self.served
-            delay = FASTEST_POLL_S if self.poll() else min(1.5 * delay, SLOWEST_POLL_S)
+            served, came = self.served, self.poll()
             if self.served > served:
                 self.on_event(f"models delivered: {self.served}")
-            time.sleep(delay)
+            pause.take(bool(came))
 
     def poll(self) -> int:
         """Process what has come and send what is due; return the number of messages that came."""
         self._visit()
-        replies = list(self.grid.pull_messages(list(self._open))) if self._open else []
+        arrivals = self.post.poll()
         described: list[tuple[int, Description]] = []
-        for reply in replies:
-            node, asked, _ = self._open.pop(reply.metadata.reply_to_message_id)
-            if asked == Offer.message_type and (description := self._accept(node, reply)):
+        for arrival in arrivals:
+            node, asked = arrival.letter.node, arrival.letter.kind
+            if asked is Offer and (description := self._accept(node, arrival.content)):
                 described.append((node, description))
-            elif asked == Delivery.message_type and not reply.has_error():
+            elif asked is Delivery and not isinstance(arrival.content, Failure):
                 self.served += 1
-                self._send([(node, Notice("finished", "the model is delivered"))], Notice.message_type)
+                self._send([(node, Notice("finished", "the model is delivered"))])
         self._deliver(described)
-        return len(replies)
+        return len(arrivals)
 
     def _visit(self) -> None:
         """Send the offer to new nodes, and forget those that left or stay silent."""
@@ -199,25 +200,21 @@ class OnDemandService:
         present = set(self.grid.get_node_ids())
         newcomers = sorted(present - self._met)
         self._met = present
-        self._open = {i: sent for i, sent in self._open.items() if sent[0] in present and now - sent[2] < TTL_S}
-        if newcomers:
-            content = pack(self.maker.offer)  # pack once: the encoder may be large
-            self._push(
-                [Message(content, node, Offer.message_type, ttl=TTL_S) for node in newcomers], Offer.message_type
-            )
+        self.post.keep(lambda letter: letter.node in present and now - letter.sent < TTL_S)
+        self._send([(node, self.maker.offer) for node in newcomers])
 
-    def _accept(self, node: int, reply: Message) -> Description | None:
+    def _accept(self, node: int, content: RecordDict | Failure) -> Description | None:
         try:
-            if reply.has_error():
-                raise WireError(f"it took no offer ({reply.error.reason}); is it `flower-client join`?")
-            description = unpack_answer(Description, reply.content)
+            if isinstance(content, Failure):
+                raise WireError(f"it took no offer ({content.text}); is it `flower-client join`?")
+            description = unpack_answer(Description, content)
             if isinstance(description, Failed):
                 raise WireError(description.text)
             self.maker.check(description)
             return description
         except WireError as error:
             self.on_event(f"refused node {node}: {error}")
-            self._send([(node, Notice("refused", str(error)))], Notice.message_type)
+            self._send([(node, Notice("refused", str(error)))])
             return None
 
     def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:
@@ -231,17 +228,10 @@ class OnDemandService:
                 rows, unlike = self.maker.write(descriptors, size), self.maker.unlike(descriptors)
                 nodes = [node for node, _ in some]
                 deliveries = [Delivery(Weights(layout, row), far) for row, far in zip(rows, unlike, strict=True)]
-                self._send(list(zip(nodes, deliveries, strict=True)), Delivery.message_type)
+                self._send(list(zip(nodes, deliveries, strict=True)))
 
-    def _send(self, contents: Sequence[tuple[int, Delivery | Notice]], kind: str) -> None:
-        self._push([Message(pack(content), node, kind, ttl=TTL_S) for node, content in contents], kind)
-
-    def _push(self, messages: list[Message], kind: str) -> None:
-        with uninterrupted():
-            ids, now = list(self.grid.push_messages(messages)), time.monotonic()
-        nodes = [message.metadata.dst_node_id for message in messages]
-        # The grid gives no id for a node that has just left.
-        self._open |= {i: (node, kind, now) for i, node in zip(ids, nodes, strict=True) if i}
+    def _send(self, messages: Sequence[tuple[int, Order]]) -> None:
+        self.post.send([(node, message, None) for node, message in messages], ttl=TTL_S)
 
 
 def _size(waiting: tuple[int, Description]) -> str:

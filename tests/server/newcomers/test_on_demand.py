@@ -19,6 +19,7 @@ from hyperbloom.common.wire.orders import Failed, Notice
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.cli import main
+from hyperbloom.server.loop import post
 from hyperbloom.server.newcomers import on_demand
 from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
 from hyperbloom.server.runs.trained import Trained, read_trained
@@ -54,7 +55,8 @@ def trained(run: Path) -> Trained:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     turned = Clock()
-    monkeypatch.setattr(on_demand, "time", turned)
+    for module in (on_demand, post):
+        monkeypatch.setattr(module, "time", turned)
     return turned
 
 
@@ -261,13 +263,13 @@ def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: OnDem
     assert isinstance(grid, ScriptedGrid)
     grid.nodes.update({2: lambda message: None, 3: lambda message: None})
     polls(counter, clock, 2)
-    assert len(counter._open) == 2
+    assert len(counter.post.open(Offer)) == 2
     grid.leave(3)
     polls(counter, clock, 2)
-    assert len(counter._open) == 1
+    assert len(counter.post.open(Offer)) == 1
     clock.sleep(on_demand.TTL_S)
     polls(counter, clock, 1)
-    assert counter._open == {}
+    assert counter.post.open(Offer) == []
     grid.nodes[3] = visitor = Visitor(torch.ones(3))
     polls(counter, clock)
     assert visitor.got is not None
