@@ -35,7 +35,7 @@ def write_run(folder: Path, clients: int, rounds: int, cohort: int, eval_every: 
                 name = f"client-{(number * cohort + each) % clients}"
                 lines.write(json.dumps({"round": number, "client": name, "loss": 0.5, "seconds": 0.1}) + "\n")
             for each in range(clients if scored else 0):
-                score = {"test_correct": int(accuracy), "test_total": 100, "val_correct": 1, "val_total": 2}
+                score = {"test_accuracy": int(accuracy) / 100, "test_total": 100, "val_accuracy": 0.5, "val_total": 2}
                 lines.write(json.dumps({"round": number, "client": f"client-{each}", **score}) + "\n")
     return sum(path.stat().st_size for path in folder.glob("*.jsonl"))
 

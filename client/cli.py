@@ -75,6 +75,12 @@ _FLAGS = [
             "tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
             is_flag=True,
         ),
+        Flag("--disclose-moments", "tell the server mean and deviation of the numbers to learn", is_flag=True),
+        Flag(
+            "--disclose-counts",
+            "send the counts behind each score (answers by class, scores in bins), for figures over all clients",
+            is_flag=True,
+        ),
         Flag(
             "--min-noise",
             "train only in runs where changes leave this machine with Gaussian noise of at least so many times the "

@@ -141,13 +141,15 @@ def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, 
     click.Argument(["files"], help="image, .npy, .npz or folder of images", nargs=-1, required=True, type=FILE),
     Flag("--model", "model folder, from export or join", required=True, type=FOLDER),
     Flag("--json as_json", "a JSON object per input, with all probabilities", is_flag=True),
+    Flag("--masks", "segmentation: folder for the masks as PNG, a colour for each class", type=FOLDER),
     example="flower-client predict --model models/ward-7 scan-1.png scan-2.png",
 )
-def _predict(files: tuple[Path, ...], model: Path, as_json: bool) -> None:
-    """Classify images or arrays with an exported model.
+def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | None) -> None:
+    """Answer for images or arrays with an exported model.
 
     FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. Prints a
-    table, or tab-separated lines when piped: file, class, probability.
+    table, or tab-separated lines when piped: the file, then what the model's task tells: a class and its probability,
+    each label's probability, numbers in their units, or the share of each class in a mask.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -155,25 +157,43 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool) -> None:
 
     from hyperbloom.common.data.unlabelled import read_inputs
     from hyperbloom.common.files.export import read_model
+    from hyperbloom.common.files.pictures import write_mask
 
-    described, logits = read_model(model)
-    classes = described.class_names
-    table = Table("file", "class", "probability", box=None, pad_edge=False)
+    described, outputs_of = read_model(model)
+    table = Table(box=None, pad_edge=False)
     in_table = sys.stdout.isatty() and not as_json
     for inputs in read_inputs(files, described.input_shape, described.scaling):
         for start in range(0, len(inputs.names), 256):
-            rows = logits(inputs.values[start : start + 256]).double().softmax(1).tolist()
-            for file, row in zip(inputs.names[start : start + 256], rows, strict=True):
-                best = max(range(len(row)), key=row.__getitem__)
+            outputs = outputs_of(inputs.values[start : start + 256])
+            answers = described.learned.show(outputs, described.class_names)
+            for file, answer in zip(inputs.names[start : start + 256], answers, strict=True):
+                mask = answer.pop("mask", None)
+                if mask is not None and masks:
+                    answer["mask"] = str(write_mask(masks, file, mask))
+                cells = _cells(answer, 4 if in_table else 6)
                 if as_json:
-                    line = {"file": file, "class": classes[best], "probability": row[best], "probabilities": row}
-                    print(json.dumps(line))
+                    print(json.dumps({"file": file, **answer}))
                 elif in_table:
-                    table.add_row(escape(file), escape(classes[best]), f"{row[best]:.4f}")
+                    for name in ("file", *cells) if not table.columns else ():
+                        table.add_column(escape(name))
+                    table.add_row(escape(file), *map(escape, cells.values()))
                 else:
-                    print(file, classes[best], f"{row[best]:.6f}", sep="\t")
+                    print(file, *cells.values(), sep="\t")
     if in_table:
         Console().print(table)
+
+
+def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:
+    """Return an answer as one text for each column; lists of numbers are for JSON alone."""
+    cells: dict[str, str] = {}
+    for name, value in answer.items():
+        if isinstance(value, dict):
+            cells |= _cells(value, digits)
+        elif isinstance(value, list) and all(isinstance(each, str) for each in value):
+            cells[name] = ", ".join(value) or "none"
+        elif not isinstance(value, list):
+            cells[name] = f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+    return cells
 
 
 @command(

@@ -29,6 +29,8 @@ class ClientSettings:
     size: str = "M"  # size of the target network that this machine can run
     state_dir: Path | None = None
     disclose_class_shares: bool = False
+    disclose_moments: bool = False  # mean and deviation of the numbers to learn
+    disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
     model: str | None = None  # own model: a registered name, auto, or package.module:factory
     disclose: Disclosure = "types"  # most that it discloses of the own model
     min_noise: float | None = None  # least noise on a change, in units of its norm

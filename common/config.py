@@ -146,6 +146,18 @@ class RunConfig(Section):
     )
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
+    task: str = Field("auto", description="what is learned; see --list; auto: what the first client's labels suggest")
+    select: str | None = Field(None, description="metric that chooses the best round; default: the task's first one")
+    metrics: tuple[str, ...] = Field((), description="further metrics to report (docs/tasks.md)")
+    patience: Positive | None = Field(
+        None, description="end when the selecting metric has not become better for so many evaluations"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="weights of classes in the loss; balanced: the inverse of their frequency on each client"
+    )
+    target_moments: tuple[float, ...] = Field(
+        (), description="regression: mean of each target, then deviations; default: of the clients that disclose theirs"
+    )
     compression: str = Field("none", description="codec of replies: none, int8, top-k:SHARE, or top-k:SHARE+int8")
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")

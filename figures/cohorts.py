@@ -107,11 +107,11 @@ class Study:
 
     def accuracy(self) -> float:
         """Return pooled test accuracy in percent."""
-        correct = total = 0
+        correct, total = 0.0, 0
         for weights, client in zip(self.learner.generate(range(len(self.clients)), "M"), self.clients, strict=True):
             self.shared.load(weights)
             score = evaluate(self.module, client.test)
-            correct, total = correct + score.correct, total + score.total
+            correct, total = correct + score.total * (score.value("accuracy") or 0.0), total + score.total
         return 100 * correct / total
 
 

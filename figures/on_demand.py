@@ -98,7 +98,7 @@ class Study:
         """Return the accuracy of the network with `weights` `(P,)`, in percent."""
         for name, value in self.layout.views(weights).items():
             self.module.get_parameter(name).copy_(value)
-        return 100 * evaluate(self.module, test).accuracy
+        return 100 * evaluate(self.module, test).values[0]
 
     def line(self, figure: str, values: Sequence[float], **more: Any) -> dict[str, Any]:
         """Return a line of results: mean and its standard error over the novel clients, of each client's mean."""

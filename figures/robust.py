@@ -51,7 +51,7 @@ class Last(Listener):
         if report.outcome.evaluation:
             scores = report.outcome.evaluation.scores.items()
             self.accuracy = statistics.fmean(
-                100 * result.test.accuracy for name, result in scores if name not in HOSTILE
+                100 * result.test.values[0] for name, result in scores if name not in HOSTILE
             )
 
 

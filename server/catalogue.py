@@ -10,18 +10,20 @@ from hyperbloom.common.config import RunConfig, Section
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.models import MODELS
 from hyperbloom.common.program.plugins import plugin_lines
+from hyperbloom.common.tasks import TASKS
 from hyperbloom.strategies import STRATEGIES, find_strategy
 
 __all__ = ["print_catalogue", "print_keys"]
 
 
 def print_catalogue(console: Console, as_json: bool = False) -> None:
-    """Print strategies, models, data sets and splits with a line each, and where plug-ins come from; or JSON."""
+    """Print strategies, models, data sets, tasks and splits with a line each, and where plug-ins come from; or JSON."""
     found = {
         "strategies": {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()}
         | plugin_lines("strategies", STRATEGIES),
         "models": {name: info.description for name, info in MODELS.items()} | plugin_lines("models", MODELS),
         "data sets": {name: info.description for name, info in DATASETS.items()} | plugin_lines("datasets", DATASETS),
+        "tasks": {name: _first_line(kind.__doc__) for name, kind in TASKS.items()} | plugin_lines("tasks", TASKS),
         "splits": {name: partitioner.description for name, partitioner in PARTITIONERS.items()},
     }
     if as_json:

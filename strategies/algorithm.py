@@ -10,6 +10,7 @@ points and scores.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +20,9 @@ from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
+from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 from hyperbloom.common.wire import (
     SGD,
     EvaluateOrder,
@@ -33,7 +36,7 @@ from hyperbloom.common.wire import (
 )
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 
-__all__ = ["LARGEST_NETWORK", "Algorithm", "Evaluation", "NoOptions", "Recipe", "Setting", "Turn"]
+__all__ = ["LARGEST_NETWORK", "Algorithm", "Evaluation", "NoOptions", "Recipe", "Setting", "Turn", "rank_of"]
 
 LARGEST_NETWORK = 50_000_000
 """Most parameters of a target network that the first client's word alone may cause the server to build."""
@@ -50,10 +53,12 @@ class Setting:
     Attributes:
         spec: the target network of the first size.
         layouts: by size, the layout of the flat vector that travels.
+        task: what is learned.
     """
 
     spec: ModelSpec
     layouts: Mapping[str, Layout]
+    task: TaskSpec = CLASSIFICATION.spec
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Evaluation:
     """Scores of clients by name.
 
     Attributes:
-        rank: selects the best round; None: the mean validation accuracy does.
+        rank: selects the best round; None: the mean of the selecting metric on validation examples does.
     """
 
     scores: Mapping[str, EvaluateResult] = field(default_factory=dict)
@@ -172,7 +177,8 @@ class Algorithm(ABC):
         """
         of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
-        specs = [ModelSpec.choose(self.config.model, size, *data) for size in self.config.sizes]
+        task = make_task(TaskSpec(about.task))
+        specs = [ModelSpec.choose(self.config.model, size, *data, task) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
         if largest > LARGEST_NETWORK and None in (self.config.input_shape, self.config.num_classes):
@@ -253,10 +259,21 @@ class Algorithm(ABC):
 
     # ------------------------------------------------------------------ pieces for `round` and `evaluate`
 
+    @property
+    def task(self) -> Task:
+        """Return what the clients learn."""
+        return make_task(self.setting.task)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the metrics that clients compute. The first one selects the best round."""
+        config, task = self.config, self.task
+        return task.asked([*([config.select] if config.select else []), *task.asked(()), *config.metrics])
+
     def target(self, number: int) -> Target:
         """Return the description of the target network in orders of round `number`."""
         spec, recipe = self.setting.spec, self.recipe(number)
-        return Target(spec.name, spec.num_classes, recipe.private, recipe.norms, recipe.hypernetwork)
+        return Target(spec.name, spec.num_classes, recipe.private, recipe.norms, recipe.hypernetwork, self.setting.task)
 
     def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
         """Return the exchange in which these clients train."""
@@ -289,10 +306,24 @@ class Algorithm(ABC):
 
         def orders(some: Sequence[Client]) -> list[EvaluateOrder]:
             rows = _or_nothing(write(some) if some else None, len(some))
-            return [EvaluateOrder(turn.scope, target, row, refinement) for row in rows]
+            return [EvaluateOrder(turn.scope, target, row, refinement, self.metrics) for row in rows]
 
-        wanted = Ask(clients, orders, check_score, self.size(clients), quorum=False, in_turns=True)
+        wanted = Ask(clients, orders, self.check_score, self.size(clients), quorum=False, in_turns=True)
         return {client.client_id: result for client, result in (yield from ask(wanted))}
+
+    def check_score(self, client: Client, result: EvaluateResult, models: int = 1) -> None:
+        """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
+        result.check()
+        about, outputs = client.about, self.setting.spec.num_classes
+        if result.val.total > models * about.val_examples or result.test.total > models * about.test_examples:
+            raise WireError("expected at most the validation and test examples that it said it has, found more")
+        single = {f"{metric}/{at}" for metric in self.metrics for at in range(outputs)}
+        length = self.task.length(outputs, self.metrics)
+        for score in (result.val, result.test):
+            if unknown := set(score.metrics) - set(self.metrics) - single:
+                raise WireError(f"expected the metrics {', '.join(self.metrics)}, found {min(unknown)}")
+            if len(score.counts) not in (0, length):
+                raise WireError(f"expected {length} counts or none, found {len(score.counts)}")
 
     def size(self, clients: Sequence[Client]) -> int:
         """Return the size of the largest weight vector among these clients."""
@@ -303,12 +334,14 @@ class Algorithm(ABC):
         return self.config.is_novel(client.row)
 
 
-def check_score(client: Client, result: EvaluateResult, models: int = 1) -> None:
-    """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
-    result.check()
-    about = client.about
-    if result.val.total > models * about.val_examples or result.test.total > models * about.test_examples:
-        raise WireError("expected at most the validation and test examples that it said it has, found more")
+def rank_of(results: Iterable[EvaluateResult], metric: str) -> float | None:
+    """Return the mean of a metric over clients on validation examples, as a number that is larger for better ones.
+
+    It is None if the metric is defined for no client.
+    """
+    values = [value for result in results if (value := result.val.value(metric)) is not None]
+    scale = scale_of(metric)
+    return (scale.factor if scale.rises else -scale.factor) * fmean(values) if values else None
 
 
 def _or_nothing(rows: Sequence[Weights] | None, count: int) -> Sequence[Weights | None]:

@@ -58,7 +58,7 @@ from hyperbloom.common.wire import (
     TrainResult,
     Weights,
 )
-from hyperbloom.strategies.algorithm import Evaluation, Turn
+from hyperbloom.strategies.algorithm import Evaluation, Turn, rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, draw, train
 from hyperbloom.strategies.hypernetworks import Hypernetwork
@@ -211,10 +211,11 @@ class ODPFL(PFedHN):
         found = yield from self.score(turn, unscored, self._originals)
         self._original_scores |= {rows[name]: result for name, result in found.items()}
         names = {client.client_id: client.row for client in trained}
-        tuned = [100 * result.val.accuracy for name, result in scores.items() if name in names]
+        found_here = [result for name, result in scores.items() if name in names]
         kept = {name: self._original_scores[row] for name, row in names.items() if row in self._original_scores}
         others = {name: result for name, result in scores.items() if name not in names}
-        return Evaluation(kept | others, rank=(1, sum(tuned) / len(tuned)) if tuned else None)
+        rank = rank_of(found_here, self.metrics[0])
+        return Evaluation(kept | others, rank=None if rank is None else (1, rank))
 
     def _served(self, clients: Sequence[Client]) -> list[Weights]:
         """Return weights from embeddings in phase 1, otherwise from descriptors."""

@@ -36,7 +36,7 @@ from hyperbloom.common.wire import (
     TryOrder,
     Weights,
 )
-from hyperbloom.strategies.algorithm import Evaluation, Turn, check_score
+from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
 
@@ -114,8 +114,8 @@ class _Many(_PFL):
         """Let every novel client score all models, a client at a time because an order holds all models."""
         rows = torch.stack(list(self.models().values()))
         weights = Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
-        order = TryOrder(turn.scope, self.target(turn.number), weights, together=self.together)
-        check = partial(check_score, models=1 if self.together else len(rows))
+        order = TryOrder(turn.scope, self.target(turn.number), weights, metrics=self.metrics, together=self.together)
+        check = partial(self.check_score, models=1 if self.together else len(rows))
         wanted: Ask[EvaluateResult] = Ask(
             novel, lambda some: [order] * len(some), check, rows.numel(), quorum=False, in_turns=True
         )

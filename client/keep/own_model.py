@@ -7,7 +7,9 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.export import Card, write_model
+from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build_own
+from hyperbloom.common.tasks import TaskSpec
 
 __all__ = ["write_own_model"]
 
@@ -48,23 +50,28 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
         module.load_state_dict(tensors)
     except RuntimeError:
         raise ModelError(f"{spec.name}: is another network now than that which {run_id} trained") from None
+    half = len(scored.moments) // 2
+    task = TaskSpec(scored.task, scored.moments[:half], scored.moments[half:])
     origin = {
         "client": settings.client_id,
         "run": run_id,
         "round": f"{scored.round}, the last in which this client was scored",
-        "test accuracy": f"{100 * scored.correct / scored.total:.1f} % on {scored.total} examples of its own",
+        **{
+            f"test {title_of(name)}": f"{scale_of(name).show(scale_of(name).factor * value)} on {scored.total} examples"
+            for name, value in scored.metrics.items()
+        },
     }
     sent = (
         *_KEPT.get(scored.private, ()),
         "What local training made of the weights that the server sent, if it sent any, and the mean training loss.",
         "With noise on clients the loss is left out; with secure aggregation the server sees sums over clients alone.",
-        "Counts of right answers, and mean losses on validation and test examples.",
+        "Metrics and mean losses on validation and test examples, and the counts behind them if that was wished.",
         "Beside it: name and secret, the version of its program, the sizes of its data sets, the shape of its inputs.",
         "What the strategy asks for beside them: descriptors, moments, representations (docs/privacy.md).",
     )
     privacy = ("What the noise of the run is worth, if it had any, is in privacy.json on the server.",)
     card = Card(f"Own model of {settings.client_id}", origin, sent, privacy)
-    return write_model(folder, module, spec, data.class_names, source.scaling, card)
+    return write_model(folder, module, spec, data.class_names, source.scaling, card, task)
 
 
 def _run_id(state: ClientState, wanted: str | None) -> str:

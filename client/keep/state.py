@@ -47,7 +47,9 @@ class Scored(Section):
     Attributes:
         round: round of the evaluation.
         private: the part that never left the client, one of `PRIVATE` of the wire.
-        correct: number of test examples, out of `total`, that it classified correctly.
+        task: what it learned.
+        moments: means and then deviations by which targets were standardised.
+        metrics: on the `total` test examples.
     """
 
     model: str
@@ -56,7 +58,9 @@ class Scored(Section):
     num_classes: int
     round: int
     private: str
-    correct: int
+    task: str
+    moments: tuple[float, ...]
+    metrics: dict[str, float]
     total: int
 
 

@@ -19,8 +19,10 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
+from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed
 from hyperbloom.common.wire.weights import Weights
@@ -146,7 +148,9 @@ class Newcomer:
                 module.get_parameter(name).copy_(value)
         settle_norms(module, Examples(self._inputs, torch.zeros(len(self._inputs), dtype=torch.int64)))
         names = self.sources.class_names(offer)
-        return write_model(folder, module, spec, names, self.sources.scaling(offer), self._card(offer, module))
+        return write_model(
+            folder, module, spec, names, self.sources.scaling(offer), self._card(offer, module), offer.task
+        )
 
     def _spec(self, offer: Offer) -> ModelSpec:
         return ModelSpec(offer.model, self.size, offer.input_shape, offer.num_classes)
@@ -154,14 +158,19 @@ class Newcomer:
     def _card(self, offer: Offer, module: torch.nn.Module) -> Card:
         assert self._sent is not None
         data, size = self.sources.data, self._sent.weights.values.numel()
-        score = evaluate(module, data.whole) if data and self.sources.scored(offer) else None
-        here = f"{100 * score.accuracy:.1f} % on {score.total} labelled examples here" if score else "not known here"
-        novel = "" if offer.accuracy is None else f"; {offer.accuracy:.1f} % on average for the run's own newcomers"
+        metric, scale = offer.metric, scale_of(offer.metric)
+        task, here = make_task(offer.task), "not known here"
+        if data and self.sources.scored(offer):
+            score = evaluate(module, data.whole.under(task), task.asked([metric]))
+            if (value := score.value(metric)) is not None:
+                here = f"{scale.show(scale.factor * value)} on {score.total} labelled examples here"
+        told = "" if offer.accuracy is None else scale.show(offer.accuracy)
+        novel = f"; {told} on average for the run's own newcomers" if told else ""
         origin = {
             "made by": f"the hypernetwork of run {offer.run}, round {offer.round}, on {self.server}",
             "trained with": f"{offer.clients} clients; this machine was none of them",
             "described by": f"{len(self._inputs)} examples, without labels, and encoder {offer.encoder_version}",
-            "test accuracy": here + novel,
+            f"test {title_of(metric)}": here + novel,
         }
         noisy = "with noise" if self.guarantee else "without noise"
         sent = (

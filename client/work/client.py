@@ -13,11 +13,12 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import DataError, HyperbloomError, ModelError, WireError
+from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.tasks import Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import Scope
 
 __all__ = ["Client", "client_for", "enough_memory"]
@@ -41,16 +42,16 @@ class Client:
         identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
         data = load_client_data(settings.data)
-        if data.kind != "classification":
-            raise DataError(f"{settings.data.data}: expected a class for each example, found labels for {data.kind}")
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
         self.class_shares, self.scaling = data.class_shares, data.scaling
         self.train_data, self.val_data, self.test_data = (
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
+        self.task = self.train_data.task
         self.own: ModelSpec | None = None
         if settings.model is not None:
-            self.own = ModelSpec(settings.model, settings.size, self.input_shape, self.num_classes)
+            about = (settings.size, self.input_shape, self.num_classes)
+            self.own = ModelSpec.choose(settings.model, *about, self.task)
             self._try_own(self.own)
 
     def _try_own(self, own: ModelSpec) -> None:
@@ -61,6 +62,28 @@ class Client:
             own_graph(own)
         except ModelError as error:
             log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", _in_short(error))
+
+    def task_for(self, name: str | None) -> Task:
+        """Return the task that a run names, or that of the labels; RefusedError if the labels are not for it."""
+        try:
+            task = self.task if name in (None, self.task.spec.name) else make_task(TaskSpec(str(name)))
+            for part in (self.train_data, self.val_data, self.test_data):
+                task.check(part.labels, self.num_classes)
+            return task
+        except (ConfigError, DataError) as error:
+            raise RefusedError(f"the labels are not for the task of this run: {error}", reason=Reason.UNFIT) from None
+
+    def learn(self, spec: TaskSpec) -> None:
+        """Take the examples for a task from now on; WireError if the labels are not for it."""
+        if spec == self.train_data.task.spec:
+            return
+        try:
+            task = make_task(spec)
+            task.check(self.train_data.labels, self.num_classes)
+            parts = [part.under(task) for part in (self.train_data, self.val_data, self.test_data)]
+        except (ConfigError, DataError) as error:
+            raise WireError(f"order: {error}") from None
+        self.train_data, self.val_data, self.test_data = parts
 
     def seed(self, scope: Scope, *more: str | int) -> int:
         """Return a seed of this client. With equal seeds all clients would draw the same batches."""

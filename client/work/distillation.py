@@ -5,34 +5,22 @@ Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, with the loss of Hi
 Knowledge in a Neural Network, 2015, https://arxiv.org/abs/1503.02531:
 
     CE(student, labels) + T^2 KL(softmax(teacher / T) || softmax(student / T))
+
+This is for classes. The task says what takes the place of both for several labels, numbers and masks.
 """
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.wire.orders import Refinement
 
-__all__ = ["distil", "distillation_loss"]
+__all__ = ["distil"]
 
 MOST_EPOCHS = 10_000
 MOMENTUM = 0.9
-
-
-def distillation_loss(student: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the mean distillation loss of a batch, from logits `(B, C)` of both networks and labels `(B,)`."""
-    soft = F.kl_div(
-        F.log_softmax(student / temperature, 1),
-        F.log_softmax(teacher / temperature, 1),
-        None,
-        None,
-        "batchmean",
-        log_target=True,
-    )
-    return F.cross_entropy(student, labels) + temperature**2 * soft
 
 
 def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refinement, seed: int) -> nn.Module:
@@ -68,6 +56,7 @@ def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refine
                 continue
             rows = rows.to(data.labels.device)
             optimizer.zero_grad()
-            distillation_loss(student(data.inputs[rows]), answers[rows], data.labels[rows], temperature).backward()
+            outputs = student(data.inputs[rows])
+            (data.loss(outputs, rows) + data.task.distil(outputs, answers[rows], temperature)).backward()
             optimizer.step()
     return student

@@ -43,7 +43,9 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
         elif settings is not None:
             seed = client.seed(order.scope, order.scope.round, "refine")
             module = refine(module, network.head, data, settings, seed)
-        val, test = evaluate(module, client.val_data), evaluate(module, client.test_data)
+        disclose = client.settings.disclose_counts
+        parts = (client.val_data, client.test_data)
+        val, test = (evaluate(module, part, order.metrics, disclose) for part in parts)
         _keep_scored(client, order, module, test)
     return EvaluateResult(val, test)
 
@@ -64,7 +66,9 @@ def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: 
         num_classes=spec.num_classes,
         round=order.scope.round,
         private=target.private,
-        correct=test.correct,
+        task=target.task.name,
+        moments=(*target.task.mean, *target.task.std),
+        metrics=dict(zip(test.metrics, test.values, strict=True)),
         total=test.total,
     )
     try:

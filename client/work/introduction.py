@@ -25,7 +25,8 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
     """
     with client.hide_own_model():
         types, graph = describe_model(client.own, client.settings.disclose, greeting.asks, greeting.norms)
-    reference = greeting.reference
+    reference, task = greeting.reference, client.task_for(greeting.task)
+    moments = task.moments(client.train_data.labels) if client.settings.disclose_moments else ()
     return Introduction(
         client_id=client.settings.client_id,
         token=client.state.token(server_of(client.settings.root_certificates), client.settings.server or ""),
@@ -43,6 +44,8 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         divisor=client.scaling.divisor,
         mean=client.scaling.mean,
         std=client.scaling.std,
+        task=task.spec.name,
+        moments=moments,
     )
 
 

@@ -52,6 +52,7 @@ def load(client: Client, scope: Scope, target: Target, weights: Weights | None) 
     """
     if target.num_classes != client.num_classes:
         raise WireError(f"order: {target.num_classes} classes, but this client's data have {client.num_classes}")
+    client.learn(target.task)
     network = loaded_network(client, target, weights)
     layout = network.shared.layout
     if layout.numel:

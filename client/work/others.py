@@ -3,16 +3,16 @@
 `pfl-sampled`, `pfl-ensemble` and `pfl-nearest` use these functions (`strategies/pfl.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.networks import check_common_model, load, loaded_network
 from hyperbloom.client.work.permissions import check_release, count_score
-from hyperbloom.client.work.scoring import EVALUATION_BATCH, settle_norms
+from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
@@ -24,7 +24,7 @@ __all__ = ["domain_errors", "features", "moments_of", "score_all", "send_errors"
 
 
 def try_many(client: Client, order: TryOrder) -> EvaluateResult:
-    """Score many models on validation and test examples, each by itself or together by the mean of their logits.
+    """Score many models on validation and test examples, each by itself or together by the mean of their outputs.
 
     Raises:
         WireError: the order's weights do not fit the network.
@@ -46,7 +46,8 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
             settle_norms(module, client.train_data)
             yield module
 
-    return EvaluateResult(*(score_all(models(), data, order.together) for data in (client.val_data, client.test_data)))
+    parts = (client.val_data, client.test_data)
+    return EvaluateResult(*(score_all(models(), data, order.together, order.metrics) for data in parts))
 
 
 def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
@@ -76,23 +77,29 @@ def send_errors(client: Client, order: ErrorsOrder) -> ErrorsResult:
 
 
 @torch.no_grad()
-def score_all(models: Iterable[nn.Module], data: Examples, together: bool) -> SplitScore:
+def score_all(models: Iterable[nn.Module], data: Examples, together: bool, metrics: Sequence[str] = ()) -> SplitScore:
     """Score several models on examples.
 
     Args:
         models: the models. Each is used before the next is drawn, so they may be one network with changing weights.
         data: the examples.
-        together: whether the mean of their logits decides. Otherwise the score counts every answer of each model, so
-            that the accuracy is their mean accuracy.
+        together: whether the mean of their outputs decides. Otherwise metrics are means over the models.
+        metrics: names of the metrics; by default the usual ones of the task.
     """
     answers = []
     for model in models:
         model.eval()
         answers.append(torch.cat([model(inputs) for inputs in data.inputs.split(EVALUATION_BATCH)]))
-    logits = torch.stack(answers).mean(0, keepdim=True) if together else torch.stack(answers)  # (M, N, classes)
-    labels = data.labels.expand(len(logits), -1)
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    return SplitScore(int((logits.argmax(2) == labels).sum()), labels.numel(), float(loss))
+    if together:
+        answers = [torch.stack(answers).mean(0)]
+    scores = []
+    for outputs in answers:
+        loss, labels = data.task.total(outputs, data.labels)
+        found = data.task.answers(outputs)
+        scores.append(score_of(data, found, outputs.shape[1], loss / max(1, labels), metrics, disclose=False))
+    # Whether a metric is defined depends on the labels alone, so all models have the same ones.
+    values = (fmean(each) for each in zip(*(score.values for score in scores), strict=True))
+    return SplitScore(len(scores) * len(data), fmean(score.loss for score in scores), scores[0].metrics, tuple(values))
 
 
 @torch.no_grad()

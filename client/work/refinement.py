@@ -1,7 +1,6 @@
 """Temporary training on a client's own examples before its network is scored."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
@@ -53,8 +52,8 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
             gradients = [torch.zeros_like(values) for values in refined.values()]
             # A batch may contain all of a client's examples, so accumulate gradients in chunks that fit in memory.
             for some in rows.to(data.labels.device).split(EVALUATION_BATCH):
-                logits = functional_call(network, {**weights, **refined}, (data.inputs[some],))
-                loss = F.cross_entropy(logits, data.labels[some]) * (len(some) / len(rows))
+                outputs = functional_call(network, {**weights, **refined}, (data.inputs[some],))
+                loss = data.loss(outputs, some) * (len(some) / len(rows))
                 for total, gradient in zip(gradients, torch.autograd.grad(loss, list(refined.values())), strict=True):
                     total.add_(gradient)
             with torch.no_grad():

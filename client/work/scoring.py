@@ -1,29 +1,47 @@
 """Evaluation of a network on examples, in pure torch."""
 
+from collections.abc import Sequence
+
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.data import Examples
 from hyperbloom.common.wire.orders import SplitScore
 
-__all__ = ["EVALUATION_BATCH", "evaluate", "has_running_norms", "settle_norms"]
+__all__ = ["EVALUATION_BATCH", "evaluate", "has_running_norms", "score_of", "settle_norms"]
 
 EVALUATION_BATCH = 1024
 
 
 @torch.no_grad()
-def evaluate(module: nn.Module, data: Examples) -> SplitScore:
-    """Score the module on examples: number of correct answers, number of examples, mean cross-entropy."""
+def evaluate(module: nn.Module, data: Examples, metrics: Sequence[str] = (), disclose: bool = False) -> SplitScore:
+    """Score the module on examples.
+
+    Args:
+        module: the network.
+        data: the examples.
+        metrics: names of the metrics; by default the usual ones of the task.
+        disclose: whether the score may have counts.
+    """
     module.eval()
-    correct, loss = 0, 0.0
+    answers, loss, labels = [], 0.0, 0
     for start in range(0, len(data), EVALUATION_BATCH):
-        inputs, labels = data.inputs[start : start + EVALUATION_BATCH], data.labels[start : start + EVALUATION_BATCH]
-        logits = module(inputs)
-        correct += int((logits.argmax(1) == labels).sum())
-        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-    return SplitScore(correct, len(data), loss / len(data))
+        some = slice(start, start + EVALUATION_BATCH)
+        outputs = module(data.inputs[some])
+        summed, count = data.task.total(outputs, data.labels[some])
+        answers.append(data.task.answers(outputs))
+        loss, labels = loss + summed, labels + count
+    return score_of(data, torch.cat(answers), outputs.shape[1], loss / max(1, labels), metrics, disclose)
+
+
+def score_of(
+    data: Examples, answers: Tensor, outputs: int, loss: float, metrics: Sequence[str], disclose: bool
+) -> SplitScore:
+    """Return the score of a network's answers to examples; `outputs` is how many outputs it has."""
+    measured = data.task.measure(answers, data.labels, outputs, data.task.asked(metrics))
+    names, values = tuple(measured.values), tuple(measured.values.values())
+    return SplitScore(len(data), loss, names, values, measured.counts if disclose else ())
 
 
 @torch.no_grad()

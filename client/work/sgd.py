@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperbloom.common.data import Examples
@@ -131,7 +130,7 @@ def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Te
     """Compute the gradient of the loss on the examples `batch` into `parts`, and return the loss as a scalar."""
     for part in parts:
         part.gradient.zero_()
-    loss = F.cross_entropy(module(data.inputs[batch]), data.labels[batch])
+    loss = data.loss(module(data.inputs[batch]), batch)
     loss.backward()
     return loss.detach()
 

@@ -9,7 +9,6 @@ convolutions use TF32 unless `torch.backends.cudnn.allow_tf32` is off; results t
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -32,20 +31,24 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
     """
     labels = torch.cat([each.labels for each in data])
     inputs = torch.cat([each.inputs for each in data])  # one copy, so that a step gathers all batches at once
+    task, task_weights = data[0].task, [each.weights for each in data if each.weights is not None] or None
     batches, shares = (drawn.to(labels.device) for drawn in _draw_rows(data, sgd, seeds))
     parts, total = network.parts, torch.zeros(len(data), device=labels.device)
 
-    def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    weights = None if task_weights is None else torch.cat(task_weights)
+
+    def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor, w: Tensor | None, share: Tensor) -> Tensor:
         parameters: dict[str, Tensor] = {}
         for part, vector in zip(parts, vectors, strict=True):
             parameters |= part.layout.views(vector)
-        return F.cross_entropy(functional_call(network.module, parameters, (x,)), y, reduction="none") @ share
+        return task.loss(functional_call(network.module, parameters, (x,)), y, w, share)
 
-    gradients_and_losses = vmap(grad_and_value(loss))
+    gradients_and_losses = vmap(grad_and_value(loss), in_dims=(0, 0, 0, None if weights is None else 0, 0))
     network.module.train()
     for batch in batches:
         values = tuple(part.values for part in parts)
-        gradients, losses = gradients_and_losses(values, inputs[batch], labels[batch], shares)
+        some = None if weights is None else weights[batch]
+        gradients, losses = gradients_and_losses(values, inputs[batch], labels[batch], some, shares)
         for part, gradient in zip(parts, gradients, strict=True):
             part.gradient = gradient
         if network.shared.layout.numel:

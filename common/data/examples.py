@@ -1,22 +1,15 @@
 """Labelled examples as two tensors, and the three sets of them that one client owns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from hyperbloom.common.data.labels import LabelKind
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import DataError
+from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 __all__ = ["ClientData", "Examples"]
-
-_FORMS: dict[LabelKind, tuple[torch.dtype, tuple[int, ...]]] = {
-    "classification": (torch.int64, (1,)),
-    "segmentation": (torch.int64, (3,)),
-    "multilabel": (torch.float32, (2,)),
-    "regression": (torch.float32, (1, 2)),
-}
-"""Type and possible numbers of axes of each kind's labels."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +20,8 @@ class Examples:
         inputs: float32 `(N, C, H, W)` images or `(N, F)` features.
         labels: int64 `(N,)` classes counted from 0, or `(N, H, W)` masks of them; float32 `(N, L)` labels that are 0, 1
             or, where nobody knows, NaN; or float32 `(N,)` or `(N, T)` numbers.
+        task: What the labels mean.
+        weights: Weights of the labels in the loss; None: all alike.
 
     Raises:
         DataError: A tensor has the wrong type or number of axes, or the two differ in length.
@@ -34,6 +29,8 @@ class Examples:
 
     inputs: torch.Tensor
     labels: torch.Tensor
+    task: Task = CLASSIFICATION
+    weights: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check types and shapes."""
@@ -50,6 +47,14 @@ class Examples:
         """Return the number of examples."""
         return len(self.labels)
 
+    def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return a network's mean loss on the examples `rows`, whose outputs these are."""
+        return self.task.loss(outputs, self.labels[rows], None if self.weights is None else self.weights[rows])
+
+    def under(self, task: Task) -> "Examples":
+        """Return the same examples for a task, with the weights that it gives to classes."""
+        return replace(self, task=task, weights=task.weights(self.labels) if task.spec.balanced else None)
+
     def to(self, device: torch.device | str) -> "Examples":
         """Return the same examples on `device`, with images in the fastest memory layout for training there."""
         inputs = self.inputs.to(device)
@@ -57,7 +62,8 @@ class Examples:
             # A local step of LeNet then takes three quarters of the time (benchmarks/local_sgd.py). We have not
             # measured GPUs.
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return Examples(inputs, self.labels.to(device))
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, inputs=inputs, labels=self.labels.to(device), weights=weights)
 
 
 @dataclass(frozen=True)
@@ -91,26 +97,16 @@ class ClientData:
         """Check that the parts fit together."""
         if len(self.class_names) != self.num_classes:
             raise DataError(f"expected {self.num_classes} class names, found {len(self.class_names)}")
+        task = make_task(TaskSpec(self.kind))
         for name, part in (("train", self.train), ("val", self.val), ("test", self.test)):
             if tuple(part.inputs.shape[1:]) != self.input_shape:
                 found = tuple(part.inputs.shape[1:])
                 raise DataError(f"{name}: expected inputs of shape {self.input_shape} as in train, found {found}")
-            self._check_labels(name, part.labels)
-
-    def _check_labels(self, name: str, labels: torch.Tensor) -> None:
-        dtype, axes = _FORMS[self.kind]
-        outputs = labels.shape[1] if labels.ndim == 2 else 1
-        if (
-            labels.dtype != dtype
-            or labels.ndim not in axes
-            or (dtype.is_floating_point and outputs != self.num_classes)
-        ):
-            found = f"{labels.dtype} {tuple(labels.shape)}"
-            raise DataError(f"{name}: expected labels for {self.kind} with {self.num_classes} outputs, found {found}")
-        if not dtype.is_floating_point and len(labels):
-            low, high = int(labels.min()), int(labels.max())
-            if not 0 <= low <= high < self.num_classes:
-                raise DataError(f"{name}: expected labels from 0 to {self.num_classes - 1}, found {low} to {high}")
+            try:
+                task.check(part.labels, self.num_classes)
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from None
+            object.__setattr__(self, name, part.under(task))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -121,7 +117,8 @@ class ClientData:
     def whole(self) -> Examples:
         """All examples, in the order train, val, test."""
         parts = (self.train, self.val, self.test)
-        return Examples(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+        labels = torch.cat([part.labels for part in parts])
+        return Examples(torch.cat([part.inputs for part in parts]), labels, self.train.task)
 
     @property
     def class_shares(self) -> torch.Tensor:

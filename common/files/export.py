@@ -6,7 +6,7 @@
     DIR/model.onnx           the same for ONNX runtimes, checked against torch; only with the extra `export`
     DIR/README.md            the model card: origin, what the client sent, accuracy, privacy
 
-The network returns logits, without softmax. The folder appears whole or not at all.
+The network returns what its task takes: logits without softmax, or numbers. The folder appears whole or not at all.
 """
 
 import copy
@@ -38,6 +38,7 @@ from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
 from hyperbloom.common.program.importing import describe
+from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 __all__ = ["OPSET", "Card", "ModelFile", "check_writable", "read_model", "write_model"]
 
@@ -67,6 +68,8 @@ class ModelFile(Section):
     input_shape: tuple[Positive, ...]
     num_classes: Positive
     class_names: tuple[str, ...]
+    task: str = "classification"
+    moments: tuple[float, ...] = ()
     preprocessing: Preprocessing
     made_by: str
 
@@ -74,6 +77,12 @@ class ModelFile(Section):
     def spec(self) -> ModelSpec:
         """The architecture."""
         return ModelSpec(self.model, self.size, self.input_shape, self.num_classes)
+
+    @property
+    def learned(self) -> Task:
+        """The task that the outputs are for."""
+        half = len(self.moments) // 2
+        return make_task(TaskSpec(self.task, self.moments[:half], self.moments[half:]))
 
     @property
     def scaling(self) -> Scaling:
@@ -102,7 +111,13 @@ class Card:
 
 
 def write_model(
-    folder: Path, module: nn.Module, spec: ModelSpec, class_names: tuple[str, ...], scaling: Scaling, card: Card
+    folder: Path,
+    module: nn.Module,
+    spec: ModelSpec,
+    class_names: tuple[str, ...],
+    scaling: Scaling,
+    card: Card,
+    task: TaskSpec = CLASSIFICATION.spec,
 ) -> list[str]:
     """Write a model folder and return the names of its files; `model.onnx` needs the extra `export`.
 
@@ -110,9 +125,10 @@ def write_model(
         folder: a new path or an empty folder.
         module: the network with its weights and buffers.
         spec: its architecture.
-        class_names: one name for each class.
+        class_names: one name for each class, label or number.
         scaling: the scaling of inputs in training.
         card: content of the README.
+        task: what the network learned.
 
     Raises:
         ConfigError: the folder is not empty, or cannot be written.
@@ -127,6 +143,8 @@ def write_model(
         input_shape=spec.input_shape,
         num_classes=spec.num_classes,
         class_names=class_names,
+        task=task.name,
+        moments=(*task.mean, *task.std),
         preprocessing=Preprocessing(divisor=scaling.divisor, mean=scaling.mean, std=scaling.std),
         made_by=f"hyperbloom {__version__}",
     )
@@ -164,7 +182,7 @@ def check_writable(folder: Path) -> None:
 
 
 def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
-    """Return the description of a model folder, and a function from inputs `(B, *input_shape)` to logits `(B, K)`.
+    """Return the description of a model folder, and a function from inputs `(B, *input_shape)` to outputs.
 
     A registered architecture is built and loads the weights. A user's own architecture runs in ONNX runtime: its code
     may not be importable here, and reading `model.pt2` unpickles, which can run foreign code.
@@ -316,7 +334,8 @@ def _readme(model: ModelFile, card: Card, draft: Path) -> str:
     facts = {
         "architecture": f"{model.model}, size {model.size}",
         "input": f"float32, batch x {' x '.join(map(str, model.input_shape))}",
-        "output": f"logits of {model.num_classes} classes: {', '.join(model.class_names)}",
+        "task": model.task,
+        "output": model.learned.describe(model.class_names),
         "preprocessing": f"image files: divided by 255{normalised}; stored bytes: by {scaling.divisor:g}{normalised}",
     }
     lines = [f"# {card.title}", "", "## Where it comes from", "", *_table(card.origin)]

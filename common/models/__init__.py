@@ -20,7 +20,9 @@ from hyperbloom.common.models.plain import PlainCNN
 from hyperbloom.common.models.pooled import LAYERS, PooledCNN
 from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ResidualCNN
+from hyperbloom.common.models.unet import UNet
 from hyperbloom.common.program.plugins import find_plugin, plugins
+from hyperbloom.common.tasks import CLASSIFICATION, Task
 
 __all__ = [
     "HEAD",
@@ -34,6 +36,7 @@ __all__ = [
     "PooledCNN",
     "ResidualCNN",
     "TextLSTM",
+    "UNet",
     "body_layout",
     "build",
     "build_from_factory",
@@ -66,6 +69,7 @@ MODELS: dict[str, ModelInfo] = {
     "lenet": ModelInfo(LeNet, {"S": 8, "M": 16, "L": 32}, "two 5x5 convolutions, three linear layers (pFedHN)"),
     "mlp": ModelInfo(MLP, {"S": 50, "M": 100, "L": 200}, "one hidden layer (pFedHN on MNIST)"),
     "omniglot": ModelInfo(OmniglotCNN, {"S": 8, "M": 16, "L": 32}, "four 3x3 convolutions, two linear layers (pFedHN)"),
+    "unet": ModelInfo(UNet, {"S": 8, "M": 16, "L": 32}, "small U-Net for masks"),
     **{
         f"hafl-{number}": ModelInfo(partial(ResidualCNN, number), {"S": 8, "M": 16, "L": 64}, f"{text} (HAFL-GHN)")
         for number, text in enumerate(
@@ -105,11 +109,11 @@ class ModelSpec:
     num_classes: int
 
     @classmethod
-    def choose(cls, name: str, size: str, input_shape: tuple[int, ...], num_classes: int) -> "ModelSpec":
-        """Resolve the name 'auto': a LeNet for images of at least 28 x 28 pixels, else an MLP."""
-        if name == "auto":
-            name = "lenet" if len(input_shape) == 3 and min(input_shape[1:]) >= 28 else "mlp"
-        return cls(name, size, input_shape, num_classes)
+    def choose(
+        cls, name: str, size: str, input_shape: tuple[int, ...], num_classes: int, task: Task = CLASSIFICATION
+    ) -> "ModelSpec":
+        """Resolve the name 'auto', which depends on the task."""
+        return cls(task.auto_model(input_shape) if name == "auto" else name, size, input_shape, num_classes)
 
 
 def model_names() -> tuple[str, ...]:

@@ -99,6 +99,7 @@ def _check_logits(module: nn.Module, name: str, input_shape: tuple[int, ...], nu
             logits = module(torch.zeros(2, *input_shape))
     except Exception as error:
         raise ModelError(f"{name}: fails on inputs of shape {input_shape}: {describe(error)}") from error
-    if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
+    of_pixels = (2, num_classes, *input_shape[1:]) if len(input_shape) == 3 else None
+    if not isinstance(logits, Tensor) or tuple(logits.shape) not in ((2, num_classes), of_pixels):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else describe(logits)
         raise ModelError(f"{name}: expected logits of shape (2, {num_classes}) for 2 inputs, found {found}")

@@ -1,10 +1,10 @@
-"""Plug-ins: installed packages that add strategies, models or data sets under short names, by entry points.
+"""Plug-ins: installed packages that add strategies, models, data sets or tasks under short names, by entry points.
 
     [project.entry-points."hyperbloom.strategies"]
     momentum = "hospital_plugins.momentum:FedAvgM"
 
-The groups are `hyperbloom.strategies`, `hyperbloom.models` and `hyperbloom.datasets`. A plug-in's name is a short form
-of its `package.module:name`. A plug-in is imported only when its name is used.
+The groups are `hyperbloom.strategies`, `hyperbloom.models`, `hyperbloom.datasets` and `hyperbloom.tasks`. A plug-in's
+name is a short form of its `package.module:name`. A plug-in is imported only when its name is used.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -18,7 +18,7 @@ from hyperbloom.common.program.importing import find_function
 
 __all__ = ["Kind", "Plugin", "find_plugin", "plugin_lines", "plugins"]
 
-Kind = Literal["strategies", "models", "datasets"]
+Kind = Literal["strategies", "models", "datasets", "tasks"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.orders import Notice, Order
 from hyperbloom.common.wire.weights import Weights
 
@@ -35,10 +36,12 @@ class Offer(Order):
         run: name of the run folder.
         round: the selected round.
         clients: number of clients that trained.
-        accuracy: mean accuracy in percent over the run's own novel clients, if it had any.
+        accuracy: mean of `metric` over the run's own novel clients, a share in percent, if it had any.
         divisor: divisor of stored numbers in training; `mean` and `std` normalised the channels.
         weights: the encoder's parameters.
         scaling_known_by: a sentence on how the server knows the scaling.
+        task: what the models learned.
+        metric: by which the run was selected.
     """
 
     message_type: ClassVar[str] = "query.offer"
@@ -60,6 +63,8 @@ class Offer(Order):
     encoder_version: str
     weights: Weights
     scaling_known_by: str = ""
+    task: TaskSpec = CLASSIFICATION.spec
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)

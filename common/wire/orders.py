@@ -19,7 +19,9 @@ from typing import ClassVar
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import Method
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.weights import Weights
 
 __all__ = [
@@ -87,6 +89,7 @@ class Target:
         private: the part that stays on the client, one of `PRIVATE`.
         norms: for the client's own model: as in the greeting.
         hypernetwork: settings, as JSON, of the graph hypernetwork whose parameters travel in place of weights.
+        task: what the network learns.
     """
 
     model: str
@@ -94,6 +97,7 @@ class Target:
     private: str
     norms: str | None = None
     hypernetwork: str | None = None
+    task: TaskSpec = CLASSIFICATION.spec
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ class Introduction:
         graph: graph of its own model, if the server asks and the user chose to disclose it.
         has_reference: whether the client has the reference set of the greeting; None if the greeting names none.
         divisor: divisor of stored numbers, before `mean` and `std` normalise the channels.
+        task: for which its labels are.
+        moments: means and then deviations of the targets; empty unless the client's user chose to disclose them.
     """
 
     client_id: str
@@ -181,6 +187,8 @@ class Introduction:
     divisor: float = 1.0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    task: str = "classification"
+    moments: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,7 @@ class Greeting(Order):
         asks: what the strategy must know of clients' own models, one of `ASKS`; None if the server chooses the model.
         norms: how the graph of an own model treats the affine parameters of its norms.
         reference: digest of the reference set that clients will need.
+        task: the task of the run; None: that which the first client's labels suggest.
     """
 
     message_type: ClassVar[str] = "query.greet"
@@ -199,6 +208,7 @@ class Greeting(Order):
     asks: str | None = None
     norms: str | None = None
     reference: str | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -272,37 +282,58 @@ class TrainOrder(Order):
 
 @dataclass(frozen=True)
 class SplitScore:
-    """Score of one model on one set of examples."""
+    """Score of one model on one set of examples.
 
-    correct: int
+    Attributes:
+        total: number of examples.
+        loss: mean over the labels.
+        metrics: names of the metrics that are defined on these examples.
+        values: of these metrics.
+        counts: numbers that add up over clients; empty unless the client's user chose to disclose them.
+    """
+
     total: int
     loss: float
+    metrics: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
 
-    @property
-    def accuracy(self) -> float:
-        """Share of correct answers, between 0 and 1."""
-        return self.correct / self.total
+    def value(self, metric: str) -> float | None:
+        """Return the value of a metric, or None if it is undefined here."""
+        return self.values[self.metrics.index(metric)] if metric in self.metrics else None
 
 
 @dataclass(frozen=True)
 class EvaluateResult:
-    """Counts and mean losses on a client's validation and test examples."""
+    """Scores on a client's validation and test examples."""
 
     val: SplitScore
     test: SplitScore
 
     def check(self) -> None:
-        """Raise a WireError if a count or a loss is out of range."""
+        """Raise a WireError if a number is out of range."""
         for split, score in (("val", self.val), ("test", self.test)):
-            if not 0 <= score.correct <= score.total or score.total == 0:
-                raise WireError(f"{split}: expected 0 <= correct <= total and examples, found {score}")
+            if score.total < 1:
+                raise WireError(f"{split}: expected examples, found {score.total}")
             if not (0 <= score.loss <= LARGEST_LOSS and math.isfinite(score.loss)):
                 raise WireError(f"{split}: expected a loss of 0 to {LARGEST_LOSS:.0e}, found {score.loss}")
+            if len(score.metrics) != len(score.values) or len(set(score.metrics)) < len(score.metrics):
+                raise WireError(f"{split}: expected one value for each metric, found {score.metrics}")
+            for metric, value in zip(score.metrics, score.values, strict=True):
+                most = 1.0 if scale_of(metric).percent else LARGEST_LOSS
+                if not (abs(value) <= most and (value >= 0 or metric.startswith("r2"))):
+                    raise WireError(f"{split}: expected {metric} from 0 to {most:g}, found {value}")
+            if score.counts and not 0 <= min(score.counts) <= max(score.counts) <= LARGEST_LOSS:
+                raise WireError(f"{split}: expected counts from 0 to {LARGEST_LOSS:.0e}, found others")
 
 
 @dataclass(frozen=True)
 class EvaluateOrder(Order):
-    """Evaluate the weights, together with the client's private part, on its validation and test examples."""
+    """Evaluate the weights, together with the client's private part, on its validation and test examples.
+
+    Attributes:
+        metrics: names of the metrics to compute; empty: those that are usual for the task.
+    """
 
     message_type: ClassVar[str] = "evaluate"
     answer: ClassVar[type] = EvaluateResult
@@ -310,3 +341,4 @@ class EvaluateOrder(Order):
     target: Target
     weights: Weights | None = None
     refinement: Refinement | None = None
+    metrics: tuple[str, ...] = ()

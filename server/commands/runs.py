@@ -128,7 +128,9 @@ def export(
             raise ConfigError(f"--class-names: expected {classes} names, found {len(given)}")
         called = given or tuple(str(label) for label in range(classes))
         folder = out / personal.client.client_id
-        files = write_model(folder, personal.module, personal.spec, called, personal.scaling, personal.card)
+        files = write_model(
+            folder, personal.module, personal.spec, called, personal.scaling, personal.card, personal.task
+        )
         print(f"{folder}: {', '.join(files)}", flush=True)
     if "model.onnx" not in files:
         print("no ONNX: pip install 'hyperbloom[export]' brings what it takes")

@@ -14,6 +14,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.metrics import title_of
 from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
 from hyperbloom.server.compare.paper_tables import WHOLE, PaperTable
 from hyperbloom.server.compare.table import markdown, mean_and_deviation, plus_minus, read_results
@@ -242,7 +243,9 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) 
         if key not in ("data.root", "rounds"):
             notes.append(f"set here: {key} = {value}" + ("" if takers == there else f" ({', '.join(takers)})"))
     novel = "novel " if table.metric.startswith("novel") else ""
-    notes.append(f"accuracy is the mean over {novel}clients, at the round that validation selected")
+    selects = next((wanted.config(method).select for method in wanted.rows if method not in wanted.why_not), None)
+    metric = title_of(selects or "accuracy")
+    notes.append(f"{metric} is the mean over {novel}clients, at the round that validation selected")
     return [_one_line(note) for note in notes]
 
 

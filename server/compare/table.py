@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes, write_json
+from hyperbloom.common.metrics import Scale, axis_of, scale_of, title_of
 from hyperbloom.server.compare.comparison import Cell
 from hyperbloom.server.pages.charts import Series, lines
 from hyperbloom.server.pages.page import render
@@ -21,9 +22,8 @@ from hyperbloom.server.watch.board import amount
 __all__ = ["PAGE", "markdown", "mean_and_deviation", "plus_minus", "read_results", "write_table"]
 
 PAGE = "comparison.html"
-HEADER = ("strategy", "seeds", "accuracy", "std of clients", "worst client", "down", "up", "seconds")
 BELOW = (
-    "Accuracy: test, percent, mean over clients, at the round that validation selected; +- is the sample's deviation "
+    "{metric}: test{unit}, mean over clients, at the round that validation selected; +- is the sample's deviation "
     "over\nseeds. Down and up: what a client is sent and sends in a round of training. Seconds: a run's rounds, here."
 )
 
@@ -63,10 +63,14 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
     results = read_results(cells)
     rows = [_row(name, [course for _, course in found]) for name, found in results.items()]
     remarks = _remarks(cells, results)
-    text = "\n".join([markdown(HEADER, [_shown(row) for row in rows]), "", BELOW, *remarks, ""])
+    name = next((course.metric for found in results.values() for _, course in found), "accuracy")
+    metric, scale = title_of(name), scale_of(name)
+    header = ("strategy", "seeds", metric, "std of clients", "worst client", "down", "up", "seconds")
+    below = BELOW.format(metric=metric[0].upper() + metric[1:], unit=", percent" if scale.percent else "")
+    text = "\n".join([markdown(header, [_shown(row, scale) for row in rows]), "", below, *remarks, ""])
     write_bytes(out / "comparison.md", text.encode())
     write_json(out / "comparison.json", rows)
-    write_bytes(out / "comparison.csv", _csv(rows[0] if rows else HEADER, [list(row.values()) for row in rows]))
+    write_bytes(out / "comparison.csv", _csv(rows[0] if rows else header, [list(row.values()) for row in rows]))
     curves = [
         (name, cell.config.seed, number, accuracy)
         for name, found in results.items()
@@ -82,7 +86,10 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
             rows=rows,
             amount=amount,
             most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
-            curve=_curves(results) if rows else None,
+            curve=_curves(results, name) if rows else None,
+            metric=metric,
+            scale=scale,
+            largest=100.0 if scale.percent else max((abs(row["mean"]) for row in rows), default=0.0) or 1.0,
             remarks=remarks,
             shared=(out / "comparison.yaml").read_text(),
         ),
@@ -111,14 +118,15 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
-def plus_minus(mean: float, deviation: float | None) -> str:
-    """Return a mean as text, with its deviation if there is one."""
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} +- {deviation:.2f}"
+def plus_minus(mean: float, deviation: float | None, scale: Scale = scale_of("accuracy")) -> str:  # noqa: B008 - frozen
+    """Return a mean as text, with its deviation if there is one: two decimals of percent, or four digits."""
+    digits = ".2f" if scale.percent else ".4g"
+    return f"{mean:{digits}}" if deviation is None else f"{mean:{digits}} +- {deviation:{digits}}"
 
 
-def _shown(row: Mapping[str, Any]) -> list[str]:
-    accuracy = plus_minus(row["mean"], row["deviation"])
-    spread = [f"{row['client_std']:.2f}", f"{row['client_worst']:.2f}"]
+def _shown(row: Mapping[str, Any], scale: Scale) -> list[str]:
+    accuracy = plus_minus(row["mean"], row["deviation"], scale)
+    spread = [plus_minus(row[key], None, scale) for key in ("client_std", "client_worst")]
     traffic = [amount(row["bytes_down"]), amount(row["bytes_up"])]
     return [row["name"], str(row["seeds"]), accuracy, *spread, *traffic, f"{row['seconds']:.1f}"]
 
@@ -151,8 +159,8 @@ def _csv(header: Iterable[str], rows: Sequence[Sequence[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _curves(results: Results) -> Markup:
-    """Return the chart of each strategy's accuracy by round: the mean over seeds, with a band from least to most."""
+def _curves(results: Results, metric: str) -> Markup:
+    """Return the chart of each strategy's metric by round: the mean over seeds, with a band from least to most."""
     series = []
     for name, found in results.items():
         curves = [course.curve for _, course in found]
@@ -160,4 +168,5 @@ def _curves(results: Results) -> Markup:
         low, high = ([(n, pick(values)) for n, values in each.items()] for pick in (min, max))
         bands = [(low, high)] if len(curves) > 1 else []
         series.append(Series(name, [(n, fmean(values)) for n, values in each.items()], bands))
-    return lines("curve", "Test accuracy over rounds", "test accuracy, %", series, percent=True)
+    title = f"Test {title_of(metric)} over rounds"
+    return lines("curve", title, axis_of(metric), series, percent=scale_of(metric).percent)

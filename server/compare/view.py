@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.compare.comparison import Cell
 from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
@@ -124,7 +125,9 @@ class ComparisonView(Listener):
 
     def selected(self, selection: Selection, state: object, roster: object) -> None:
         """Remember the accuracy of the best round."""
-        self._accuracy = f"{selection.metrics['test_mean']:.1f} % (round {selection.round}), "
+        self._accuracy = (
+            f"{scale_of(selection.metric).show(selection.metrics['test_mean'])} (round {selection.round}), "
+        )
 
     def _trouble(self, text: str, reason: str) -> None:
         """Show trouble in the running cell, once per reason and up to `MOST_TROUBLES`."""

@@ -49,6 +49,8 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         size=config.sizes[index % len(config.sizes)],
         state_dir=folder / "clients" / f"client-{part}",
         disclose_class_shares=config.options.get("descriptor") == "class-shares",
+        disclose_moments=True,
+        disclose_counts=True,  # all clients are on this machine
         model=models[index % len(models)] if models else None,
         disclose="graph" if strategy.asks == "graph" else "types",
     )
@@ -66,6 +68,8 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
         data=replace(first.data, partition=None),
         size="|".join(config.sizes),
         state_dir=None,
+        disclose_moments=False,
+        disclose_counts=False,
         model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
     )
     words = ["flower-client", *connection, *line.to_flags()]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from hyperbloom.common.metrics import axis_of
 from hyperbloom.server.live.run import LiveRun, Standing, Watched
 from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
@@ -71,8 +72,9 @@ def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
 
 def _curve(courses: Sequence[Watched], name: str) -> Markup:
     series = [Series(course.board.name, course.means) for course in courses]
-    title = "Test accuracy over rounds, mean over clients"
-    return lines(f"{name}-curve", title, "test accuracy, %", series, percent=True)
+    board = courses[0].board
+    title = f"Test {board.title} over rounds, mean over clients"
+    return lines(f"{name}-curve", title, axis_of(board.metric), series, percent=board.scale.percent)
 
 
 def _in_order(course: Watched, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
@@ -94,4 +96,4 @@ def _map(run: LiveRun, name: str) -> Markup | None:
     points, (first, second) = flatten_by_pca(embeddings)
     axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
     accuracy = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
-    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes)
+    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes, run.main.board.scale)

@@ -82,8 +82,8 @@ class Watched:
         if "refused" in line:
             self.left_out += 1
             client.left_out, client.left_out_in, client.why = client.left_out + 1, line["round"], line["refused"]
-        elif line.get("test_total"):
-            client.accuracy = 100 * line["test_correct"] / line["test_total"]
+        elif (value := line.get(f"test_{self.board.metric}")) is not None:
+            client.accuracy = self.board.scale.factor * value
         elif "seconds" in line:
             client.trained = line["round"]
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
+from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
 from hyperbloom.common.wire import Introduction
 from hyperbloom.common.wire.pack import LONGEST_LAYOUT
 from hyperbloom.server.loop.ration import Ration
@@ -67,11 +69,16 @@ class Admission:
         """Build the algorithm for the data of the first client. Raise a RefusedError if no network fits them."""
         self.setting = setting
         try:
+            self.algorithm.setting = setting
+            self.algorithm.metrics  # noqa: B018 - raises if a metric does not exist
             with Ration(self.config):
                 self.algorithm.build(setting)
         except (ModelError, RuntimeError, OverflowError) as error:
             self.setting = None
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
+        except ConfigError as error:
+            self.setting = None
+            raise RefusedError(str(error)) from None
         if self._initial is not None:
             self.algorithm.start_from(self._initial)
 
@@ -98,6 +105,11 @@ class Admission:
         """
         for client in self._checked(roster):
             self.algorithm.join(client, client.row >= known)
+        if self.setting is not None and self.algorithm.task.standardises:
+            roster.moments = roster.moments or self.config.target_moments or _pooled_moments(roster)
+            half = len(roster.moments) // 2
+            task = replace(self.setting.task, mean=roster.moments[:half], std=roster.moments[half:])
+            self.algorithm.setting = replace(self.setting, task=task)
         self._open = True
 
 
@@ -111,6 +123,9 @@ def check_introduction(
     """
     input_shape = setting.spec.input_shape if setting else config.input_shape
     num_classes = setting.spec.num_classes if setting else config.num_classes
+    task = setting.task.name if setting else None if config.task == AUTO else config.task
+    if task not in (None, about.task):
+        raise RefusedError(f"expected labels for {task} as in this federation, found labels for {about.task}")
     if input_shape not in (None, about.input_shape):
         raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
     if num_classes not in (None, about.num_classes):
@@ -129,6 +144,8 @@ def check_introduction(
         raise RefusedError(f"expected at most {MOST_NUMBERS} numbers about its data, found {numbers}, or huge ones")
     if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
         raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
+    if not _are_moments(about):
+        raise RefusedError("expected a mean and a positive deviation of each target or none, found others")
     if not _is_scaling(about):
         raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
     if min(about.train_examples, about.val_examples, about.test_examples) < 1:
@@ -136,8 +153,9 @@ def check_introduction(
     if setting is not None:
         return setting
     try:
-        return algorithm.settle(about)
-    except ModelError as error:
+        made = make_task(TaskSpec(about.task))
+        return replace(algorithm.settle(about), task=replace(made.spec, balanced=config.class_weights == "balanced"))
+    except (ModelError, ConfigError) as error:
         raise RefusedError(str(error)) from None
     except (RuntimeError, OverflowError) as error:
         raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
@@ -148,6 +166,27 @@ def _is_scaling(about: Introduction) -> bool:
     positive = (about.divisor, *about.std)
     fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
     return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0
+
+
+def _are_moments(about: Introduction) -> bool:
+    targets, found = about.num_classes, about.moments
+    return not found or (len(found) == 2 * targets and all(map(math.isfinite, found)) and min(found[targets:]) > 0)
+
+
+def _pooled_moments(roster: Roster) -> tuple[float, ...]:
+    """Return the means and the deviations of targets over all examples of the clients that disclose theirs."""
+    told = [client.about for client in roster if client.about.moments]
+    if not told:
+        return ()
+    shares = [about.train_examples / sum(each.train_examples for each in told) for about in told]
+    mean, std = [], []
+    for at in range(told[0].num_classes):
+        means, deviations = zip(*((a.moments[at], a.moments[at + a.num_classes]) for a in told), strict=True)
+        whole = sum(share * each for share, each in zip(shares, means, strict=True))
+        parts = zip(shares, means, deviations, strict=True)
+        mean.append(whole)
+        std.append(math.sqrt(sum(share * (deviation**2 + (each - whole) ** 2) for share, each, deviation in parts)))
+    return (*mean, *std)
 
 
 def _are_shares(values: Sequence[float], classes: int) -> bool:

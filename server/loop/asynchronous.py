@@ -18,7 +18,17 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop.exchange import Outcome, told
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
 from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
-from hyperbloom.server.loop.rounds import FRUITLESS_ROUNDS, Run, Save, better, due, evaluated, give_up
+from hyperbloom.server.loop.rounds import (
+    FRUITLESS_ROUNDS,
+    NEVER_EVALUATED,
+    Run,
+    Save,
+    better,
+    due,
+    evaluated,
+    exhausted,
+    give_up,
+)
 from hyperbloom.strategies.algorithm import Evaluation
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
 
@@ -98,10 +108,13 @@ class _Loop:
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish_evaluation()
+                if exhausted(self.config, self.best, number - self.config.eval_every):
+                    self.of.stop_early(number)
+                    break
                 self._ask_for_evaluation(number, elapsed)
         self._finish_evaluation()
         if self.best is None:
-            raise CohortError("no client could be evaluated in any round; see the log for each client's reason")
+            raise CohortError(NEVER_EVALUATED)
         return self.best
 
     # ------------------------------------------------------------------ training

@@ -3,6 +3,7 @@
 Only this module decides whether an answer is accepted or its client is left out of the round.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +17,10 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult, Failed, Order, TrainOrder, TrainResult, Weights
+from hyperbloom.common.tasks import CLASSIFICATION, Task
+from hyperbloom.common.wire import EvaluateResult, Failed, Order, SplitScore, TrainOrder, TrainResult, Weights
 from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
@@ -55,34 +58,85 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The scores of all clients that answered, by name, and the names of the novel ones."""
+    """The scores of all clients that answered, by name.
+
+    Attributes:
+        novel: names of the novel clients.
+        rank: selects the best round; None: the mean of the first metric on validation examples.
+        names: the metrics that were asked for; the first one selects.
+        task: what is learned.
+        outputs: how many outputs a network has.
+    """
 
     scores: Mapping[str, EvaluateResult]
     novel: frozenset[str] = frozenset()
-    rank: tuple[int, float] | None = None  # selects the best round; None: by mean validation accuracy
+    rank: tuple[int, float] | None = None
+    names: tuple[str, ...] = ("accuracy",)
+    task: Task = CLASSIFICATION
+    outputs: int = 0
+
+    def of(self, split: str, novel: bool = False) -> list[SplitScore]:
+        """Return the scores of known or of novel clients on `val` or `test`."""
+        return [getattr(result, split) for name, result in self.scores.items() if (name in self.novel) == novel]
 
     def metrics(self) -> dict[str, float]:
-        """Return the federated accuracy in percent: validation and test of known clients, test of novel clients.
+        """Return figures over clients, shares in percent: validation and test of known clients, test of novel clients.
 
-        `mean` is the paper's formula, the mean over clients of each client's accuracy. `pooled` is all correct answers
-        over all examples, as the authors' code reports it. `std` (population) and `worst` are over clients. Novel
-        clients count in `novel_test_...` only: in practice they have no labels, so no choice may depend on theirs.
+        `val_mean` and its like are of the selecting metric, `val_rmse_mean` and its like of another. `mean` is the mean
+        over the clients for which the metric is defined, and `undefined` counts the others. `std` (population) and
+        `worst` are over clients, and `pooled` is over all examples together. Novel clients count in `novel_test_...`
+        only: in practice they have no labels, so no choice may depend on theirs.
         """
         metrics: dict[str, float] = {}
-        known = [result for name, result in self.scores.items() if name not in self.novel]
-        novel = [result for name, result in self.scores.items() if name in self.novel]
-        for prefix, split, results in (("", "val", known), ("", "test", known), ("novel_", "test", novel)):
-            scores = [result.val if split == "val" else result.test for result in results]
+        for prefix, split, scores in (
+            ("", "val", self.of("val")),
+            ("", "test", self.of("test")),
+            ("novel_", "test", self.of("test", novel=True)),
+        ):
             if not scores:
                 continue
-            each = [100 * score.accuracy for score in scores]
-            start = f"{prefix}{split}"
-            metrics[f"{start}_mean"] = statistics.fmean(each)
-            metrics[f"{start}_std"] = statistics.pstdev(each)
-            metrics[f"{start}_worst"] = min(each)
-            metrics[f"{start}_pooled"] = 100 * sum(s.correct for s in scores) / sum(s.total for s in scores)
-            metrics[f"{start}_loss"] = statistics.fmean(score.loss for score in scores)
+            pooled = self._pooled(scores)
+            for name in dict.fromkeys([*self.names, *(metric for score in scores for metric in score.metrics)]):
+                start = f"{prefix}{split}" if name == self.names[0] else f"{prefix}{split}_{name}"
+                metrics |= {f"{start}_{key}": value for key, value in _over_clients(name, scores).items()}
+                if name in pooled:
+                    metrics[f"{start}_pooled"] = scale_of(name).factor * pooled[name]
+            metrics[f"{prefix}{split}_loss"] = statistics.fmean(score.loss for score in scores)
         return metrics
+
+    def counts(self, split: str = "test") -> tuple[float, ...]:
+        """Return the sums of the known clients' counts; none unless all have disclosed theirs."""
+        return _sum_of_counts(self.of(split))
+
+    def _pooled(self, scores: Sequence[SplitScore]) -> dict[str, float]:
+        """Return the metrics over all examples together, as far as clients disclose what this takes."""
+        counts = _sum_of_counts(scores)
+        if counts:
+            return self.task.pooled(counts, self.outputs, self.names)
+        means = [name for name in self.names if self.task.metrics[name].mean]
+        total = sum(score.total for score in scores)
+        each = {name: [score.value(name) for score in scores] for name in means}
+        return {
+            name: math.fsum(v * score.total for v, score in zip(values, scores, strict=True) if v is not None) / total
+            for name, values in each.items()
+            if None not in values
+        }
+
+
+def _over_clients(name: str, scores: Sequence[SplitScore]) -> dict[str, float]:
+    """Return mean, deviation and worst of a metric over clients, and for how many it is undefined if it is for some."""
+    scale = scale_of(name)
+    each = [scale.factor * value for score in scores if (value := score.value(name)) is not None]
+    undefined = {"undefined": float(len(scores) - len(each))} if len(each) < len(scores) else {}
+    if not each:
+        return undefined
+    found = {"mean": statistics.fmean(each), "std": statistics.pstdev(each), "worst": scale.worst(each)}
+    return found | undefined
+
+
+def _sum_of_counts(scores: Sequence[SplitScore]) -> tuple[float, ...]:
+    lengths = {len(score.counts) for score in scores}
+    return tuple(map(math.fsum, zip(*(score.counts for score in scores), strict=True))) if len(lengths) == 1 else ()
 
 
 @dataclass

@@ -42,16 +42,27 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class Selection:
-    """The round with the best mean validation accuracy so far. Reports show its test accuracy (percent)."""
+    """The best round so far by the selecting metric on validation examples. Reports show that metric on test examples.
+
+    Attributes:
+        metrics: as `Evaluated.metrics` returns them.
+        test_accuracy: the selecting metric of each client for which it is defined, shares in percent.
+        rank: the value by which it was selected.
+        metric: the selecting metric.
+        counts: sums of the clients' counts on test examples, if all disclose them.
+    """
 
     round: int
     metrics: dict[str, float]
     test_accuracy: dict[str, float]
-    rank: tuple[int, float] = (0, 0.0)  # the value by which it was selected
+    rank: tuple[int, float] = (0, 0.0)
+    metric: str = "accuracy"
+    counts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Make `rank` a tuple again: JSON has only lists, which do not compare with tuples."""
+        """Make tuples again: JSON has only lists, which do not compare with tuples."""
         object.__setattr__(self, "rank", tuple(self.rank))
+        object.__setattr__(self, "counts", tuple(self.counts))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Roster:
         """Start empty."""
         self.seed = seed
         self.conduct = Conduct()
+        self.moments: tuple[float, ...] = ()  # by which clients standardise targets, from the first round on
         self._clients: dict[str, Client] = {}
         self._secrets: dict[str, str] = {}  # by name, the hash of a client's secret
         self._nodes: dict[str, int] = {}  # by name, the client's current node
@@ -119,6 +120,7 @@ class Roster:
         return {
             "seed": self.seed,
             "conduct": self.conduct.to_json(),
+            "moments": list(self.moments),
             "clients": [
                 {
                     "client_id": client.client_id,
@@ -137,6 +139,7 @@ class Roster:
         """Read what `to_json` returned, with every client away."""
         roster = cls(int(stored["seed"]))
         roster.conduct = Conduct.from_json(stored.get("conduct", {}))
+        roster.moments = tuple(stored.get("moments", ()))
         for entry in stored["clients"]:
             about: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in entry["about"].items()

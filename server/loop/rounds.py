@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
@@ -15,9 +16,25 @@ from hyperbloom.server.loop.protection import Protection, Release
 from hyperbloom.strategies.algorithm import Algorithm, Evaluation, Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
 
-__all__ = ["FRUITLESS_ROUNDS", "Run", "Save", "better", "due", "evaluated", "give_up", "run_rounds", "select"]
+__all__ = [
+    "FRUITLESS_ROUNDS",
+    "NEVER_EVALUATED",
+    "Run",
+    "Save",
+    "better",
+    "due",
+    "evaluated",
+    "exhausted",
+    "give_up",
+    "run_rounds",
+    "select",
+]
 
 FRUITLESS_ROUNDS = 10
+NEVER_EVALUATED = (
+    "no client could be evaluated in any round; see the log for each client's reason. The selecting metric may also be "
+    "undefined on the validation examples of all"
+)
 
 Save = Callable[[Progress], None]
 """Writes a checkpoint."""
@@ -58,6 +75,13 @@ class Run:
         candidates = self.candidates()
         return self.turn(number, draw(self.config.seed, number, self.config.cohort, candidates), candidates)
 
+    def stop_early(self, number: int) -> None:
+        """Tell the listeners that patience has ended the run."""
+        patience = self.config.patience
+        for listener in self.listeners:
+            metric = self.algorithm.metrics[0]
+            listener.event(f"{metric} has not become better for {patience} evaluations: round {number} was the last")
+
     def train(self, number: int, outcome: Outcome) -> bool:
         """Play a round of training. Return False if clients were asked and none gave a usable answer."""
         turn = self.draw(number)
@@ -85,7 +109,9 @@ def evaluated(evaluation: Evaluation, run: Run) -> Evaluated | None:
         return None
     novel = {client.client_id for client in run.federation.roster if run.algorithm.is_novel(client)}
     scores = {name: evaluation.scores[name] for name in sorted(evaluation.scores)}
-    return Evaluated(scores, frozenset(novel & scores.keys()), evaluation.rank)
+    names, spec = run.algorithm.metrics, run.algorithm.setting.spec
+    about = (names, run.algorithm.task, spec.num_classes)
+    return Evaluated(scores, frozenset(novel & scores.keys()), evaluation.rank, *about)
 
 
 def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda progress: None) -> Selection:
@@ -99,6 +125,9 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     begin = time.perf_counter() - done.elapsed
     # Round 0 scores what another run has learned, before this one adds to it.
     for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
+        if exhausted(config, best, number - 1):
+            run.stop_early(number - 1)
+            break
         start, outcome = time.perf_counter(), Outcome()
         federation.post.take_traffic()  # discard the traffic of the last evaluation
         federation.gather(1, config.join_timeout_s)
@@ -118,7 +147,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         if due(config, number):
             save(Progress(number, best, fruitless, orders=number, elapsed=time.perf_counter() - begin))
     if best is None:
-        raise CohortError("no client could be evaluated in any round; see the log for each client's reason")
+        raise CohortError(NEVER_EVALUATED)
     return best
 
 
@@ -141,13 +170,23 @@ def better(best: Selection | None, number: int, evaluation: Evaluated | None) ->
     if evaluation is None:
         return best
     metrics = evaluation.metrics()
-    if "val_mean" not in metrics:  # only novel clients answered
+    if "val_mean" not in metrics:  # only novel clients answered, or the metric is undefined for all
         return best
-    rank = evaluation.rank or (0, metrics["val_mean"])
+    metric = evaluation.names[0]
+    scale = scale_of(metric)
+    rank = evaluation.rank or (0, metrics["val_mean"] if scale.rises else -metrics["val_mean"])
     if best is not None and rank <= best.rank:
         return best
-    accuracy = {name: 100 * result.test.accuracy for name, result in evaluation.scores.items()}
-    return Selection(number, metrics, accuracy, rank)
+    values = {name: result.test.value(metric) for name, result in evaluation.scores.items()}
+    shown = {name: scale.factor * value for name, value in values.items() if value is not None}
+    return Selection(number, metrics, shown, rank, metric, evaluation.counts())
+
+
+def exhausted(config: RunConfig, best: Selection | None, number: int) -> bool:
+    """Return whether the selecting metric has not become better for `patience` evaluations before this round."""
+    if config.patience is None or best is None:
+        return False
+    return number - best.round >= config.patience * config.eval_every
 
 
 def give_up(outcome: Outcome, when: str) -> None:

@@ -12,6 +12,7 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
+from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
 from hyperbloom.common.wire import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
@@ -166,7 +167,8 @@ class Session:
 def greeting_of(algorithm: Algorithm) -> Greeting:
     """Return the questions that an algorithm has for new clients."""
     asks = None if algorithm.own_models == "no" else algorithm.asks
-    return Greeting(__version__, asks, algorithm.norms, algorithm.reference)
+    task = None if algorithm.config.task == AUTO else algorithm.config.task
+    return Greeting(__version__, asks, algorithm.norms, algorithm.reference, task)
 
 
 def baseline_config(config: RunConfig, name: str) -> RunConfig:
@@ -207,6 +209,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         raise ConfigError(
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
+    if config.task != AUTO:
+        make_task(TaskSpec(config.task)).asked([*([config.select] if config.select else []), *config.metrics])
     if config.model not in ("auto", *(names := model_names())):
         raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
     if config.model != "auto":

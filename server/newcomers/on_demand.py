@@ -87,6 +87,8 @@ class ModelMaker:
             encoder_version=strategy.encoder.version,
             weights=strategy.encoder.weights,
             scaling_known_by=known_by,
+            task=strategy.task.spec,
+            metric=strategy.metrics[0],
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
 

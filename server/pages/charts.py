@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from hyperbloom.common.metrics import Scale, axis_of, scale_of, title_of
 from hyperbloom.server.pages.embedding_map import Points
 from hyperbloom.server.pages.report_data import Member
 from hyperbloom.server.pages.svg import Frame, Point, picture, short, tag, thin
 from hyperbloom.server.runs.course import Course
 
 __all__ = ["Series", "class_colour", "clients_in_order", "lines", "matrix", "plane", "style_of"]
+
+PERCENT = scale_of("accuracy")
 
 SHADES = 9
 """Number of shades from low to high."""
@@ -66,7 +69,7 @@ def lines(
     dots = [[point for point, _ in each.dots] for each in series]
     every = [point for points in (*(each.points for each in series), *edges, *dots) for point in points]
     first, last = min(1, *(x for x, _ in every)), max(x for x, _ in every)
-    low, high = 0.0, 1.08 * max(value for _, value in every)
+    low, high = min(0.0, *(value for _, value in every)), 1.08 * max(value for _, value in every)
     if percent:
         least = min(value for _, value in every)
         low, high = 0.0 if least < 50 else 10.0 * math.floor(min(least, 99) / 10), 100.0
@@ -90,20 +93,28 @@ def lines(
 
 def clients_in_order(courses: Sequence[Course]) -> Markup:
     """Return the chart of all clients' accuracy, ordered by that of the first strategy, with the other strategies."""
-    main = courses[0].accuracy
-    places = {name: place for place, name in enumerate(sorted(main, key=lambda name: main[name]), start=1)}
+    main, scale, metric = courses[0].accuracy, courses[0].scale, title_of(courses[0].metric)
+    order = sorted(main, key=lambda name: main[name], reverse=not scale.rises)
+    places = {name: place for place, name in enumerate(order, start=1)}
     series = []
     for course in courses:
         of = {name: course.accuracy[name] for name in places if name in course.accuracy}
-        dots = [((places[name], value), f"{name}: {course.name} {value:.1f} %") for name, value in of.items()]
+        dots = [((places[name], value), f"{name}: {course.name} {scale.show(value)}") for name, value in of.items()]
         line = [point for point, _ in dots] if course is courses[0] else []
         series.append(Series(course.name, line, dots=dots))
     below = "clients, from the worst to the best"
-    return lines("clients", "Test accuracy of each client", "test accuracy, %", series, percent=True, below=below)
+    unit = axis_of(courses[0].metric)
+    return lines("clients", f"Test {metric} of each client", unit, series, percent=scale.percent, below=below)
 
 
 def plane(
-    name: str, title: str, points: Points, members: Sequence[Member], accuracy: Mapping[str, float], axes: Sequence[str]
+    name: str,
+    title: str,
+    points: Points,
+    members: Sequence[Member],
+    accuracy: Mapping[str, float],
+    axes: Sequence[str],
+    scale: Scale = PERCENT,
 ) -> Markup:
     """Return clients as points in a plane, coloured by their disclosed classes, else by accuracy.
 
@@ -112,8 +123,9 @@ def plane(
         title: a few words.
         points: `(clients, 2)`.
         members: the clients in the same order.
-        accuracy: test accuracy in percent, by client's name.
+        accuracy: the selecting metric on test examples, by client's name.
         axes: labels of both axes, or none.
+        scale: of the metric.
     """
     size, margin, count = 420.0, 34.0, len(members)
     low, high = points.min(axis=0), points.max(axis=0)
@@ -124,7 +136,7 @@ def plane(
     for member, (x, y) in zip(members, (points - middle) / reach * (size - 2 * margin), strict=True):
         at = (size / 2 + float(x), size / 2 - float(y))
         shade = f"q{_shade(accuracy[member.name], values)}" if member.name in accuracy else "none"
-        marks.append(tag("g", tag("title", _told(member, accuracy)), *_point(member, at, radius, shade, count)))
+        marks.append(tag("g", tag("title", _told(member, accuracy, scale)), *_point(member, at, radius, shade, count)))
         if count <= NAMED:
             side, style = (-1, "tick end") if at[0] > size / 2 else (1, "tick")
             text = short(member.name, 14)
@@ -135,8 +147,8 @@ def plane(
     return picture(name, title, said, (size, size), marks)
 
 
-def _told(member: Member, accuracy: Mapping[str, float]) -> str:
-    parts = [f"{accuracy[member.name]:.1f} %"] if member.name in accuracy else []
+def _told(member: Member, accuracy: Mapping[str, float], scale: Scale) -> str:
+    parts = [scale.show(accuracy[member.name])] if member.name in accuracy else []
     common = sorted(enumerate(member.shares), key=lambda pair: -pair[1])[:3]
     parts += [f"class {label}: {100 * share:.0f} %" for label, share in common if share >= 0.01]
     return f"{member.name} ({', '.join(parts)})" if parts else member.name
@@ -176,12 +188,13 @@ def _shade(value: float, values: Collection[float]) -> int:
     return min(SHADES - 1, int(SHADES * (value - low) / (high - low))) if high > low else SHADES - 1
 
 
-def matrix(names: Sequence[str], values: Points) -> Markup:
-    """Return the accuracy with each client's head (rows) on each client's feature extractor (columns).
+def matrix(names: Sequence[str], values: Points, scale: Scale = PERCENT) -> Markup:
+    """Return the selecting metric with each client's head (rows) on each client's feature extractor (columns).
 
     Args:
         names: of the clients.
-        values: `(clients, clients)`, percent; each row is shaded from its least to its greatest, as in the paper.
+        values: `(clients, clients)`; each row is shaded from its least to its greatest, as in the paper.
+        scale: of the metric.
     """
     named, width = len(names) <= 15, 560.0
     margin = 96.0 if named else 14.0
@@ -190,16 +203,24 @@ def matrix(names: Sequence[str], values: Points) -> Markup:
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             shade, x, y = _shade(value, row), margin + j * cell, margin + i * cell
-            note = tag("title", f"head of {names[i]}, the rest of {names[j]}: {value:.1f} %")
+            note = tag("title", f"head of {names[i]}, the rest of {names[j]}: {scale.show(value)}")
             box = {"x": x + 1, "y": y + 1, "width": cell - 2, "height": cell - 2, "rx": min(4, cell / 8)}
             marks.append(tag("rect", note, **box, class_=f"cell q{shade}{' own' if i == j else ''}"))
             if named:
                 style = f"middle value {'on-dark' if shade >= SHADES // 2 else 'on-light'}"
-                marks.append(tag("text", f"{value:.0f}", x=x + cell / 2, y=y + cell / 2 + 5, class_=style))
+                marks.append(
+                    tag(
+                        "text",
+                        f"{value:.0f}" if scale.percent else f"{value:.2g}",
+                        x=x + cell / 2,
+                        y=y + cell / 2 + 5,
+                        class_=style,
+                    )
+                )
     for i, name in enumerate(names if named else ()):
         middle = margin + (i + 0.5) * cell
         marks.append(tag("text", short(name, 11), x=margin - 8, y=middle + 4.5, class_="tick end"))
         turn = f"translate({middle + 4:.1f} {margin - 8:.1f}) rotate(-45)"
         marks.append(tag("text", short(name, 11), transform=turn, class_="tick"))
-    said = f"Test accuracy in percent of {len(names)} heads on as many feature extractors"
+    said = f"{len(names)} heads on as many feature extractors"
     return picture("matrix", "Heads on other clients' feature extractors", said, (width, width), marks)

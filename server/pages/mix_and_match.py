@@ -1,12 +1,13 @@
 """The personal share of a model: every client's head on every client's feature extractor (figure 3 of pFedHN).
 
-    accuracy[i, j] on client i's test examples, with the head of client i on the feature extractor of client j
+    value[i, j] on client i's test examples, with the head of client i on the feature extractor of client j
 
 This needs the test examples of all clients, so their data must be those of the run's `data` section. In pFedHN, the
 server generates the heads. In pFedHN-PC, the paper's case, clients keep them. They must then be in the run folder,
 where clients on the server's machine keep their state.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from torch.func import functional_call
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import Examples, data_source
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import HEAD, build, head_layout
 from hyperbloom.common.program.names import check_name
 from hyperbloom.server.grids.engine import client_settings
@@ -45,7 +47,7 @@ Parameters = Mapping[str, Tensor]
 
 
 class Mixed(NamedTuple):
-    """Names of clients, and the accuracy `(clients, clients)` in percent by client of the head and of the rest.
+    """Names of clients, and the selecting metric `(clients, clients)` by client of the head and of the rest.
 
     It belongs to the selected round, or to the last one if clients kept the heads.
     """
@@ -56,12 +58,12 @@ class Mixed(NamedTuple):
 
     @property
     def own(self) -> float:
-        """Return the mean accuracy of heads on their own client's feature extractor, percent."""
+        """Return the mean of heads on their own client's feature extractor."""
         return float(np.diag(self.values).mean())
 
     @property
     def others(self) -> float:
-        """Return the mean accuracy on other clients' feature extractors, percent; `own` for a single client."""
+        """Return the mean on other clients' feature extractors; `own` for a single client."""
         count = len(self.names)
         return float(self.values[~np.eye(count, dtype=bool)].mean()) if count > 1 else self.own
 
@@ -99,7 +101,10 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     module, rows = build(spec).eval(), []
     for head, test in zip(own, _test_examples(config, root, roster, clients), strict=True):
         only = {name: value for name, value in head.items() if name.startswith(HEAD)}
-        rows.append([_accuracy(module, {**body, **only}, test) for body in written])
+        test = test.under(strategy.task)
+        rows.append([_value(module, {**body, **only}, test, strategy.metrics[0]) for body in written])
+    if np.isnan(rows).any():
+        raise ConfigError(f"{strategy.metrics[0]} is undefined on the test examples of a client")
     return Mixed([client.client_id for client in clients], np.array(rows), kept)
 
 
@@ -141,9 +146,8 @@ def _test_examples(config: RunConfig, root: Path | None, roster: Roster, clients
 
 
 @torch.no_grad()
-def _accuracy(module: nn.Module, weights: Parameters, test: Examples) -> float:
-    """Return the accuracy of a network with these weights, percent."""
-    right = 0
-    for inputs, labels in zip(test.inputs.split(AT_ONCE), test.labels.split(AT_ONCE), strict=True):
-        right += int((functional_call(module, dict(weights), (inputs,)).argmax(1) == labels).sum())
-    return 100 * right / len(test)
+def _value(module: nn.Module, weights: Parameters, test: Examples, metric: str) -> float:
+    """Return the metric of a network with these weights, a share in percent; NaN if it is undefined."""
+    outputs = torch.cat([functional_call(module, dict(weights), (inputs,)) for inputs in test.inputs.split(AT_ONCE)])
+    value = test.task.measure(test.task.answers(outputs), test.labels, outputs.shape[1], [metric]).values.get(metric)
+    return math.nan if value is None else scale_of(metric).factor * value

@@ -1,7 +1,7 @@
 """A run's report: one self-contained HTML file without scripts. See docs/watching.md."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,12 @@ from markupsafe import Markup
 from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, matrix, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
+from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.lines import Line
 from hyperbloom.server.runs.recorded import read_config
@@ -76,7 +78,9 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
     main, details = run.main, run.by_client
     members = sorted(run.members, key=lambda member: _by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
-    rival = max(rivals, key=lambda course: course.metrics["test_mean"], default=None)
+    scale = main.scale
+    sign, of = (1 if scale.rises else -1), main.accuracy
+    rival = max(rivals, key=lambda course: sign * course.metrics["test_mean"], default=None)
     of_rival = rival.accuracy if rival else {}
     return render(
         "report.html",
@@ -85,16 +89,21 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
         amount=amount,
         duration=duration,
         rival=rival,
-        better=[value > of_rival[name] for name, value in main.accuracy.items() if name in of_rival],
+        metric=title_of(main.metric),
+        scale=scale,
+        share=_share(run),
+        further=list(_further(main)),
+        curves=score_charts(run) if main.counts else [],
+        better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
         left=sum(each.times for each in details.left_out.values()),
-        curve=_accuracy(run) if details.spreads else None,
-        bars=len(main.accuracy) <= BARS,
-        in_order=clients_in_order(run.courses) if len(main.accuracy) > BARS else None,
+        curve=_curve(run) if details.spreads else None,
+        bars=len(of) <= BARS,
+        in_order=clients_in_order(run.courses) if len(of) > BARS else None,
         members=members[:ROWS],
-        worst_off=sorted(main.accuracy, key=lambda name: main.accuracy[name])[:WORST],
+        worst_off=sorted(of, key=lambda name: sign * of[name])[:WORST],
         **_map(run),
         mixed=mixed,
-        matrix=matrix(mixed.names, mixed.values) if mixed else None,
+        matrix=matrix(mixed.names, mixed.values, scale) if mixed else None,
         why_no_matrix=why_not,
         bytes=lines(
             "bytes",
@@ -111,8 +120,9 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
     )
 
 
-def _accuracy(run: RunData) -> Markup:
-    """Return the chart of each strategy's mean accuracy by round, with the spread over clients of the run's own."""
+def _curve(run: RunData) -> Markup:
+    """Return the chart of each strategy's mean by round, with the spread over clients of the run's own."""
+    scale, metric = run.main.scale, title_of(run.main.metric)
     worst, lower, upper, best = (
         [(each.round, getattr(each, edge)) for each in run.by_client.spreads]
         for edge in ("worst", "lower", "upper", "best")
@@ -122,10 +132,31 @@ def _accuracy(run: RunData) -> Markup:
         dots = []
         if course.selected is not None:
             mean = course.metrics["test_mean"]
-            dots = [((course.selected, mean), f"{course.name}: {mean:.1f} % at round {course.selected}")]
+            dots = [((course.selected, mean), f"{course.name}: {scale.show(mean)} at round {course.selected}")]
         bands = [(worst, best), (lower, upper)] if course is run.main else []
         series.append(Series(course.name, list(course.curve.items()), bands, dots))
-    return lines("curve", "Test accuracy over rounds, mean over clients", "test accuracy, %", series, percent=True)
+    title, unit = f"Test {metric} over rounds, mean over clients", axis_of(run.main.metric)
+    return lines("curve", title, unit, series, percent=scale.percent)
+
+
+def _share(run: RunData) -> Callable[[float], float]:
+    """Return the function from a client's value to the length of its bar, from 0 to 1."""
+    values = [abs(value) for course in run.courses for value in course.accuracy.values()]
+    most = 100.0 if run.main.scale.percent else max(values, default=0.0) or 1.0
+    return lambda value: max(0.0, value / most)
+
+
+def _further(course: Course) -> Iterator[list[str]]:
+    """Yield a row for each metric but the selecting one: its name, mean, worst, pooled, and for how many undefined."""
+    found = re.compile(r"test_(.+)_(mean|undefined)")
+    names = dict.fromkeys(match[1] for key in course.metrics if (match := found.fullmatch(key)))
+    for name in ("", *names):
+        start, scale = (f"test_{name}", scale_of(name)) if name else ("test", course.scale)
+        values = [course.metrics.get(f"{start}_{key}") for key in ("mean", "worst", "pooled")]
+        undefined = course.metrics.get(f"{start}_undefined", 0)
+        if names or undefined:
+            shown = ["-" if value is None else scale.show(value) for value in values]
+            yield [title_of(name or course.metric), *shown, f"{undefined:.0f} clients" if undefined else ""]
 
 
 def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup:
@@ -148,13 +179,14 @@ def _map(run: RunData) -> dict[str, Any]:
     if embeddings is None or len(embeddings) != len(run.members) or len(embeddings) < 2:
         return {"pca": None}
     members, accuracy = sorted(run.members, key=lambda member: member.row), run.main.accuracy
+    scale = run.main.scale
     points, (first, second) = flatten_by_pca(embeddings)
     axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
     flat = flatten_by_tsne(embeddings)
     occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
     return {
-        "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes),
-        "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, ()),
+        "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes, scale),
+        "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, (), scale),
         "classes": [(label, class_colour(label)) for label in sorted(occurring)],
     }
 

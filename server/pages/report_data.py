@@ -10,6 +10,7 @@ import numpy as np
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.runs.course import Course, read_course
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_lines
 from hyperbloom.server.runs.recorded import read_config
@@ -74,6 +75,9 @@ class RunData:
         members: by row.
         events: lines of events.jsonl.
         running: whether a server works in the folder.
+        task: what the clients learn.
+        outputs: how many outputs a network has.
+        moments: by which clients standardise targets.
     """
 
     folder: Path
@@ -85,6 +89,9 @@ class RunData:
     members: Sequence[Member]
     events: Sequence[Line]
     running: bool
+    task: str = "classification"
+    outputs: int = 0
+    moments: tuple[float, ...] = ()
 
     @property
     def main(self) -> Course:
@@ -109,13 +116,15 @@ def read_run_data(folder: Path) -> RunData:
     try:
         summary = _json(folder / "summary.json", {})
         environment = _json(folder / "environment.json", {})
-        members = [read_member(entry) for entry in _json(folder / "roster.json", {"clients": []})["clients"]]
+        roster = _json(folder / "roster.json", {"clients": []})
+        members = [read_member(entry) for entry in roster["clients"]]
+        learned = _learned(roster)
         novel = {member.name for member in members if config.is_novel(member.row)}
         courses = [
             read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
             for name in (config.strategy, *config.baselines)
         ]
-        by_client = _read_clients(folder, novel)
+        by_client = _read_clients(folder, novel, courses[0].metric)
         others, compared = _beside(folder, config, novel)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: a file of the run is damaged ({error!r})") from None
@@ -123,7 +132,9 @@ def read_run_data(folder: Path) -> RunData:
         raise ConfigError(f"{folder}: no round is over yet; there is nothing to report")
     known = [course for course in (*courses, *others) if course.rounds]
     events = list(read_lines(folder / EVENTS))
-    return RunData(folder, config, environment, known, by_client, compared, members, events, is_running(folder))
+    return RunData(
+        folder, config, environment, known, by_client, compared, members, events, is_running(folder), *learned
+    )
 
 
 def _json(path: Path, otherwise: Any) -> Any:
@@ -135,6 +146,12 @@ def read_member(entry: Mapping[str, Any]) -> Member:
     about = entry["about"]
     shares = tuple(about.get("class_shares") or ())
     return Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares)
+
+
+def _learned(roster: Mapping[str, Any]) -> tuple[str, int, tuple[float, ...]]:
+    """Return the task, the number of outputs, and the moments of targets."""
+    about = next((entry["about"] for entry in roster["clients"]), {"num_classes": 0})
+    return str(about.get("task", "classification")), int(about["num_classes"]), tuple(roster.get("moments", ()))
 
 
 def _first_cell(out: Path) -> Path:
@@ -162,7 +179,7 @@ def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Cour
     return others, f"The other strategies are runs of the same comparison with seed {config.seed}."
 
 
-def _read_clients(folder: Path, novel: Set[str]) -> ByClient:
+def _read_clients(folder: Path, novel: Set[str], metric: str) -> ByClient:
     found = ByClient()
     scores: dict[int, list[float]] = {}
     for line in read_lines(folder / CLIENTS):
@@ -171,8 +188,8 @@ def _read_clients(folder: Path, novel: Set[str]) -> ByClient:
             before = found.left_out.get(client, LeftOut(0, 0, ""))
             found.left_out[client] = LeftOut(before.times + 1, number, line["refused"])
             found.left_out_in[number] = found.left_out_in.get(number, 0) + 1
-        elif line.get("test_total") and client not in novel:
-            scores.setdefault(number, []).append(100 * line["test_correct"] / line["test_total"])
+        elif client not in novel and (value := line.get(f"test_{metric}")) is not None:
+            scores.setdefault(number, []).append(scale_of(metric).factor * value)
     for number in sorted(scores):
         worst, lower, upper, best = np.quantile(scores[number], (0, 0.25, 0.75, 1)).tolist()
         found.spreads.append(Spread(number, worst, lower, upper, best))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperbloom.common.metrics import Scale, scale_of
 from hyperbloom.server.runs.lines import METRICS, Line, read_lines
 
 __all__ = ["Course", "read_course"]
@@ -17,10 +18,12 @@ class Course:
     Attributes:
         name: of the strategy.
         rounds: each round's line in metrics.jsonl, in order; in asynchronous mode without the lines of evaluations.
-        curve: mean test accuracy over clients in percent, by evaluated round.
+        curve: mean over clients on test examples, by evaluated round.
         selected: the round that validation selected; None before the first evaluation.
         metrics: of the selected round.
-        accuracy: each client's test accuracy in percent in the selected round.
+        accuracy: each client's value of the selecting metric on test examples in the selected round.
+        metric: the selecting metric; `curve` and `accuracy` are of it, shares in percent.
+        counts: sums of the clients' counts on test examples, if all have disclosed them.
     """
 
     name: str
@@ -29,6 +32,13 @@ class Course:
     selected: int | None
     metrics: Mapping[str, float]
     accuracy: Mapping[str, float]
+    metric: str = "accuracy"
+    counts: Sequence[float] = ()
+
+    @property
+    def scale(self) -> Scale:
+        """Return the scale of the selecting metric."""
+        return scale_of(self.metric)
 
     @property
     def seconds(self) -> float:
@@ -57,8 +67,9 @@ def read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel
     lines = list(read_lines(place / METRICS))
     rounds = {line["round"]: line for line in reversed(lines)}  # a round's first line is the one of its training
     curve = {line["round"]: line["test_mean"] for line in lines if "test_mean" in line}
-    selected, metrics, accuracy = None, {}, {}
+    selected, metrics, accuracy, more = None, {}, {}, ("accuracy", ())
     if summary:
+        more = summary.get("metric", "accuracy"), summary.get("counts", ())
         selected, metrics, accuracy = summary["round"], summary["metrics"], summary["test_accuracy"]
     return Course(
         name,
@@ -67,4 +78,5 @@ def read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel
         selected,
         metrics,
         {client: value for client, value in accuracy.items() if client not in novel},
+        *more,
     )

@@ -14,8 +14,10 @@ from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.export import Card
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.secrecy.noise import promise
+from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire import Weights
 from hyperbloom.server.runs.trained import read_trained
 from hyperbloom.strategies.algorithm import Algorithm
@@ -27,7 +29,8 @@ __all__ = ["Export", "Personal"]
 
 _SENT = (
     "its name and secret, the version of its program, the sizes of its data sets, the shape of its inputs; weights of "
-    "this model and {change}, in each round in which it took part; counts of right answers, and mean losses of those"
+    "this model and {change}, in each round in which it took part; metrics and mean losses on "
+    "validation and test examples"
 )
 _SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
 _MOMENTS = (
@@ -45,6 +48,7 @@ class Personal:
     module: nn.Module
     scaling: Scaling
     card: Card
+    task: TaskSpec
 
 
 class Export:
@@ -89,7 +93,8 @@ class Export:
         for client in clients:
             (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
             about = client.about
-            spec = ModelSpec.choose(self.trained.config.model, about.size, about.input_shape, about.num_classes)
+            data, task = (about.input_shape, about.num_classes), self.trained.strategy.task
+            spec = ModelSpec.choose(self.trained.config.model, about.size, *data, task)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(
@@ -100,17 +105,18 @@ class Export:
                 for name, value in weights.layout.views(weights.values).items():
                     module.get_parameter(name).copy_(value)
             scaling, remark = self.trained.scaling
-            yield Personal(client, spec, module, scaling, self._card(client, remark))
+            yield Personal(client, spec, module, scaling, self._card(client, remark), task.spec)
 
     def _card(self, client: Client, remark: str) -> Card:
-        accuracy = self.trained.test_accuracy.get(client.client_id)
+        value, metric = self.trained.test_accuracy.get(client.client_id), self.trained.strategy.metrics[0]
+        scored = "not known" if value is None else f"{scale_of(metric).show(value)} on the client's own test examples"
         origin = {
             "client": client.client_id,
             "strategy": self.trained.config.strategy,
             "run": self.trained.run.resolve().name,
             "round": f"{self.trained.round} of {self.trained.config.rounds}, selected by validation",
             "examples": f"{client.about.train_examples} for training, on the client",
-            "test accuracy": "not known" if accuracy is None else f"{accuracy:.1f} % on the client's own test examples",
+            f"test {title_of(metric)}": scored,
         }
         always, *more = _sent(self.trained.config)
         sent = (

@@ -271,6 +271,8 @@ def _figures(selection: Selection) -> dict[str, Any]:
         "round": selection.round,
         "metrics": selection.metrics,
         "test_accuracy": selection.test_accuracy,
+        "metric": selection.metric,
+        **({"counts": selection.counts} if selection.counts else {}),
     }
 
 

@@ -43,7 +43,8 @@ def metrics_line(report: "RoundReport") -> Line:
     line |= {key: value for key, value in counted.items() if value}
     if outcome.staleness:
         line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}
-    return line | (outcome.evaluation.metrics() if outcome.evaluation else {})
+    evaluation = outcome.evaluation
+    return line | ({"metric": evaluation.names[0], **evaluation.metrics()} if evaluation else {})
 
 
 def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
@@ -56,7 +57,12 @@ def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
         told: Line = {} if summed or result.loss is None else {"loss": result.loss}
         lines.append({"round": report.number, "client": name, **told, "seconds": round(result.seconds, 4)})
     for name, score in outcome.evaluation.scores.items() if outcome.evaluation else ():
-        flat = {f"{split}_{key}": value for split, part in vars(score).items() for key, value in vars(part).items()}
+        flat: Line = {}
+        for split, part in vars(score).items():
+            values = dict(zip(part.metrics, part.values, strict=True))
+            flat |= {
+                f"{split}_{key}": value for key, value in {**values, "total": part.total, "loss": part.loss}.items()
+            }
         lines.append({"round": report.number, "client": name, **flat})
     for name, why in outcome.refused.items():
         blame: Line = {"lied": True} if name in outcome.lied else {}

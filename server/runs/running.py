@@ -23,7 +23,7 @@ from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
-from hyperbloom.server.watch.view import TerminalView, results_table
+from hyperbloom.server.watch.view import TerminalView, results_table, results_title
 
 __all__ = ["Run", "begin", "go_on", "run_federation"]
 
@@ -147,7 +147,7 @@ def run_federation(
         ) from None
     finally:
         view.close()
-    say("test accuracy in percent, at the round that validation selected")
+    say(results_title(results))
     console.print(_table(session.roster, config, results))
     for line in run.recorder.privacy_report():
         say(line)

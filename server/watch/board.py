@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.runs.lines import Line
 
 __all__ = ["Board", "amount", "duration", "plain_text"]
@@ -57,7 +58,8 @@ class Board:
                 self._times.append((number, line["elapsed"]))
         if "test_mean" in line:
             self._evaluated, self._worst = line, None
-            if self._best is None or line["test_mean"] > self._best[0]:
+            best = None if self._best is None else self._best[0]
+            if best is None or self.scale.best((best, line["test_mean"])) != best:
                 self._best = line["test_mean"], number
 
     def add_client(self, line: Line) -> None:
@@ -68,14 +70,29 @@ class Board:
             self._left_out[name] = times, number, line["refused"]
         elif "seconds" in line and number == self.done:
             self._seconds[name] = line["seconds"]
-        if line.get("test_total") and number == self._evaluated.get("round") and self._worst is None:
-            accuracy = 100 * line["test_correct"] / line["test_total"]
-            if math.isclose(accuracy, self._evaluated["test_worst"], abs_tol=1e-9):
-                self._worst = name
+        value, worst = line.get(f"test_{self.metric}"), self._evaluated.get("test_worst", math.nan)
+        here = number == self._evaluated.get("round") and self._worst is None
+        if here and value is not None and math.isclose(self.scale.factor * value, worst, abs_tol=1e-9):
+            self._worst = name
 
     def add_event(self, text: str) -> None:
         """Add an event; the last `EVENTS_SHOWN` are shown."""
         self._events = (*self._events, text)[-EVENTS_SHOWN:]
+
+    @property
+    def metric(self) -> str:
+        """Return the selecting metric."""
+        return str(self._evaluated.get("metric", "accuracy"))
+
+    @property
+    def title(self) -> str:
+        """Return the selecting metric for people."""
+        return title_of(self.metric)
+
+    @property
+    def scale(self) -> Scale:
+        """Return the scale of the selecting metric."""
+        return scale_of(self.metric)
 
     @property
     def pace(self) -> float | None:
@@ -94,14 +111,14 @@ class Board:
         pace = "before training"
         if number and self.pace:
             pace = f"{self.pace:.1f} rounds/s  {(self.rounds - number) / self.pace:.0f} s left"
-        return f"{self.name}: round {number}/{self.rounds}  accuracy {_figures(self._evaluated)}  {pace}"
+        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {pace}"
 
     def render(self) -> RenderableType:
         """Return the board for a terminal."""
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column(overflow="fold")
-        rows.add_row("accuracy", self._accuracy_row())
+        rows.add_row(self.title, self._metric_row())
         if self._last:
             rows.add_row("training", self._training_row())
         for index, text in enumerate(self._stragglers()):
@@ -125,7 +142,7 @@ class Board:
         )
         return head
 
-    def _accuracy_row(self) -> str | Text:
+    def _metric_row(self) -> str | Text:
         line = self._evaluated
         if not line:
             return "waiting for the first evaluation"
@@ -134,7 +151,7 @@ class Board:
             text.append(f" ({plain_text(self._worst)})")
         text.append(f", at round {line['round']}")
         if self._best and self._best[1] != line["round"]:
-            text.append(f"; best mean {self._best[0]:.1f} % at round {self._best[1]}", style="dim")
+            text.append(f"; best mean {self.scale.show(self._best[0])} at round {self._best[1]}", style="dim")
         return text
 
     def _training_row(self) -> str:
@@ -183,4 +200,5 @@ def duration(seconds: float) -> str:
 
 
 def _figures(line: Any) -> str:
-    return f"mean {line['test_mean']:.1f} %, worst client {line['test_worst']:.1f} %"
+    scale = scale_of(line.get("metric", "accuracy"))
+    return f"mean {scale.show(line['test_mean'])}, worst client {scale.show(line['test_worst'])}"

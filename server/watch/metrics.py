@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -18,6 +19,7 @@ from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
 
 if TYPE_CHECKING:
+    from hyperbloom.server.loop.exchange import Evaluated
     from hyperbloom.server.loop.federation import Federation
     from hyperbloom.strategies.algorithm import Algorithm
 
@@ -52,6 +54,14 @@ class RunMetrics(Listener):
         self.late = self._counter("late_replies", "replies that came after their deadline")
         self.accuracy = self._gauge(
             "accuracy_percent", "accuracy of the last evaluation, over clients", "strategy", "split", "over"
+        )
+        self.metric = self._gauge(
+            "metric",
+            "metrics of the last evaluation, over clients, shares in percent",
+            "strategy",
+            "metric",
+            "split",
+            "over",
         )
         self.saved = self._gauge(
             "checkpoint_timestamp_seconds", "when the last checkpoint was written, 0 before the first one"
@@ -94,10 +104,16 @@ class RunMetrics(Listener):
         self.late.inc(report.late)
         for refused in outcome.refused.values():
             self.left_out.labels(refused.reason).inc()
-        metrics = outcome.evaluation.metrics() if outcome.evaluation else {}
-        for split in ("val", "test", "novel_test"):
-            for over in ("mean", "worst"):
-                if (value := metrics.get(f"{split}_{over}")) is not None:
+        if outcome.evaluation:
+            self._evaluated(name, outcome.evaluation)
+
+    def _evaluated(self, name: str, evaluation: "Evaluated") -> None:
+        metrics, selects = evaluation.metrics(), evaluation.names[0]
+        for metric, split, over in product(evaluation.names, ("val", "test", "novel_test"), ("mean", "worst")):
+            value = metrics.get(f"{split}_{over}" if metric == selects else f"{split}_{metric}_{over}")
+            if value is not None:
+                self.metric.labels(name, metric, split, over).set(value)
+                if metric == "accuracy":
                     self.accuracy.labels(name, split, over).set(value)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.runs.lines import metrics_line
 
@@ -38,7 +39,7 @@ CURVES = {
 
 
 class TensorBoard(Listener):
-    """Writes scalars per round, and the distribution of accuracy over clients per evaluation.
+    """Writes scalars per round, and the distribution of the selecting metric over clients per evaluation.
 
     Args:
         folder: the run's folder.
@@ -73,10 +74,13 @@ class TensorBoard(Listener):
                 if key in line:
                     writer.add_scalar(name, line[key], number)
         if outcome.evaluation:
+            metric = outcome.evaluation.names[0]
             for name, value in outcome.evaluation.metrics().items():
-                writer.add_scalar(f"accuracy/{name}", value, number)
-            each = [100 * result.test.accuracy for result in outcome.evaluation.scores.values()]
-            writer.add_histogram("accuracy/test over clients", np.array(each), number)
+                writer.add_scalar(f"{metric}/{name}", value, number)
+            values = [result.test.value(metric) for result in outcome.evaluation.scores.values()]
+            each = [scale_of(metric).factor * value for value in values if value is not None]
+            if each:
+                writer.add_histogram(f"{metric}/test over clients", np.array(each), number)
             writer.flush()
 
     def phase_done(self, strategy: "Algorithm") -> None:

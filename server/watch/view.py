@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.runs.lines import Line, client_lines, metrics_line
 from hyperbloom.server.watch.board import Board, plain_text
@@ -17,7 +18,7 @@ from hyperbloom.server.watch.board import Board, plain_text
 if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["TerminalView", "print_line", "results_table"]
+__all__ = ["TerminalView", "print_line", "results_table", "results_title"]
 
 MOST_ROWS = 200
 """Most clients in the table; the run folder has all."""
@@ -109,10 +110,17 @@ class TerminalView(Listener):
         self.refresh()
 
 
+def results_title(results: Mapping[str, Selection]) -> str:
+    """Return the line above the table of `results_table`."""
+    metric = next((selection.metric for selection in results.values()), "accuracy")
+    unit = " in percent" if scale_of(metric).percent else ""
+    return f"test {title_of(metric)}{unit}, at the round that validation selected"
+
+
 def results_table(
     results: Mapping[str, Selection], train_examples: Mapping[str, int], novel: Set[str] = frozenset()
 ) -> Table:
-    """Return the table of test accuracy by client (the first `MOST_ROWS`) and strategy, at the selected round.
+    """Return the table of the selecting metric by client (the first `MOST_ROWS`) and strategy, on test examples.
 
     Args:
         results: selection of each strategy, the main one first.
@@ -124,21 +132,24 @@ def results_table(
     table.add_column("examples", justify="right")
     for name, selection in results.items():
         table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right")
+    scale = scale_of(next((selection.metric for selection in results.values()), "accuracy"))
     for client, examples in islice(train_examples.items(), MOST_ROWS):
         values = [selection.test_accuracy.get(client) for selection in results.values()]
-        table.add_row(Text(f"{client} (novel)" if client in novel else client), str(examples), *_cells(values))
+        table.add_row(Text(f"{client} (novel)" if client in novel else client), str(examples), *_cells(values, scale))
     if len(train_examples) > MOST_ROWS:
         table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")
     table.add_section()
     below = {"mean over clients": "test_mean", "worst client": "test_worst", "pooled over examples": "test_pooled"}
     for title, key in (below | ({"mean over novel clients": "novel_test_mean"} if novel else {})).items():
-        table.add_row(title, "", *_cells([selection.metrics.get(key) for selection in results.values()]))
+        table.add_row(title, "", *_cells([selection.metrics.get(key) for selection in results.values()], scale))
     return table
 
 
-def _cells(values: list[float | None]) -> list[str]:
-    """Return a row's numbers, with the largest one marked."""
-    best = max((value for value in values if value is not None), default=None)
+def _cells(values: list[float | None], scale: Scale) -> list[str]:
+    """Return a row's numbers, with the best one marked."""
+    best = scale.best(known) if (known := [value for value in values if value is not None]) else None
+    texts = ["-" if value is None else scale.cell(value) for value in values]
     return [
-        "-" if value is None else f"[bold green]{value:.1f}[/]" if value == best else f"{value:.1f}" for value in values
+        f"[bold green]{text}[/]" if value is not None and value == best else text
+        for text, value in zip(texts, values, strict=True)
     ]

@@ -16,7 +16,7 @@ from hyperbloom.common.files.storage import claim
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config
-from hyperbloom.server.watch.view import TerminalView, print_line, results_table
+from hyperbloom.server.watch.view import TerminalView, print_line, results_table, results_title
 
 __all__ = ["is_running", "read_environment", "watch"]
 
@@ -135,7 +135,7 @@ class _Watcher:
             return
         results, examples = _results(self.folder)
         if results:
-            print_line(console, "test accuracy in percent, at the round that validation selected")
+            print_line(console, results_title(results))
             console.print(results_table(results, examples))
 
 
@@ -151,7 +151,10 @@ def _results(folder: Path) -> tuple[Mapping[str, Selection], Mapping[str, int]]:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
         clients = json.loads((folder / "roster.json").read_text())["clients"]
         results = {
-            name: Selection(each["round"], each["metrics"], each["test_accuracy"]) for name, each in summary.items()
+            name: Selection(
+                each["round"], each["metrics"], each["test_accuracy"], metric=each.get("metric", "accuracy")
+            )
+            for name, each in summary.items()
         }
         return results, {each["client_id"]: each["about"]["train_examples"] for each in clients}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -31,6 +31,8 @@ FULL = ClientSettings(
     size="S",
     state_dir=Path("/var/lib/ward-7"),
     disclose_class_shares=True,
+    disclose_moments=True,
+    disclose_counts=True,
     model="mypackage.nets:make",
     disclose="graph",
     min_noise=0.5,
@@ -61,6 +63,8 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "size": "S",
         "state-dir": "/var/lib/ward-7",
         "disclose-class-shares": True,
+        "disclose-moments": True,
+        "disclose-counts": True,
         "model": "mypackage.nets:make",
         "disclose": "graph",
         "min-noise": 0.5,
@@ -111,6 +115,8 @@ SETTINGS = st.builds(
     size=st.sampled_from("SML"),
     state_dir=PATHS,
     disclose_class_shares=st.booleans(),
+    disclose_moments=st.booleans(),
+    disclose_counts=st.booleans(),
 )
 
 

@@ -12,6 +12,7 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
+import sklearn.metrics as reference
 import torch
 from flwr.app import Context, RecordDict
 
@@ -19,7 +20,9 @@ import hyperbloom
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.errors import DataError
 from hyperbloom.common.models import build_from_factory
+from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire import TrainResult
 from hyperbloom.server.cli import main
 from hyperbloom.server.grids.engine import inline_grid
@@ -29,7 +32,7 @@ from hyperbloom.strategies.exchange import Client, Update
 from ..server.conftest import ABOUT
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("hospital", "momentum", "server_app", "text", "text_on_demand")
+NAMES = ("hospital", "momentum", "server_app", "text", "text_on_demand", "visits")
 
 
 @pytest.fixture(autouse=True)
@@ -245,6 +248,21 @@ def test_the_texts_can_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixtu
     flags = "--engine inline --data text:load --split dirichlet --clients 3 --cohort 2 --rounds 2 --eval-every 2"
     assert main([*flags.split(), "--run-dir", str(tmp_path / "run")]) == 0
     assert "pfedhn: round 2/2" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- a task
+
+
+def test_visits_are_learned_by_their_deviance() -> None:
+    module: Any = importlib.import_module("visits")
+    task, counts = module.Visits(TaskSpec("visits")), torch.tensor([0.0, 1.0, 4.0])
+    rates = torch.tensor([[0.5], [1.0], [2.0]])
+    expected = reference.mean_poisson_deviance(counts, rates.flatten())
+    assert task.loss(rates.log(), counts).item() == pytest.approx(expected, rel=1e-5)
+    found = task.measure(task.answers(rates.log()), counts, 1, ["mae"]).values
+    assert found["mae"] == pytest.approx(reference.mean_absolute_error(counts, rates.flatten()))
+    with pytest.raises(DataError, match="counts from 0, found -1"):
+        task.check(torch.tensor([-1.0]), 1)
 
 
 def test_the_folder_is_left_as_it_was() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
+from hyperbloom.common.wire import EvaluateResult, TrainResult
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.federation import Federation
@@ -19,6 +19,7 @@ from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
+from ..scores import right
 from .conftest import ABOUT
 
 ROUNDS = 6
@@ -31,7 +32,7 @@ def some_config(**changes: object) -> RunConfig:
 
 def score(val_correct: int, val_total: int, test_correct: int, test_total: int, loss: float = 1.0) -> EvaluateResult:
     """Return a client's scores."""
-    return EvaluateResult(SplitScore(val_correct, val_total, loss), SplitScore(test_correct, test_total, loss))
+    return EvaluateResult(right(val_correct, val_total, loss), right(test_correct, test_total, loss))
 
 
 def federation_of(roster: Roster) -> Federation:
@@ -102,7 +103,7 @@ class Recording:
         report = self.report(number, **refused)
         self.folder.round_done(report)
         if evaluation := report.outcome.evaluation:
-            accuracy = {name: 100 * result.test.accuracy for name, result in evaluation.scores.items()}
+            accuracy = {name: 100 * result.test.values[0] for name, result in evaluation.scores.items()}
             selection = Selection(number, evaluation.metrics(), accuracy)
             self.folder.selected(selection, self.state, self.roster)
 

@@ -28,7 +28,7 @@ def test_a_run_of_the_library_is_the_command_s(tmp_path: Path) -> None:
     assert {(row["strategy"], row["client"]) for row in run.accuracy} == {
         (strategy, f"client-{index}") for strategy in ("pfedhn", "local") for index in range(3)
     }
-    assert {row["client"] for row in run.clients if row["round"] == 2 and "test_correct" in row} == {
+    assert {row["client"] for row in run.clients if row["round"] == 2 and "test_accuracy" in row} == {
         f"client-{index}" for index in range(3)
     }
 

@@ -26,7 +26,6 @@ from hyperbloom.common.wire import (
     Introduction,
     Order,
     Scope,
-    SplitScore,
     TrainResult,
 )
 from hyperbloom.common.wire.pack import unpack, unpack_answer
@@ -42,6 +41,8 @@ from hyperbloom.server.loop.session import greeting_of
 from hyperbloom.strategies import find_strategy, make_algorithm
 from hyperbloom.strategies.algorithm import Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, Train, Update
+
+from ..scores import right
 
 RUN_ID = "run-of-a-test"
 BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05)
@@ -334,7 +335,7 @@ def texts(outcome: Outcome) -> dict[str, str]:
 
 def scored(val: tuple[int, int, float], test: tuple[int, int, float]) -> EvaluateResult:
     """Return a client's scores: correct, total, loss."""
-    return EvaluateResult(SplitScore(*val), SplitScore(*test))
+    return EvaluateResult(right(*val), right(*test))
 
 
 def digits_config(**changes: Any) -> RunConfig:

@@ -170,7 +170,7 @@ def test_the_order_says_what_the_configuration_says() -> None:
         return scored((1, 10, 0.5), (2, 10, 0.5))
 
     found = play(made.evaluate(turn(made, 3), [made.clients[1]]), evaluate)
-    assert asked == [EvaluateOrder(scope, target)]
+    assert asked == [EvaluateOrder(scope, target, metrics=("accuracy",))]
     assert found.scores == {"b": scored((1, 10, 0.5), (2, 10, 0.5))} and found.rank is None
 
 

@@ -31,6 +31,8 @@ from tests.strategies.conftest import (
 )
 from tests.strategies.reference import LocalSGD, local_loop, seed_of
 
+from ..scores import count_right
+
 LOCAL = LocalConfig(steps=5, batch_size=16, learning_rate=0.1, momentum=0.8, weight_decay=5e-3, clip=0.7)
 # Some twenty steps of single precision on numbers below one: rounding errors of about 1e-7 each, that do not grow.
 ROUNDING = 2e-6
@@ -129,7 +131,7 @@ def test_fedavg_of_one_client_is_plain_local_sgd(tmp_path: Path) -> None:
     evaluation = history.rounds[-1].evaluation
     assert evaluation is not None
     correct = int((net(data.test.inputs).argmax(1) == data.test.labels).sum())
-    assert evaluation.scores["client-0"].test.correct == correct
+    assert count_right(evaluation.scores["client-0"].test) == correct
 
 
 def test_fedavg_of_two_clients_is_two_loops_and_an_average(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_local_is_a_plain_loop_whose_optimiser_lasts(tmp_path: Path) -> None:
                 assert history.rounds[number - 1].results[name].loss == pytest.approx(loss, rel=1e-5)
                 taken += settings.steps
         logits = net(each.test.inputs)
-        assert evaluation.scores[name].test.correct == int((logits.argmax(1) == each.test.labels).sum())
+        assert count_right(evaluation.scores[name].test) == int((logits.argmax(1) == each.test.labels).sum())
         stored = tmp_path / name / "personal" / f"{RUN_ID}.safetensors"
         if stored.exists():
             torch.testing.assert_close(load_file(stored)["values"], flat(net), rtol=0, atol=ROUNDING)

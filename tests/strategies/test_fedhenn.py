@@ -49,6 +49,8 @@ from tests.strategies.conftest import (
 from tests.strategies.reference import batches, seed_of
 from tests.strategies.test_baselines import plain_settings
 
+from ..scores import count_right
+
 LOCAL = LocalConfig(steps=4, batch_size=16, learning_rate=0.05, momentum=0.8, weight_decay=5e-3, clip=0.7)
 INPUTS = 40
 HOMOGENEOUS = "fedhenn-homogeneous"
@@ -256,7 +258,7 @@ def test_the_homogeneous_one_scores_what_it_is_told_to(run: Make, tmp_path: Path
             nn.utils.vector_to_parameters(weights, net.parameters())
             test = load_client_data(each.data).test
             correct = int((net(test.inputs).argmax(1) == test.labels).sum())
-            assert evaluation.scores[each.client_id].test.correct == correct
+            assert count_right(evaluation.scores[each.client_id].test) == correct
     assert_same(found["personal"].state(), found["global"].state())  # it is scored otherwise, and learns the same
 
 

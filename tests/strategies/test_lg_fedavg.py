@@ -25,6 +25,8 @@ from tests.strategies.conftest import (
 from tests.strategies.reference import local_loop, seed_of
 from tests.strategies.test_baselines import LOCAL, ROUNDING, config, data_of, flat, plain_net, plain_settings
 
+from ..scores import count_right
+
 ALL = ["fc1.weight", "fc1.bias", "head.weight", "head.bias"]
 HEAD = ALL[2:]
 BODY_LENGTH = 64 * 50 + 50
@@ -77,7 +79,7 @@ def test_bodies_part_from_fedavgs_and_heads_are_averaged(tmp_path: Path) -> None
     for name, each in data.items():
         torch.nn.utils.vector_to_parameters(head.clone(), nets[name].head.parameters())  # type: ignore[union-attr]
         correct = int((nets[name](each.test.inputs).argmax(1) == each.test.labels).sum())
-        assert evaluation.scores[name].test.correct == correct
+        assert count_right(evaluation.scores[name].test) == correct
         if name in trained:
             stored = load_file(tmp_path / name / "personal" / f"{RUN_ID}.safetensors")["values"]
             torch.testing.assert_close(stored, flat(nets[name])[:BODY_LENGTH], rtol=0, atol=ROUNDING)

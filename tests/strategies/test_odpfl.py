@@ -519,7 +519,7 @@ def test_novel_clients_never_train_and_are_scored_apart(tmp_path: Path, strategy
     assert {name for cohort in history.cohorts for name in cohort} == {"client-0", "client-1"}
     evaluation = history.rounds[-1].evaluation
     assert evaluation is not None and set(evaluation.scores) == {f"client-{index}" for index in range(4)}
-    shares = {name: 100 * result.test.accuracy for name, result in evaluation.scores.items()}
+    shares = {name: 100 * result.test.values[0] for name, result in evaluation.scores.items()}
     metrics = evaluation.metrics()
     assert metrics["test_mean"] == pytest.approx((shares["client-0"] + shares["client-1"]) / 2)
     assert metrics["novel_test_mean"] == pytest.approx((shares["client-2"] + shares["client-3"]) / 2)

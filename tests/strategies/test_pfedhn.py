@@ -36,6 +36,8 @@ from tests.strategies.conftest import (
 )
 from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN, local_loop, seed_of
 
+from ..scores import count_right
+
 BODY = {"fc1.weight": (50, 64), "fc1.bias": (50,)}
 HEAD = {"head.weight": (10, 50), "head.bias": (10,)}
 BODY_LENGTH, HEAD_LENGTH = 50 * 64 + 50, 10 * 50 + 10
@@ -130,12 +132,12 @@ def test_a_score_is_that_of_the_clients_generated_network_on_its_own_examples(tm
         result, own = scores_of(history)[client.client_id], data[client.client_id]
         for score, part in ((result.val, own.val), (result.test, own.test)):
             logits = net(part.inputs).detach()
-            assert score.correct == int((logits.argmax(1) == part.labels).sum())
+            assert count_right(score) == int((logits.argmax(1) == part.labels).sum())
             assert score.total == len(part)
             loss = float(nn.functional.cross_entropy(logits, part.labels))
             assert score.loss == pytest.approx(loss, rel=1e-5)
     assert selection.metrics["test_pooled"] == pytest.approx(
-        100 * sum(s.test.correct for s in scores_of(history).values()) / sum(len(d.test) for d in data.values())
+        100 * sum(count_right(s.test) for s in scores_of(history).values()) / sum(len(d.test) for d in data.values())
     )
 
 

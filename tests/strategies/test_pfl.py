@@ -29,6 +29,7 @@ from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.pfl import a_distance, discriminant
 
+from ..scores import count_right
 from .conftest import Inline, digits_config, digits_federation, digits_settings, play, turn
 
 SPEC = ModelSpec("mlp", "S", (1, 8, 8), 10)
@@ -97,7 +98,7 @@ def test_sampled_is_the_mean_of_all_models(tmp_path: Path) -> None:
     found, novel = run.scores["client-3"].test, run.clients["client-3"]
     each = [evaluate(network, novel.test_data) for network in run.networks()]
     assert len(each) == 3
-    assert found.accuracy == pytest.approx(sum(one.accuracy for one in each) / 3)
+    assert found.values[0] == pytest.approx(sum(one.values[0] for one in each) / 3)
     assert found.loss == pytest.approx(sum(one.loss for one in each) / 3, rel=1e-5)
 
 
@@ -106,7 +107,7 @@ def test_ensemble_is_the_mean_of_the_logits(tmp_path: Path) -> None:
     found, novel = run.scores["client-3"].test, run.clients["client-3"]
     with torch.no_grad():
         logits = sum(network(novel.test_data.inputs) for network in run.networks()) / 3
-    assert found.correct == int((logits.argmax(1) == novel.test_data.labels).sum())
+    assert count_right(found) == int((logits.argmax(1) == novel.test_data.labels).sum())
     assert found.total == len(novel.test_data)
 
 
@@ -115,8 +116,9 @@ def test_those_who_trained_are_scored_as_in_pfedhn(nearest: Trained, tmp_path: P
     for name in ("client-0", "client-1", "client-2"):
         one, other = nearest.scores[name], plain.scores[name]
         # In cohorts of other sizes a product of matrices is rounded otherwise.
-        assert vars(one.val) == pytest.approx(vars(other.val), rel=1e-5)
-        assert vars(one.test) == pytest.approx(vars(other.test), rel=1e-5)
+        for mine, same in ((one.val, other.val), (one.test, other.test)):
+            assert (mine.total, mine.metrics) == (same.total, same.metrics)
+            assert (mine.loss, *mine.values) == pytest.approx((same.loss, *same.values), rel=1e-5)
 
 
 def test_nearest_serves_the_model_of_the_client_at_the_smallest_distance(nearest: Trained) -> None:
@@ -124,7 +126,7 @@ def test_nearest_serves_the_model_of_the_client_at_the_smallest_distance(nearest
     novel = clients["client-3"]
     assert set(distances) == {"client-0", "client-1", "client-2"}
     served = nearest.networks()[int(min(distances, key=distances.__getitem__)[-1])]
-    assert nearest.scores["client-3"].test.correct == evaluate(served, novel.test_data).correct
+    assert count_right(nearest.scores["client-3"].test) == count_right(evaluate(served, novel.test_data))
     # The distances by hand, from the clients' own inputs.
     network = build(SPEC)
     network.load_state_dict(full_layout(SPEC).views(nearest.made.algorithm._network().values))

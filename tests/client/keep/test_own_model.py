@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,10 +115,10 @@ def test_torch_and_onnx_compute_what_the_client_was_scored_with(
     monkeypatch.undo()
     scored: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def spy(module: nn.Module, data: Examples) -> SplitScore:
+    def spy(module: nn.Module, data: Examples, *more: Any) -> SplitScore:
         with torch.no_grad():
             scored.append((data.inputs, module.eval()(data.inputs)))
-        return evaluate(module, data)
+        return evaluate(module, data, *more)
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "evaluate", spy)

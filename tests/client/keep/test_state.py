@@ -50,7 +50,16 @@ def test_nothing_is_written_before_it_is_needed(state: ClientState) -> None:
 
 
 SCORED = Scored(
-    model="mlp", size="M", input_shape=(1, 8, 8), num_classes=2, round=1, private="head", correct=1, total=2
+    model="mlp",
+    size="M",
+    input_shape=(1, 8, 8),
+    num_classes=2,
+    round=1,
+    private="head",
+    task="classification",
+    moments=(),
+    metrics={"accuracy": 0.5},
+    total=2,
 )
 
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work.distillation import distil, distillation_loss
+from hyperbloom.client.work.distillation import distil
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.tasks import CLASSIFICATION
 from hyperbloom.common.wire.orders import EvaluateOrder, Refinement
 from hyperbloom.common.wire.weights import Weights
 
@@ -38,7 +39,8 @@ def order(**changes: Any) -> EvaluateOrder:
 
 def test_the_loss_is_its_formula() -> None:
     student, teacher = [0.0, math.log(3)], [math.log(16), 0.0]
-    found = distillation_loss(torch.tensor([student]), torch.tensor([teacher]), torch.tensor([1]), 2.0)
+    outputs, labels = torch.tensor([student]), torch.tensor([1])
+    found = CLASSIFICATION.loss(outputs, labels) + CLASSIFICATION.distil(outputs, torch.tensor([teacher]), 2.0)
     p, q = (4 / 5, 1 / 5), (1 / (1 + 3**0.5), 3**0.5 / (1 + 3**0.5))  # softmaxes at temperature 2
     divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     assert found.item() == pytest.approx(-math.log(3 / 4) + 4 * divergence, rel=1e-5)

@@ -10,6 +10,7 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.models import build
 from hyperbloom.common.wire.orders import EvaluateResult
 
+from ...scores import count_right
 from ..conftest import SHARE
 from ..orders import SPEC, Worker, evaluate_order
 
@@ -26,7 +27,7 @@ def test_evaluation_is_on_validation_and_test_examples_with_the_weights_sent(mak
         counts += [int((logits.argmax(1) == part.labels).sum()), len(part)]
     result = make_worker().answer(evaluate_order())
     assert isinstance(result, EvaluateResult)
-    assert [result.val.correct, result.val.total, result.test.correct, result.test.total] == counts
+    assert [count_right(result.val), result.val.total, count_right(result.test), result.test.total] == counts
     assert result.val.loss == pytest.approx(
         nn.functional.cross_entropy(module(data.val.inputs), data.val.labels).item(), rel=1e-5
     )

@@ -13,6 +13,7 @@ from hyperbloom.common.models import build
 from hyperbloom.common.wire.exchanges import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom.common.wire.weights import Weights
 
+from ...scores import count_right
 from ..orders import FULL, SPEC, Worker, evaluate_order, initial
 
 MakeWorker = Callable[..., Worker]
@@ -32,9 +33,9 @@ def test_one_model_is_scored_as_ever_and_several_by_the_mean_of_their_answers(ma
     worker = make_worker()
     alone = [worker.answer(evaluate_order(weights=initial(seed=seed))) for seed in (1, 2)]
     one = worker.answer(try_order(rows(1)))
-    assert (one.test.correct, one.test.total) == (alone[0].test.correct, alone[0].test.total)
+    assert (count_right(one.test), one.test.total) == (count_right(alone[0].test), alone[0].test.total)
     both = worker.answer(try_order(rows(1, 2)))
-    assert both.test.correct == alone[0].test.correct + alone[1].test.correct
+    assert count_right(both.test) == count_right(alone[0].test) + count_right(alone[1].test)
     assert both.test.total == 2 * alone[0].test.total
     assert both.val.loss == pytest.approx((alone[0].val.loss + alone[1].val.loss) / 2, rel=1e-5)
 
@@ -46,9 +47,9 @@ def test_together_the_mean_of_logits_decides(make_worker: MakeWorker) -> None:
     data = worker.test_data
     logits = torch.stack([model(data.inputs) for model in models]).mean(0)
     found = worker.answer(try_order(rows(1, 2), together=True)).test
-    assert (found.correct, found.total) == (int((logits.argmax(1) == data.labels).sum()), len(data))
+    assert (count_right(found), found.total) == (int((logits.argmax(1) == data.labels).sum()), len(data))
     assert found == score_all(models, data, together=True)
-    assert score_all(models[:1], data, together=True).correct == evaluate(models[0], data).correct
+    assert count_right(score_all(models[:1], data, together=True)) == count_right(evaluate(models[0], data))
 
 
 def test_moments_are_mean_and_covariance_of_what_the_head_sees(make_worker: MakeWorker) -> None:

@@ -13,6 +13,7 @@ from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.weights import Weights
 
+from ...scores import count_right
 from ..conftest import SHARE
 from ..orders import Worker
 from .own import GRAPH, SPEC, hypernetwork, to_evaluate
@@ -46,7 +47,7 @@ def test_refinement_is_sgd_on_the_head_alone(worker: Worker) -> None:
             optimizer.step()
     logits = target(worker.test_data.inputs)
     assert scores.test.loss == pytest.approx(F.cross_entropy(logits, worker.test_data.labels).item(), rel=1e-4)
-    assert scores.test.correct == int((logits.argmax(1) == worker.test_data.labels).sum())
+    assert count_right(scores.test) == int((logits.argmax(1) == worker.test_data.labels).sum())
     assert scores.test.loss != pytest.approx(worker.answer(to_evaluate()).test.loss, rel=1e-2)
 
 

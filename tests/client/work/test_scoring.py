@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate
 from hyperbloom.common.data import Examples
 
+from ...scores import count_right
 from .test_sgd import build, network, some_examples
 
 
@@ -28,7 +29,7 @@ def test_a_score_computed_by_hand() -> None:
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0]])
     score = evaluate(Memory(), Examples(logits, torch.tensor([0, 0, 1, 1])))
     losses = [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(3)), math.log(2)]
-    assert (score.correct, score.total, score.accuracy) == (1, 4, 0.25)
+    assert (count_right(score), score.total, score.value("accuracy")) == (1, 4, 0.25)
     assert score.loss == pytest.approx(sum(losses) / 4, rel=1e-6)
 
 
@@ -40,7 +41,8 @@ def test_batches_of_the_evaluation_do_not_show(count: int) -> None:
     module = Memory()
     score = evaluate(module, Examples(logits, labels))
     picked = logits.double()[torch.arange(count), labels]
-    assert score.correct == sum(int(row.argmax()) == label for row, label in zip(logits, labels.tolist(), strict=True))
+    rows = zip(logits, labels.tolist(), strict=True)
+    assert count_right(score) == sum(int(row.argmax()) == label for row, label in rows)
     assert score.total == count
     assert score.loss == pytest.approx((logits.double().logsumexp(1) - picked).mean().item(), rel=1e-5)
     assert module.sizes == [EVALUATION_BATCH] * (count // EVALUATION_BATCH) + [count % EVALUATION_BATCH] * bool(

@@ -17,6 +17,8 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import HEAD, MLP, LeNet
 from hyperbloom.common.wire.orders import SGD
 
+from ...scores import count_right
+
 STEPS = SGD(steps=20, batch_size=5, learning_rate=0.1, momentum=0.9, weight_decay=5e-3, clip=0.5)
 SEED = 11
 NETWORKS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {"mlp": (MLP, (6,)), "lenet": (LeNet, (1, 16, 16))}
@@ -255,7 +257,7 @@ def test_cuda_trains_on_the_same_batches_to_the_same_weights(name: str) -> None:
         data = some_examples(name, 17, device=device)
         loss = train(made, data, STEPS, SEED)
         score = evaluate(module, data)
-        results.append((made.shared.values.cpu(), made.personal.values.cpu(), loss, score.correct, score.loss))
+        results.append((made.shared.values.cpu(), made.personal.values.cpu(), loss, count_right(score), score.loss))
         assert made.shared.values.device.type == device
     cpu, cuda = results
     assert torch.allclose(cpu[0], cuda[0], rtol=0, atol=1e-6)

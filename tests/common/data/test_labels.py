@@ -11,7 +11,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client
 from hyperbloom.common.data import ClientData, DataSpec, Examples, load_client_data
 from hyperbloom.common.data.labels import strata_of
-from hyperbloom.common.errors import DataError
+from hyperbloom.common.errors import DataError, RefusedError
 
 RNG = np.random.default_rng(0)
 X = np.arange(120, dtype=np.float32)[:, None] * np.ones(3, np.float32)
@@ -151,13 +151,15 @@ def test_three_dimensional_medmnist_is_refused_in_one_line(tmp_path: Path) -> No
 def test_client_data_check_the_kind_of_labels() -> None:
     part = Examples(torch.zeros(4, 2), torch.zeros(4, 3))
     assert ClientData(part, part, part, 3, ("a", "b", "c"), kind="regression").class_shares.numel() == 0
-    with pytest.raises(DataError, match=r"train: expected labels for multilabel with 2 outputs, found .* \(4, 3\)"):
+    with pytest.raises(DataError, match=r"train: labels: expected floats \(N, L\) of 0, 1, .* \(4, 3\)"):
         ClientData(part, part, part, 2, ("a", "b"), kind="multilabel")
-    with pytest.raises(DataError, match=r"train: expected labels for classification with 3 outputs, found .*float32"):
+    with pytest.raises(DataError, match=r"train: labels: expected integers \(N,\), .*float32"):
         ClientData(part, part, part, 3, ("a", "b", "c"))
 
 
-def test_a_client_says_what_it_cannot_train_on(tmp_path: Path) -> None:
+def test_a_client_knows_what_its_labels_are_for(tmp_path: Path) -> None:
     name = save(tmp_path, x=X, y=X[:, 0] / 3)
-    with pytest.raises(DataError, match=r"own.npz: expected a class for each example, found labels for regression"):
-        Client(ClientSettings("a", DataSpec(name), state_dir=tmp_path))
+    client = Client(ClientSettings("a", DataSpec(name), state_dir=tmp_path))
+    assert client.task_for(None).spec.name == "regression"
+    with pytest.raises(RefusedError, match=r"not for the task of this run: labels: expected integers"):
+        client.task_for("classification")

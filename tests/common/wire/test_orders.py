@@ -5,28 +5,40 @@ import pytest
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore, TrainResult
 
-GOOD = SplitScore(1, 2, 0.5)
+
+def score(
+    metric: str, value: float, *, total: int = 2, loss: float = 0.5, counts: tuple[float, ...] = ()
+) -> SplitScore:
+    """Return a score with one metric."""
+    return SplitScore(total, loss, (metric,), (value,), counts)
 
 
-def test_an_accuracy_is_a_share() -> None:
-    assert (GOOD.accuracy, SplitScore(3, 4, 0.25).accuracy) == (0.5, 0.75)
+GOOD = score("accuracy", 0.5)
+
+
+def test_a_metric_that_is_not_told_is_undefined() -> None:
+    assert (GOOD.value("accuracy"), GOOD.value("auroc")) == (0.5, None)
 
 
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (EvaluateResult(SplitScore(3, 2, 0.5), GOOD), "val: .* found SplitScore\\(correct=3, total=2, loss=0.5\\)"),
-        (EvaluateResult(SplitScore(-1, 2, 0.5), GOOD), "val: .*\\(correct=-1"),
-        (EvaluateResult(GOOD, SplitScore(0, 0, 0.25)), "test: .* total=0"),
-        (EvaluateResult(GOOD, SplitScore(-2, -1, 0.25)), "test: .* total=-1"),
-        (EvaluateResult(GOOD, SplitScore(1, 2, -0.5)), "test: expected a loss of 0 to 1e\\+30, found -0.5"),
-        (EvaluateResult(GOOD, SplitScore(1, 2, float("nan"))), "test: expected a loss of 0 to 1e\\+30, found nan"),
+        (EvaluateResult(score("accuracy", 1.5), GOOD), "val: expected accuracy from 0 to 1, found 1.5"),
+        (EvaluateResult(score("auroc/3", -0.5), GOOD), "val: expected auroc/3 from 0 to 1, found -0.5"),
+        (EvaluateResult(score("rmse", -1.0), GOOD), "val: expected rmse from 0 to 1e\\+30, found -1.0"),
+        (EvaluateResult(score("r2", -2e30), GOOD), "val: expected r2 from 0 to 1e\\+30"),
+        (EvaluateResult(SplitScore(2, 0.5, ("dice",), ()), GOOD), "val: expected one value for each metric"),
+        (EvaluateResult(SplitScore(2, 0.5, ("mae", "mae"), (1.0, 2.0)), GOOD), "val: expected one value for each"),
+        (EvaluateResult(score("dice", 0.5, counts=(1.0, -1.0)), GOOD), "val: expected counts from 0 to 1e\\+30"),
+        (EvaluateResult(GOOD, score("accuracy", 0.5, total=0)), "test: expected examples, found 0"),
+        (EvaluateResult(GOOD, score("accuracy", 0.5, loss=-0.5)), "test: expected a loss of 0 to 1e\\+30, found -0.5"),
+        (EvaluateResult(GOOD, score("accuracy", 0.5, loss=float("nan"))), "test: expected a loss of 0 .* found nan"),
     ],
 )
 def test_impossible_scores_are_refused(result: EvaluateResult, message: str) -> None:
     with pytest.raises(WireError, match=message):
         result.check()
-    EvaluateResult(SplitScore(0, 1, 0.5), SplitScore(4, 4, 0.25)).check()
+    EvaluateResult(score("accuracy", 0.0), score("r2", -4.0)).check()
 
 
 @pytest.mark.parametrize("loss", [-0.1, 2e30])

@@ -60,7 +60,6 @@ from hyperbloom.common.wire import (
     Scope,
     SharesOrder,
     SharesResult,
-    SplitScore,
     Target,
     TrainOrder,
     TrainResult,
@@ -72,6 +71,7 @@ from hyperbloom.common.wire import (
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack, unpack_answer, weigh
 from hyperbloom.server.grids.inline import InlineGrid
 
+from ...scores import right
 from ...server.conftest import ABOUT
 
 KEY = "hyperbloom"
@@ -128,7 +128,7 @@ MESSAGES: list[Any] = [
     dataclasses.replace(EVALUATE, weights=None, target=Target("own", 10, "none", "local", "{}")),
     dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9)),
     dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9, "all", 4.0)),
-    EvaluateResult(SplitScore(1, 2, 0.5), SplitScore(3, 4, 0.25)),
+    EvaluateResult(right(1, 2, 0.5), right(3, 4, 0.25)),
     ReferenceOrder("5ec2e7", Weights(Layout((("inputs", (4, 2)),)), VALUES.nan_to_num(posinf=0).clamp(-9, 9).half())),
     ReferenceResult("5ec2e7"),
     RepresentOrder(SCOPE, Target("mlp", 10, "all"), "5ec2e7", 20, 2**62),
@@ -303,9 +303,7 @@ def test_no_tensors_at_all_are_sent_as_an_empty_vector() -> None:
 
 def test_integers_are_taken_for_floats_but_not_the_other_way() -> None:
     assert unpack(TrainResult, record(TrainResult(0.0), loss=2)).loss == 2.0
-    found = refusal(
-        EvaluateResult, record(EvaluateResult(SplitScore(1, 2, 0.5), SplitScore(3, 4, 0.25)), **{"val.total": 2.0})
-    )
+    found = refusal(EvaluateResult, record(EvaluateResult(right(1, 2, 0.5), right(3, 4, 0.25)), **{"val.total": 2.0}))
     assert found == "EvaluateResult.val.total: expected int, found float"
 
 
@@ -378,6 +376,7 @@ def test_optional_fields_are_absent_or_of_their_type() -> None:
     assert set(dict(pack(TRAIN)[KEY])) == {
         *(f"scope.{name}" for name in ("run_id", "round", "seed", "resume_points", "rewound")),
         *(f"target.{name}" for name in ("model", "num_classes", "private")),
+        *(f"target.task.{name}" for name in ("name", "mean", "std", "balanced")),
         *(f"sgd.{field.name}" for field in dataclasses.fields(SGD)),
         "reply",
         "quiet",

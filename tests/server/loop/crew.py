@@ -8,7 +8,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, Scope, SplitScore, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, Scope, TrainOrder, TrainResult, Weights
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
@@ -22,6 +22,7 @@ from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask, train
 from hyperbloom.strategies.local import Local
 
+from ...scores import right
 from ..conftest import Clock, ScriptedGrid
 
 Pace = Callable[[str], float]
@@ -158,7 +159,7 @@ class Crew:
         """Return a sound reply, with a small change if weights travel."""
         if message.metadata.message_type == "evaluate":
             correct = self.accuracy(name, unpack(EvaluateOrder, message.content).scope.round)
-            return pack(EvaluateResult(SplitScore(correct, 10, 1.0), SplitScore(correct, 10, 1.0)))
+            return pack(EvaluateResult(right(correct, 10, 1.0), right(correct, 10, 1.0)))
         order, number = unpack(TrainOrder, message.content), int(message.metadata.message_id[1:])
         weights = None
         if order.weights:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult, SplitScore
+from hyperbloom.common.wire import EvaluateResult
 from hyperbloom.server.cli import main
 from hyperbloom.server.loop import asynchronous
 from hyperbloom.server.loop.exchange import Refused
@@ -26,6 +26,7 @@ from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Exchanges
 
+from ...scores import right
 from ..conftest import Clock, app_error
 from .crew import Crew, Entry, LoggingGrid, Twice
 
@@ -458,7 +459,7 @@ def test_an_evaluation_that_asks_nobody_is_over_at_once(
 ) -> None:
     run = crew(clients=1, cohort=1, rounds=2, eval_every=1)
     run.join(2, "a")
-    scores = {"a": EvaluateResult(SplitScore(5, 10, 1.0), SplitScore(5, 10, 1.0))}
+    scores = {"a": EvaluateResult(right(5, 10, 1.0), right(5, 10, 1.0))}
 
     def known(turn: Turn, clients: object) -> Exchanges[Evaluation]:
         return Evaluation(scores)

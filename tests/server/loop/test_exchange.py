@@ -593,12 +593,12 @@ def test_everyone_is_evaluated_on_its_own_weights_and_scores_are_kept_by_name() 
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        (scored((11, 10, 0.5), (9, 10, 0.25)), "val: expected 0 <= correct <= total"),
-        (scored((1, 10, 0.5), (-1, 10, 0.25)), "test: expected 0 <= correct <= total"),
+        (scored((11, 10, 0.5), (9, 10, 0.25)), "val: expected accuracy from 0 to 1, found 1.1"),
+        (scored((1, 10, 0.5), (-1, 10, 0.25)), "test: expected accuracy from 0 to 1, found -0.1"),
         (scored((1, 10, 0.5), (90, 101, 0.25)), "expected at most the validation and test examples that it said"),
         (scored((1, 10, -0.5), (9, 10, 0.25)), "val: expected a loss of 0 to"),
         (scored((1, 10, 0.5), (9, 10, 1e300)), "test: expected a loss of 0 to"),
-        (scored((0, 0, 0.5), (9, 10, 0.25)), "val: expected 0 <= correct <= total and examples"),
+        (scored((0, 0, 0.5), (9, 10, 0.25)), "val: expected examples, found 0"),
         (scored((1, 10, math.nan), (9, 10, 0.25)), "EvaluateResult.val.loss: expected a finite number"),
     ],
 )

@@ -19,7 +19,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult, SplitScore, TrainResult
+from hyperbloom.common.wire import EvaluateResult, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
@@ -27,6 +27,7 @@ from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
+from ...scores import right
 from ..conftest import ABOUT
 from ..recorded import federation_of
 
@@ -157,7 +158,7 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
         )
     )
     folder.round_done(RoundReport(2, 20, Outcome({}, None, {}), 0.5, 2.0))
-    scores = {"a": EvaluateResult(SplitScore(1, 4, 0.5), SplitScore(3, 4, 1.5))}
+    scores = {"a": EvaluateResult(right(1, 4, 0.5), right(3, 4, 1.5))}
     folder.round_done(RoundReport(3, 20, Outcome({"a": results["a"]}, Evaluated(scores), {}), 0.5, 2.25))
     metrics = lines(tmp_path / "metrics.jsonl")
     assert metrics[:2] == [
@@ -167,7 +168,7 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
         {"round": 2, "seconds": 0.5, "clients": 0, "elapsed": 2.0, "bytes_down": 0, "bytes_up": 0},
     ]
     line = {"round": 3, "seconds": 0.5, "clients": 1, "elapsed": 2.25, "loss": 1.0, "bytes_down": 0, "bytes_up": 0}
-    assert metrics[2] == line | Evaluated(scores).metrics()
+    assert metrics[2] == line | {"metric": "accuracy"} | Evaluated(scores).metrics()
     assert lines(tmp_path / "clients.jsonl") == [
         {"round": 1, "client": "a", "loss": 1.0, "seconds": 0.25},
         {"round": 1, "client": "b", "loss": 2.0, "seconds": 0.1235},
@@ -176,10 +177,10 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
         {
             "round": 3,
             "client": "a",
-            "val_correct": 1,
+            "val_accuracy": 0.25,
             "val_total": 4,
             "val_loss": 0.5,
-            "test_correct": 3,
+            "test_accuracy": 0.75,
             "test_total": 4,
             "test_loss": 1.5,
         },
@@ -217,7 +218,7 @@ def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> 
             assert torch.equal(file.get_tensor("w"), value)
             assert (file.metadata() or None) == metadata
     assert json.loads((tmp_path / "summary.json").read_text()) == {
-        "local": {"round": 7, "metrics": {"val_mean": 50.0}, "test_accuracy": {"a": 60.0}}
+        "local": {"round": 7, "metrics": {"val_mean": 50.0}, "test_accuracy": {"a": 60.0}, "metric": "accuracy"}
     }
 
 

@@ -45,7 +45,7 @@ def test_the_worst_client_is_named() -> None:
     board = Board("pfedhn", 10)
     board.add_round(line(2, 2.0, test_mean=60.0, test_worst=100 / 3))
     for name, right in (("a", 3), ("b", 1), ("c", 1)):
-        board.add_client({"round": 2, "client": name, "test_correct": right, "test_total": 3})
+        board.add_client({"round": 2, "client": name, "test_accuracy": right / 3})
     assert "worst client 33.3 % (b), at round 2" in shown(board)
     board.add_round(line(4, 4.0, test_mean=50.0, test_worst=50.0))
     assert "worst client 50.0 %, at round 4; best mean 60.0 % at round 2" in shown(board)

@@ -1,0 +1,66 @@
+"""How figures are shown and compared: the unit of each metric, and whether more of it is better. Without torch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Scale", "axis_of", "scale_of", "title_of"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The scale of a metric.
+
+    Attributes:
+        percent: whether it is shown in percent: a share from 0 to 1 times 100.
+        rises: whether more is better.
+    """
+
+    percent: bool = False
+    rises: bool = True
+
+    @property
+    def factor(self) -> float:
+        """What a value of the metric is multiplied with in files and on screens."""
+        return 100.0 if self.percent else 1.0
+
+    def show(self, value: float) -> str:
+        """Return a value, already in its unit, as text."""
+        return f"{value:.1f} %" if self.percent else f"{value:.4g}"
+
+    def cell(self, value: float) -> str:
+        """Return a value, already in its unit, for a table whose head names the unit."""
+        return f"{value:.1f}" if self.percent else f"{value:.4g}"
+
+    def worst(self, values: Iterable[float]) -> float:
+        """Return the worst of some values."""
+        return min(values) if self.rises else max(values)
+
+    def best(self, values: Iterable[float]) -> float:
+        """Return the best of some values."""
+        return max(values) if self.rises else min(values)
+
+
+_SHARE, _ERROR = Scale(percent=True), Scale(rises=False)
+_SCALES = {
+    **dict.fromkeys(("accuracy", "balanced-accuracy", "macro-f1", "auroc", "average-precision", "dice", "iou"), _SHARE),
+    "calibration-error": Scale(percent=True, rises=False),
+    "mae": _ERROR,
+    "rmse": _ERROR,
+    "r2": Scale(),
+}
+
+
+def scale_of(metric: str) -> Scale:
+    """Return the scale of a metric by name. Metrics of users' own tasks are plain numbers, and more is better."""
+    return _SCALES.get(metric.partition("/")[0], Scale())
+
+
+def title_of(metric: str) -> str:
+    """Return a metric's name for people."""
+    words = {"auroc": "AUROC", "macro-f1": "macro-F1", "mae": "MAE", "rmse": "RMSE", "r2": "R2", "dice": "Dice"}
+    return words.get(metric, metric.replace("-", " ") if metric != "iou" else "IoU")
+
+
+def axis_of(metric: str) -> str:
+    """Return the label of an axis with a metric on test examples."""
+    return f"test {title_of(metric)}{', %' if scale_of(metric).percent else ''}"

@@ -1,0 +1,106 @@
+"""Classification: one class for each example."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperbloom.common.errors import DataError
+from hyperbloom.common.tasks import measures
+from hyperbloom.common.tasks.base import Task
+from hyperbloom.common.tasks.measures import Metric, confusion_of
+
+__all__ = ["Classification", "balanced_weights", "check_classes", "distil_classes"]
+
+
+class Classification(Task):
+    """One class for each example, by cross-entropy."""
+
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "accuracy": measures.ACCURACY,
+        "balanced-accuracy": measures.BALANCED_ACCURACY,
+        "macro-f1": measures.MACRO_F1,
+        "auroc": measures.AUROC,
+        "average-precision": measures.AVERAGE_PRECISION,
+        "calibration-error": measures.CALIBRATION_ERROR,
+    }
+    looks: ClassVar[str] = "integers (N,), classes counted from 0"
+
+    def check(self, labels: Tensor, outputs: int) -> None:
+        """Check that labels are int64 `(N,)`, from 0 to `outputs - 1`."""
+        check_classes(labels, outputs, 1, self.looks)
+
+    def weights(self, labels: Tensor) -> Tensor:
+        """Return for each example the inverse of the frequency of its class, scaled to a mean of 1."""
+        return balanced_weights(labels)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
+        """Return the cross-entropy of each example."""
+        return F.cross_entropy(outputs, labels, reduction="none"), None
+
+    def loss(
+        self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None, share: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean as in `Task.loss`, with torch's own reduction where nothing is weighted."""
+        if weights is None and share is None:
+            return F.cross_entropy(outputs, labels)
+        return super().loss(outputs, labels, weights, share)
+
+    def total(self, outputs: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Return the sum as in `Task.total`, by torch's own reduction."""
+        return float(F.cross_entropy(outputs, labels, reduction="sum")), labels.numel()
+
+    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`."""
+        return distil_classes(student, teacher, temperature)
+
+    def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
+        """Return the confusion matrix."""
+        return confusion_of(answers.argmax(1), labels, outputs)
+
+    def scores(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probability of each class against the others; of two classes, that of the second."""
+        probabilities, truth = answers.double().softmax(1), F.one_hot(labels, answers.shape[1]).double()
+        return (probabilities[:, 1:], truth[:, 1:]) if answers.shape[1] == 2 else (probabilities, truth)
+
+    def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """Return answers `(0, outputs)` and labels `(0,)`."""
+        return torch.zeros(0, outputs), torch.zeros(0, dtype=torch.int64)
+
+    def show(self, outputs: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the class with the largest probability, and all probabilities."""
+        rows = outputs.double().softmax(1)
+        return [
+            {"class": names[best], "probability": row[best], "probabilities": row}
+            for row, best in zip(rows.tolist(), rows.argmax(1).tolist(), strict=True)
+        ]
+
+
+def check_classes(labels: Tensor, outputs: int, axes: int, looks: str) -> None:
+    """Raise a DataError if labels are not int64 with so many axes, from 0 to `outputs - 1`."""
+    if labels.dtype != torch.int64 or labels.ndim != axes:
+        raise DataError(f"labels: expected {looks}, found {labels.dtype} {tuple(labels.shape)}")
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < outputs:
+        raise DataError(f"expected labels from 0 to {outputs - 1}, found {int(labels.min())} to {int(labels.max())}")
+
+
+def balanced_weights(labels: Tensor) -> Tensor:
+    """Return the weight `N / (C n_c)` of each label, for class c with `n_c` of N labels, and C classes that occur."""
+    counts = torch.bincount(labels.flatten()).float()
+    weights = labels.numel() / (int((counts > 0).sum()) * counts.clamp(min=1))
+    return weights[labels]
+
+
+def distil_classes(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return the distillation loss of logits with the classes in axis 1, as a mean over the others."""
+    soft = F.kl_div(
+        F.log_softmax(student / temperature, 1),
+        F.log_softmax(teacher / temperature, 1),
+        None,
+        None,
+        "batchmean",
+        log_target=True,
+    )
+    return temperature**2 * soft * (len(student) * student.shape[1] / student.numel())

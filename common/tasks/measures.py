@@ -1,0 +1,152 @@
+"""Metrics from counts that add up over clients, and from scores.
+
+A metric has one value for each class, label or target, and NaN where it is undefined. Counts are float64.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["BINS", "GRID", "REACH", "Metric", "confusion_of", "grid_of", "histogram_of", "sums_of"]
+
+BINS = 100
+"""Bins of scores between 0 and 1, in which clients count their positive and negative examples."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a task.
+
+    Attributes:
+        counted: computes it from the task's counts: a scalar, or `(L,)`.
+        scored: computes it from scores `(N,)` and truths `(N,)` of one label, in place of `counted`.
+        binned: computes it from one label's histogram `(2, BINS)`, if `scored` has such a form.
+        mean: whether it is a mean over examples, so that values and numbers of examples are enough to pool it.
+    """
+
+    counted: Callable[[Tensor], Tensor] | None = None
+    scored: Callable[[Tensor, Tensor], Tensor] | None = None
+    binned: Callable[[Tensor], Tensor] | None = None
+    mean: bool = False
+
+
+def confusion_of(answers: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return how often each class (row) got each answer (column), float64 `(classes, classes)`."""
+    pairs = classes * labels.flatten().long() + answers.flatten().long()
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes).double()
+
+
+GRID, REACH = 20, 3.0
+"""Cells of targets and answers in each direction, and the deviations from the mean that they reach to."""
+
+
+def sums_of(answers: Tensor, labels: Tensor) -> Tensor:
+    """Return for each target `(N, T)`: count, sums of |error|, error^2, target and target^2; float64 `(T, 5)`."""
+    truth = labels.double()
+    error = answers.double() - truth
+    parts = (torch.ones_like(truth), error.abs(), error**2, truth, truth**2)
+    return torch.stack([part.sum(0) for part in parts], 1)
+
+
+def grid_of(answers: Tensor, targets: Tensor) -> Tensor:
+    """Return how often a target (row) got an answer (column); both `(N, T)`, in deviations from the mean.
+
+    Returns:
+        float64 `(T, GRID^2)`, with `GRID` cells from `-REACH` to `REACH`; what is beyond counts in the last cells.
+    """
+    rows, columns = (((each + REACH) * (GRID / (2 * REACH))).long().clamp(0, GRID - 1) for each in (targets, answers))
+    return torch.stack(
+        [confusion_of(column, row, GRID).flatten() for row, column in zip(rows.T, columns.T, strict=True)]
+    )
+
+
+def histogram_of(scores: Tensor, truth: Tensor) -> Tensor:
+    """Return the number of negatives and positives in each bin of scores; float64 `(L, 2, BINS)`.
+
+    Args:
+        scores: `(N, L)`, from 0 to 1.
+        truth: `(N, L)`: 0, 1, or NaN where it is not known.
+    """
+    labels = scores.shape[1]
+    place = (scores * BINS).long().clamp(0, BINS - 1)
+    place += BINS * (truth.nan_to_num().long() + 2 * torch.arange(labels, device=scores.device))
+    return torch.bincount(place[~truth.isnan()], minlength=labels * 2 * BINS).view(labels, 2, BINS).double()
+
+
+# ---------------------------------------------------------------------- from counts
+
+
+def _accuracy(confusion: Tensor) -> Tensor:
+    """Share of right answers; for several labels (L, 2, 2), of each label."""
+    return confusion.diagonal(dim1=-2, dim2=-1).sum(-1) / confusion.sum((-2, -1))
+
+
+def _recall(confusion: Tensor) -> Tensor:
+    """Mean recall of the classes that occur."""
+    return (confusion.diagonal(dim1=-2, dim2=-1) / confusion.sum(-1)).nanmean(-1)
+
+
+def _f1(confusion: Tensor) -> Tensor:
+    """F1 of each class, which for pixels is Dice; undefined for a class that neither occurs nor is predicted."""
+    return 2 * confusion.diagonal() / (confusion.sum(0) + confusion.sum(1))
+
+
+def _iou(confusion: Tensor) -> Tensor:
+    hits = confusion.diagonal()
+    return hits / (confusion.sum(0) + confusion.sum(1) - hits)
+
+
+def _r2(sums: Tensor) -> Tensor:
+    count, _, squares, total, total_squares = sums[:, :5].T
+    spread = total_squares - total**2 / count
+    return torch.where(spread > 1e-12 * total_squares, 1 - squares / spread, torch.nan)
+
+
+ACCURACY, LABEL_ACCURACY = Metric(_accuracy, mean=True), Metric(_accuracy)
+BALANCED_ACCURACY = Metric(_recall)
+MACRO_F1 = Metric(_f1)
+LABEL_F1 = Metric(lambda counts: 2 * counts[:, 1, 1] / (counts[:, 1].sum(1) + counts[:, :, 1].sum(1)))
+DICE, IOU = Metric(lambda counts: _f1(counts)[1:]), Metric(lambda counts: _iou(counts)[1:])
+MAE = Metric(lambda sums: sums[:, 1] / sums[:, 0], mean=True)
+RMSE = Metric(lambda sums: (sums[:, 2] / sums[:, 0]).sqrt())
+R2 = Metric(_r2)
+
+# ---------------------------------------------------------------------- from scores
+
+
+def _auroc(scores: Tensor, truth: Tensor) -> Tensor:
+    from torchmetrics.functional.classification import binary_auroc  # some hundred MB, if a run asks for it
+
+    return binary_auroc(scores, truth)
+
+
+def _average_precision(scores: Tensor, truth: Tensor) -> Tensor:
+    from torchmetrics.functional.classification import binary_average_precision
+
+    return binary_average_precision(scores, truth)
+
+
+def _calibration_error(scores: Tensor, truth: Tensor) -> Tensor:
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    return binary_calibration_error(scores, truth, n_bins=15)
+
+
+def _binned_auroc(bins: Tensor) -> Tensor:
+    negative, positive = bins[0], bins[1]
+    below = negative.cumsum(0) - negative / 2
+    return (positive * below).sum() / (positive.sum() * negative.sum())
+
+
+def _binned_average_precision(bins: Tensor) -> Tensor:
+    above = bins.flip(1).cumsum(1)
+    negative, positive = above[0], above[1]
+    steps = torch.diff(positive, prepend=positive.new_zeros(1))
+    return (steps * (positive / (positive + negative)).nan_to_num()).sum() / positive[-1]
+
+
+AUROC = Metric(scored=_auroc, binned=_binned_auroc)
+AVERAGE_PRECISION = Metric(scored=_average_precision, binned=_binned_average_precision)
+CALIBRATION_ERROR = Metric(scored=_calibration_error)

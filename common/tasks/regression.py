@@ -1,0 +1,75 @@
+"""Regression: one or several numbers for each example."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hyperbloom.common.errors import DataError
+from hyperbloom.common.tasks import measures
+from hyperbloom.common.tasks.base import Task
+from hyperbloom.common.tasks.measures import Metric, grid_of, sums_of
+
+__all__ = ["Regression"]
+
+
+class Regression(Task):
+    """Targets (N,) or (N, T), by squared error.
+
+    With moments in its description, a network answers in units of each target's deviation from its mean.
+    """
+
+    metrics: ClassVar[Mapping[str, Metric]] = {"rmse": measures.RMSE, "mae": measures.MAE, "r2": measures.R2}
+    usual: ClassVar[int] = 3
+    looks: ClassVar[str] = "finite floats (N,) or (N, T)"
+    standardises: ClassVar[bool] = True
+
+    def check(self, labels: Tensor, outputs: int) -> None:
+        """Check that labels are finite float32 `(N,)` or `(N, outputs)`."""
+        sound = labels.dtype == torch.float32 and labels.ndim in (1, 2) and _columns(labels).shape[1] == outputs
+        if not sound or not bool(labels.isfinite().all()):
+            raise DataError(f"labels: expected {self.looks}, found {labels.dtype} {tuple(labels.shape)}")
+
+    def moments(self, labels: Tensor) -> tuple[float, ...]:
+        """Return the mean of each target, then the deviations."""
+        columns = _columns(labels).double()
+        return (*columns.mean(0).tolist(), *columns.std(0, correction=0).tolist())
+
+    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = self.spec.mean or (0.0,), self.spec.std or (1.0,)
+        return like.new_tensor(mean), like.new_tensor(std)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
+        """Return half the squared error of each target, in units of its deviation; `(B, T)`."""
+        mean, std = self._moments(outputs)
+        return (outputs - (_columns(labels) - mean) / std).square() / 2, None
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Return the predictions `(N, T)` in the targets' units."""
+        mean, std = self._moments(outputs)
+        return outputs * std + mean
+
+    def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
+        """Return for each target the sums of `sums_of`, and with moments the cells of `grid_of`."""
+        mean, std = self._moments(answers)
+        grid = [grid_of((answers - mean) / std, (_columns(labels) - mean) / std)] if self.spec.std else []
+        return torch.cat([sums_of(answers, _columns(labels)), *grid], 1)
+
+    def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """Return answers and labels `(0, outputs)`."""
+        return torch.zeros(0, outputs), torch.zeros(0, outputs)
+
+    def show(self, outputs: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return each target by its name."""
+        return [dict(zip(names, row, strict=True)) for row in self.answers(outputs.double()).tolist()]
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return what the outputs are."""
+        mean, std = (list(part) for part in (self.spec.mean, self.spec.std))
+        units = f"; a number is output * {std} + {mean}" if std else ""
+        return f"{len(names)} numbers: {', '.join(names)}{units}"
+
+
+def _columns(labels: Tensor) -> Tensor:
+    return labels if labels.ndim == 2 else labels.unsqueeze(1)

@@ -1,0 +1,78 @@
+"""Segmentation: a class for each pixel of an image."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.tasks import measures
+from hyperbloom.common.tasks.base import Task
+from hyperbloom.common.tasks.classification import balanced_weights, check_classes, distil_classes
+from hyperbloom.common.tasks.measures import Metric, confusion_of
+
+__all__ = ["Segmentation"]
+
+
+class Segmentation(Task):
+    """Masks (N, H, W) of classes, 0 for the background, by the cross-entropy of each pixel.
+
+    Dice and IoU are means over the classes except the background, over all pixels of a client together.
+    """
+
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "dice": measures.DICE,
+        "iou": measures.IOU,
+        "accuracy": measures.ACCURACY,
+    }
+    usual: ClassVar[int] = 2
+    looks: ClassVar[str] = "integers (N, H, W), classes of pixels counted from 0"
+
+    def check(self, labels: Tensor, outputs: int) -> None:
+        """Check that labels are int64 `(N, H, W)`, from 0 to `outputs - 1`."""
+        check_classes(labels, outputs, 3, self.looks)
+
+    def weights(self, labels: Tensor) -> Tensor:
+        """Return for each pixel the inverse of its class's frequency."""
+        return balanced_weights(labels)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
+        """Return the cross-entropy of each pixel; ModelError if the network answers for whole images."""
+        if outputs.shape[2:] != labels.shape[1:]:
+            found = f"{tuple(outputs.shape[1:])} for a mask {tuple(labels.shape[1:])}"
+            raise ModelError(f"expected a network with logits (B, K, H, W) of pixels, such as unet, found {found}")
+        return F.cross_entropy(outputs, labels, reduction="none"), None
+
+    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the loss of classification, for each pixel."""
+        return distil_classes(student, teacher, temperature)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Return the masks `(N, H, W)`."""
+        return outputs.argmax(1).to(torch.int16)
+
+    def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
+        """Return the confusion matrix of pixels."""
+        return confusion_of(answers, labels, outputs)
+
+    def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """Return masks without pixels."""
+        return torch.zeros(0, 1, 1), torch.zeros(0, 1, 1, dtype=torch.int64)
+
+    def auto_model(self, input_shape: tuple[int, ...]) -> str:
+        """Return a small U-Net."""
+        return "unet"
+
+    def show(self, outputs: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the mask, and the share of each class in it."""
+        masks = self.answers(outputs)
+        return [
+            {"mask": mask.tolist(), **{name: float((mask == at).double().mean()) for at, name in enumerate(names)}}
+            for mask in masks
+        ]
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return what the outputs are."""
+        return f"logits of {len(names)} classes for each pixel: {', '.join(names)}"

@@ -1,0 +1,92 @@
+"""Charts of what clients disclose of their scores: ROC and calibration curves, and targets against predictions."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+from torch import Tensor
+
+from hyperbloom.common.tasks import BINS, GRID, REACH, TaskSpec, make_task
+from hyperbloom.server.pages.charts import Series, lines
+from hyperbloom.server.pages.report_data import RunData
+from hyperbloom.server.pages.svg import Frame, picture, tag
+
+__all__ = ["ScoreChart", "score_charts"]
+
+MOST = 8
+"""Most labels with a curve, or targets with a chart; these are the first ones."""
+
+STEP = BINS // 10
+"""Bins of a point of the calibration curve."""
+
+
+class ScoreChart(NamedTuple):
+    """A chart with its title, the names of its lines, and a note."""
+
+    title: str
+    chart: Markup
+    names: Sequence[str]
+    note: str
+
+
+def score_charts(run: RunData) -> list[ScoreChart]:
+    """Return the charts that the clients' counts of the selected round allow."""
+    half = len(run.moments) // 2
+    task = make_task(TaskSpec(run.task, run.moments[:half], run.moments[half:]))
+    counts, bins = task.unpacked(run.main.counts, run.outputs)
+    if task.standardises and half:
+        return list(_against(counts[:MOST, 5:], run.moments[:half], run.moments[half:]))
+    return _curves(bins[:MOST]) if len(bins) else []
+
+
+def _curves(bins: Tensor) -> list[ScoreChart]:
+    """Return ROC and calibration curves from histograms `(L, 2, BINS)`."""
+    roc, calibration, names = [], [], []
+    for label, (negative, positive) in enumerate(bins):
+        if not (float(negative.sum()) and float(positive.sum())):
+            continue
+        names.append("positive" if len(bins) == 1 else f"label {label}")
+        above = [100 * each.flip(0).cumsum(0) / each.sum() for each in (negative, positive)]
+        points = [(0.0, 0.0), *zip(*(each.tolist() for each in above), strict=True)]
+        roc.append(Series(names[-1], points))
+        held, told = (each.view(-1, STEP).sum(1) for each in (positive, positive + negative))
+        shares = (100 * held / told).tolist()
+        centres = [100 * (place + 0.5) * STEP / BINS for place in range(len(shares))]
+        calibration.append(Series(names[-1], [(x, y) for x, y in zip(centres, shares, strict=True) if y == y]))
+    if not roc:
+        return []
+    ideal = Series("chance", [(0.0, 0.0), (100.0, 100.0)])
+    right, below = "true positives, %", "false positives, %"
+    charts = [
+        ("ROC", lines("roc", "ROC curves", right, [*roc, ideal], percent=True, below=below), [*names, "chance"]),
+        (
+            "Calibration",
+            lines("calibration", "Calibration", "positive, %", [*calibration, ideal], True, "predicted probability, %"),
+            [*names, "calibrated"],
+        ),
+    ]
+    note = "All clients' test examples together, from the scores in bins that all of them disclosed."
+    return [ScoreChart(*chart, note) for chart in charts]
+
+
+def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Iterator[ScoreChart]:
+    """Yield for each target a chart of predictions from its cells `(T, GRID^2)`."""
+    for target, (cells, mean, std) in enumerate(zip(grids.view(-1, GRID, GRID), means, deviations, strict=False)):
+        low, high = mean - REACH * std, mean + REACH * std
+        frame = Frame((low, low), (high, high), height=420.0)
+        most, side, marks = float(cells.max()) or 1.0, (high - low) / GRID, frame.axes("prediction", "target")
+        for row, column in cells.nonzero().tolist():
+            count = float(cells[row, column])
+            x, y = frame.at(low + (column + 0.5) * side, low + (row + 0.5) * side)
+            tip = tag("title", f"{count:.0f} examples")
+            marks.append(tag("circle", tip, cx=x, cy=y, r=1.5 + 7 * (count / most) ** 0.5, class_="dot s0"))
+        marks.append(frame.line([(low, low), (high, high)], "s1 other"))
+        said = "dots on the line are right; a larger dot is more examples"
+        chart = picture(f"target-{target}", "Target against prediction", said, (frame.width, frame.height), marks)
+        told = f"All clients' test examples, in cells of {side:.3g}. On the line predictions are right."
+        yield ScoreChart(
+            f"Target {target} against prediction" if len(grids) > 1 else "Target against prediction",
+            chart,
+            ["examples", "right"],
+            told,
+        )
