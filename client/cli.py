@@ -62,6 +62,7 @@ _FLAGS = [
         Flag("--client-id", "this client's name, the same at each start"),
         Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
         Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all cores"),
+        Flag("--low-memory", "page examples in from the disk", is_flag=True),
         SIZE,
         Flag("--state-dir", "identity and personal classifier live here", type=FOLDER),
         Flag("--stay", "wait for the next run when one is over", is_flag=True),
@@ -137,8 +138,11 @@ def _join(flags: Mapping[str, Any]) -> None:
     # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
     import torch
 
-    from hyperbloom.client.app import app
-    from hyperbloom.client.link.runtime import exit_with_parent, run_client
+    from hyperbloom.client.link.flower import without_servers
+
+    with without_servers():
+        from hyperbloom.client.app import app
+        from hyperbloom.client.link.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
 

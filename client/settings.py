@@ -27,6 +27,7 @@ class ClientSettings:
     data: DataSpec = field(default_factory=DataSpec)
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     size: str = "M"  # size of the target network that this machine can run
+    low_memory: bool = False  # examples paged in from the disk
     state_dir: Path | None = None
     disclose_class_shares: bool = False
     disclose_moments: bool = False  # mean and deviation of the numbers to learn

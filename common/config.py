@@ -56,7 +56,8 @@ MOST_CLIENTS = 512
 class Section(BaseModel):
     """Base of every part of the configuration: immutable, strictly typed, closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Sections are built at their first use: a client never uses most of them.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     @classmethod
     def from_wire(cls, text: str, where: str) -> Self:

@@ -125,6 +125,7 @@ _FLAGS = [
             "--device", "where the server's networks are: auto (CUDA where there is one), cpu, cuda:1", default="auto"
         ),
         Flag("--vectorise/--no-vectorise", _AT_ONCE, default=None, show_default="on a CUDA device"),
+        Flag("--workers", "with --engine inline: processes that train clients", type=click.IntRange(1), default=1),
         Flag("--local-clients", "start so many clients beside the server", default=0),
         Flag("--superlink", _SUPERLINK, metavar="HOST:PORT"),
     ),
@@ -213,6 +214,8 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
         machines.certificates()
     if machines.vectorise is not None and machines.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {machines.engine}")
+    if machines.workers > 1 and (machines.engine != "inline" or machines.vectorise):
+        raise ConfigError("--workers: expected with --engine inline and without --vectorise")
     if config.secure_aggregation and machines.engine == "ray":
         raise ConfigError(
             "--engine ray: expected grpc or inline with secure_aggregation: clients keep a round's secrets in the "

@@ -48,6 +48,10 @@ class Client:
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
         self.task = self.train_data.task
+        if settings.low_memory and self.device.type == "cpu":
+            settings.folder.mkdir(parents=True, exist_ok=True)
+            parts = (self.train_data, self.val_data, self.test_data)
+            self.train_data, self.val_data, self.test_data = (part.on_disk(settings.folder) for part in parts)
         self.own: ModelSpec | None = None
         if settings.model is not None:
             about = (settings.size, self.input_shape, self.num_classes)

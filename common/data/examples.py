@@ -1,7 +1,10 @@
 """Labelled examples as two tensors, and the three sets of them that one client owns."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryFile
 
+import numpy as np
 import torch
 
 from hyperbloom.common.data.labels import LabelKind
@@ -64,6 +67,16 @@ class Examples:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         weights = None if self.weights is None else self.weights.to(device)
         return replace(self, inputs=inputs, labels=self.labels.to(device), weights=weights)
+
+    def on_disk(self, folder: Path) -> "Examples":
+        """Return the same examples with inputs on the CPU in a nameless file, which the system pages in and out."""
+        images = self.inputs.ndim == 4
+        inputs = self.inputs.permute(0, 2, 3, 1) if images else self.inputs  # as `to` lays images out
+        with TemporaryFile(dir=folder) as file:
+            mapped = np.memmap(file, np.float32, "w+", shape=tuple(inputs.shape))
+        mapped[:] = inputs.numpy()
+        paged = torch.from_numpy(mapped)
+        return replace(self, inputs=paged.permute(0, 3, 1, 2) if images else paged)
 
 
 @dataclass(frozen=True)

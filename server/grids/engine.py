@@ -10,7 +10,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from hyperbloom.client.app import app, train_all
+from hyperbloom.client.app import app
+from hyperbloom.client.app import train_all as train_at_once
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
@@ -18,7 +19,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
 from hyperbloom.common.program.attempt import attempt
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, open_superlink
-from hyperbloom.server.grids.inline import InlineGrid, answer
+from hyperbloom.server.grids.inline import InlineGrid, TrainAll, answer
 from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
 
 __all__ = ["VirtualClients", "client_settings", "inline_grid", "open_grid", "virtual_clients"]
@@ -27,7 +28,9 @@ Opened = tuple[Grid, Callable[[], None]]
 """A grid, and a function to call while waiting for clients; it raises if a client started here has failed."""
 
 
-def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) -> InlineGrid:
+def inline_grid(
+    config: RunConfig, folder: Path, vectorise: bool | None = None, train_all: TrainAll | None = None
+) -> InlineGrid:
     """Return a grid of `config.clients` virtual clients whose state is under `folder`.
 
     Args:
@@ -35,6 +38,7 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
         folder: the run's folder.
         vectorise: train the clients of a cohort at once; by default on a CUDA device, where one small network at a
             time leaves it idle. On a CPU it speeds an MLP up and slows a LeNet down (`benchmarks/vectorised.py`).
+        train_all: trains the clients of a cohort in place of this process.
 
     Raises:
         DataError: the data set is missing, or cannot be split like this.
@@ -44,10 +48,10 @@ def inline_grid(config: RunConfig, folder: Path, vectorise: bool | None = None) 
     source = data_source(settings[0].data)
     # Read the data now: an error here is clearer than a refusal from every client.
     devices = {client_for(ClientSettings.from_node_config(each)).device.type for each in configs}
-    if vectorise is None:
-        vectorise = "cuda" in devices
+    if vectorise or (vectorise is None and not train_all and "cuda" in devices):
+        train_all = train_at_once
     # The grid keeps the data set open, or ten thousand clients would read it ten thousand times.
-    return InlineGrid(app, configs, train_all if vectorise else None, source)
+    return InlineGrid(app, configs, train_all, source)
 
 
 class VirtualClients(ClientApp):
@@ -106,6 +110,12 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
     Raises:
         HyperbloomError: data are missing, or the engine cannot be started.
     """
+    if machines.engine == "inline" and machines.workers > 1:
+        from hyperbloom.server.grids.workers import workers
+
+        with workers(machines.workers) as train_all:
+            yield inline_grid(config, folder, train_all=train_all), lambda: None
+        return
     if machines.engine == "inline":
         yield inline_grid(config, folder, machines.vectorise), lambda: None
         return

@@ -54,6 +54,7 @@ class Machines(Section):
     engine: Literal["grpc", "inline", "ray"] = "grpc"
     vectorise: bool | None = None
     device: str = "auto"
+    workers: int = 1
     local_clients: int = 0
     superlink: str | None = None
     metrics_port: str | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,3 +63,15 @@ def test_out_of_memory_is_told_and_the_client_lives_on(
     result = worker.answer(train_order("head"))
     assert result.loss == expected.loss and result.weights is not None and expected.weights is not None
     assert torch.equal(result.weights.values, expected.weights.values)
+
+
+def test_with_little_memory_examples_lie_on_the_disk_and_the_result_is_the_same(make_worker: MakeWorker) -> None:
+    usual = make_worker("usual")
+    little = Worker(dataclasses.replace(usual.settings, state_dir=usual.state.folder / "little", low_memory=True))
+    before, after = usual.train_data, little.train_data
+    assert torch.equal(before.inputs, after.inputs) and before.inputs.stride() == after.inputs.stride()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert sum(str(little.state.folder) in line and "(deleted)" in line for line in maps) == 3  # train, val, test
+    order = train_order("none")
+    one, other = (worker.answer(order).weights for worker in (usual, little))
+    assert torch.equal(one.values, other.values)

@@ -1,0 +1,61 @@
+"""Processes that train the virtual clients of the inline engine, so that it uses all cores.
+
+Each process has one torch thread, and trains the same clients in every round. What a client keeps goes through its
+folder, where this process and the other one see which of them wrote last. So the result is that of one process with one
+thread, to the bit.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+
+import torch
+from flwr.app import Context, Message
+
+from hyperbloom.common.program.attempt import attempt
+from hyperbloom.server.grids.inline import TrainAll
+
+__all__ = ["workers"]
+
+WATCH_S = 1.0
+
+
+@contextmanager
+def workers(count: int) -> Iterator[TrainAll]:
+    """Start so many processes; yield the function that lets them answer orders to train."""
+    with ExitStack() as stack:
+        start = get_context("spawn")  # a fork would inherit torch's threads half
+        pools = [
+            stack.enter_context(ProcessPoolExecutor(1, start, initializer=_begin, initargs=(os.getpid(),)))
+            for _ in range(count)
+        ]
+
+        def train_all(tasks: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
+            begun = [pools[context.node_id % count].submit(_answer, message, context) for message, context in tasks]
+            return [attempt(future.result) for future in begun]
+
+        yield train_all
+
+
+def _begin(server: int) -> None:
+    """Prepare a new process: one thread, no end by Ctrl-C but by its server, even if that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+
+
+def _end_with(server: int) -> None:
+    while os.getppid() == server:
+        time.sleep(WATCH_S)
+    os._exit(1)
+
+
+def _answer(message: Message, context: Context) -> Message | Exception:
+    from hyperbloom.client.app import app
+
+    return attempt(app, message, context)
