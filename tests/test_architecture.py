@@ -57,6 +57,7 @@ EXCEPTIONS = {
     ("server/flower_app.py", "client"),
     ("server/grids/engine.py", "client"),
     ("server/grids/local_clients.py", "client"),
+    ("server/grids/workers.py", "client"),
 }  # the clients that a run starts
 
 FLOWERS_OWN_WARNING = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
