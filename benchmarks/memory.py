@@ -3,7 +3,7 @@
 `flower-server --local-clients 4` with pFedHN and a LeNet of 121,182 floats, all four clients in every round, one local
 step with one image, evaluation every 50 rounds, for 200 rounds or as many as asked. The ratio is the memory in rounds
 20 to 30 over the memory in the last ten (medians of samples), so below 1 it grew. `flower-server` is our Python
-process with the hypernetwork (12.1 million weights, and momentum), `superlink` its child. Needs Linux's /proc.
+process with the hypernetwork (12.1 million weights, and momentum), which is its own SuperLink. Needs Linux's /proc.
 
     python -m benchmarks.memory [--quick] [--rounds N]
 """
@@ -90,7 +90,7 @@ def watch(words: list[str], metrics: Path, rounds: int) -> list[Sample]:
         code = child.wait(PATIENCE_S)
     finally:
         if child.poll() is None:
-            child.send_signal(signal.SIGTERM)  # it ends its SuperLink and its clients
+            child.send_signal(signal.SIGTERM)  # it ends its clients
             child.wait(PATIENCE_S)
     if code or done < rounds:
         raise RuntimeError(f"the run ended with code {code} after {done} rounds")
@@ -99,7 +99,7 @@ def watch(words: list[str], metrics: Path, rounds: int) -> list[Sample]:
 
 def median(samples: list[Sample], first: int, last: int) -> dict[str, Footprint]:
     """Return each process's medians while the rounds from `first` to `last` were played; an evaluation is a peak."""
-    chosen = [sizes for done, sizes in samples if first <= done < last and len(sizes) == CLIENTS + 2]
+    chosen = [sizes for done, sizes in samples if first <= done < last and len(sizes) == CLIENTS + 1]
     return {
         role: Footprint(*(statistics.median(sizes[role][k] for sizes in chosen) for k in range(3)))
         for role in chosen[0]
@@ -114,8 +114,7 @@ def footprints(server: int) -> dict[str, Footprint]:
         with suppress(FileNotFoundError):  # it left a moment ago
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             if len(words) > 1:  # else it has left, and nobody has asked for its exit code yet
-                role = words[words.index("--client-id") + 1] if "--client-id" in words else "superlink"
-                sizes[role] = _footprint(int(pid))
+                sizes[words[words.index("--client-id") + 1]] = _footprint(int(pid))
     return sizes
 
 

@@ -1,11 +1,11 @@
 """Round time over gRPC: `flower-client` processes under our loop against stock SuperNodes under Flower's.
 
 Four clients, pFedHN writing a LeNet of 121,182 floats for each, all four in every round; local training is one SGD step
-with one image, so what is left is the round itself. Both sides talk to the same SuperLink process, serve the same app
-on the same data, and are driven by the same algorithm; only one side's clients run at a time, in turns:
+with one image, so what is left is the round itself. Both sides serve the same app on the same data, and are driven by
+the same algorithm; only one side runs at a time, in turns:
 
-* ours: `flower-client` (model and data stay loaded), `Post` on the server;
-* other: `flower-supernode` (a process per message), `Grid.send_and_receive` (3 s between polls), one thread each.
+* ours: `flower-client` (model and data stay loaded), the SuperLink in the server's process, `Post`;
+* other: `flower-supernode` (a process per message), a `flower-superlink`, `Grid.send_and_receive` (3 s between polls).
 
 A round is timed from writing the orders to the hypernetwork's step. The first round of each turn is not counted.
 
@@ -16,16 +16,18 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 from flwr.app import Message
 from flwr.superlink.grid import HttpGrid
 
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
 from benchmarks.measure import Comparison, main
-from benchmarks.supernodes import supernodes
+from benchmarks.supernodes import stock_superlink, supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.server.broker.superlink import free_port, superlink
+from hyperbloom.server.grids.attached import Attached, attached
 from hyperbloom.server.grids.live import LiveGrid
 from hyperbloom.server.grids.local_clients import client_settings, local_clients
 
@@ -42,13 +44,13 @@ def run(quick: bool = False) -> list[Comparison]:
         folder = Path(name)
         data = write_images(folder / "images.npz", train=80, held_out=40)
         config = run_config(data, CLIENTS, CLIENTS, LocalConfig(steps=1, batch_size=1))
-        address = f"127.0.0.1:{free_port()}"
-        with superlink(address, folder / "server", __version__) as grid:
-            for turn in range(turns):
-                ours += _turn(grid, grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn)
-                stock += _turn(
-                    grid, stock_grid(grid), supernodes, config, address, folder, f"stock-{turn}", stock_per_turn
-                )
+        for turn in range(turns):
+            address = f"127.0.0.1:{free_port()}"
+            with superlink(address, folder / "server", __version__) as grid:
+                ours += _turn(grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn)
+            address = f"127.0.0.1:{free_port()}"
+            with stock_superlink(address, folder / f"stock-{turn}") as api, attached(api, __version__) as grid:
+                stock += _turn(grid, supernodes, config, address, folder, f"stock-{turn}", stock_per_turn)
     conditions = (
         f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way, 1 local step with 1 image; "
         f"{len(ours)} rounds of ours, {len(stock)} stock, in {turns} turns"
@@ -57,24 +59,18 @@ def run(quick: bool = False) -> list[Comparison]:
 
 
 def _turn(
-    live: LiveGrid,
-    grid: HttpGrid,
-    clients: Clients,
-    config: RunConfig,
-    address: str,
-    folder: Path,
-    run_id: str,
-    rounds: int,
+    grid: LiveGrid, clients: Clients, config: RunConfig, address: str, folder: Path, run_id: str, rounds: int
 ) -> list[float]:
     """Start one side's clients, play, end them."""
     with clients(config, address, folder / "clients"):
-        joined = Rounds(config, live, run_id)
+        joined = Rounds(config, grid, run_id)
         post = joined.run.federation.post
         try:
-            post.grid = live if grid is live else _FlowersWay(grid, config.round_timeout_s)  # type: ignore[assignment]
+            if clients is supernodes:
+                post.grid = _FlowersWay(stock_grid(grid), config.round_timeout_s)  # type: ignore[assignment]
             return [joined.play() for _ in range(1 + rounds)][1:]
         finally:
-            post.grid = live
+            post.grid = grid
             joined.close()
 
 
@@ -101,9 +97,11 @@ def _live(config: RunConfig, address: str, folder: Path) -> AbstractContextManag
 
 
 def stock_grid(grid: LiveGrid) -> HttpGrid:
-    """Return Flower's own grid over the same connection and the same run."""
-    twin = HttpGrid.__new__(HttpGrid)
-    twin.__dict__ = grid.__dict__
+    """Return Flower's own grid over the connection of an attached one, for the same run."""
+    superlink = grid._superlink
+    assert isinstance(superlink, Attached)
+    twin = HttpGrid(token="held by the connection")
+    twin._client, twin._run = superlink._client, SimpleNamespace(run_id=superlink.run_id)  # type: ignore[assignment]
     return twin
 
 

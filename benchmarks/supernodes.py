@@ -1,21 +1,48 @@
-"""Stock `flower-supernode` processes, started as Flower's documentation says, with our app's settings."""
+"""Stock `flower-superlink` and `flower-supernode` processes, as Flower's documentation starts them."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+import httpx
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.server.broker.superlink import free_port
 from hyperbloom.server.grids.engine import client_settings
 
-__all__ = ["supernodes"]
+__all__ = ["stock_superlink", "supernodes"]
 
+_SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
 _PROGRAM = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
 LEAVE_TIMEOUT_S = 30
+
+
+@contextmanager
+def stock_superlink(fleet_address: str, folder: Path) -> Iterator[str]:
+    """Run Flower's own SuperLink with its Fleet API at an address; yield the address of its HTTP API."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command = [sys.executable, "-c", _SUPERLINK, "--insecure", "--isolation", "process"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+    command += ["--fleet-api-type", "grpc-rere", "--fleet-api-address", fleet_address]
+    with (folder / "superlink.log").open("ab") as log:
+        process = _start(command, folder / "flwr", log.fileno())
+        try:
+            while True:  # until it is up
+                if process.poll() is not None:
+                    raise RuntimeError(f"the SuperLink ended with code {process.returncode}; see {log.name}")
+                with suppress(httpx.TransportError):
+                    if httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).is_success:
+                        break
+                time.sleep(0.1)
+            yield f"127.0.0.1:{port}"
+        finally:
+            _end([process])
 
 
 @contextmanager
@@ -34,21 +61,20 @@ def supernodes(config: RunConfig, address: str, folder: Path) -> Iterator[None]:
         for index in range(config.clients):
             settings = client_settings(config, index, folder.parent)
             log = stack.enter_context((folder / f"supernode-{index}.log").open("ab"))
-            children.append(_start(settings.to_node_config(), address, folder / "flwr", log.fileno()))
+            text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.to_node_config().items())
+            command = [sys.executable, "-c", _PROGRAM, "--insecure", "--superlink", address]
+            command += ["--port", str(free_port()), "--node-config", text]
+            children.append(_start(command, folder / "flwr", log.fileno()))
         yield
 
 
-def _start(
-    node_config: dict[str, str | int | float | bool], address: str, home: Path, log: int
-) -> subprocess.Popen[bytes]:
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
-    command = [sys.executable, "-c", _PROGRAM, "--insecure", "--superlink", address]
-    command += ["--port", str(free_port()), "--node-config", text]
+def _start(command: list[str], home: Path, log: int) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_INTERNAL_GRPC_FLEET_API": "1",  # from 1.40 to 1.42 a SuperLink speaks gRPC only so
         "OMP_NUM_THREADS": "1",  # four clients on one machine: as many threads as our clients get
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # it starts commands of its own
     }

@@ -49,8 +49,8 @@ Examples:
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...). A key that the run does not have is
 an option of the strategy. `flower-server --explain pfedhn` lists both with their defaults.
 
-exit codes: 0 the run is complete, 1 a defect, 2 wrong settings, 4 too few clients came or answered, 5 the SuperLink
-failed or its port is taken, 6 the disk is full, 130 Ctrl-C
+exit codes: 0 the run is complete, 1 a defect, 2 wrong settings, 4 too few clients came or answered, 5 the port
+is taken, 6 the disk is full, 130 Ctrl-C
 """
 
 
@@ -182,6 +182,10 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
     _check(config, machines)
     if not resume:
         _check_open(config, machines)
+    if machines.engine == "grpc":
+        from hyperbloom.server.broker.log import trace
+
+        trace()
     # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
     from hyperbloom.server.runs.running import run_federation
 

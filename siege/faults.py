@@ -1,9 +1,9 @@
 """A federation under fire: real processes that are killed, frozen and cut off at random, and what must hold after it.
 
-A server with its SuperLink and three clients, each behind a TCP proxy of its own, train pfedhn-pc on the digits, with
+A server and three clients, each behind a TCP proxy of its own, train pfedhn-pc on the digits, with
 personal heads that are nowhere but on the clients. Until most rounds are done, every few seconds one of these happens:
 
-* a client, the server or the SuperLink is killed (SIGKILL); clients start again, the server with --resume;
+* a client or the server is killed (SIGKILL); clients start again, the server with --resume;
 * a client or the server is frozen (SIGSTOP) for some seconds;
 * one client's or all clients' connections hang, or are cut and refused, for some seconds;
 * a stranger attacks the port (`siege/stranger.py`) for some seconds.
@@ -257,13 +257,6 @@ class Siege:
             self._note("kill the server")
             self.server.kill()
 
-    def _kill_superlink(self) -> None:
-        pid = self.server.popen.pid
-        with suppress(OSError, IndexError):
-            child = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-            os.kill(child, signal.SIGKILL)
-            self._note("kill the SuperLink")
-
     def _partition(self) -> None:
         some = self._random.choice([[proxy] for proxy in self.proxies] + [self.proxies])
         how = self._random.choice(("hang", "cut"))
@@ -304,7 +297,7 @@ class Siege:
             self.problems.append("the server ended before its first checkpoint")
         time.sleep(0.5)
         self.server = self._start_server("--resume", str(self.run))
-        if self.member:  # Flower gives it no new session on another SuperLink
+        if self.member:  # Flower gives it no new session on another server's SuperLink
             self.member.kill()
             self.member = self._start_member()
 
@@ -407,7 +400,7 @@ class Siege:
 
 _FAULTS = (
     *["kill_client", "freeze_client", "partition", "stranger"] * 3,
-    *["kill_server", "freeze_server", "kill_superlink"],
+    *["kill_server", "freeze_server"],
 )
 
 

@@ -23,16 +23,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
-USE_INTERNALS = {
-    "server/grids/live.py",
-    "server/broker/superlink.py",
-    "server/broker/child.py",
-    "server/broker/door.py",
-    "server/broker/limits.py",
-    "server/broker/port.py",
-    "server/grids/inline.py",
-    "client/link/runtime.py",
-}
+USE_INTERNALS = {"server/broker/flower.py", "client/link/internals.py"}
 # What never reaches Flower, directly or through anything that it imports.
 PURE_FOLDERS = (
     "client/keep/",
@@ -59,8 +50,6 @@ EXCEPTIONS = {
     ("server/grids/local_clients.py", "client"),
     ("server/grids/workers.py", "client"),
 }  # the clients that a run starts
-
-FLOWERS_OWN_WARNING = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
 
 def relative(path: Path) -> str:
@@ -275,9 +264,8 @@ def test_the_links_for_static_tools_point_at_the_packages() -> None:
         assert link.readlink() == Path("..") / package  # relative, or a clone elsewhere would be broken
 
 
-@FLOWERS_OWN_WARNING
 def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
-    from hyperbloom.server.broker.superlink import bundle
+    from hyperbloom.server.broker.bundle import bundle
 
     content = bundle("1.2.3")
     assert bundle("1.2.3") == content
@@ -296,11 +284,10 @@ def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
     assert scope["client"] is app
 
 
-@FLOWERS_OWN_WARNING
 def test_flower_accepts_the_app_bundle() -> None:
     from flwr.common.config import get_fab_config, validate_config
 
-    from hyperbloom.server.broker.superlink import bundle
+    from hyperbloom.server.broker.bundle import bundle
 
     config = get_fab_config(bundle("1.2.3"))
     valid, errors, _ = validate_config(config, check_module=False)

@@ -11,8 +11,6 @@ the call. It also leaves some things unchecked. `Door` replaces it:
 * A node answers only in its own name; Flower does not compare the sender's id in a reply.
 
 Without registries, any client may make a key for itself, as Flower allows. All else still applies.
-
-Internals used: `LinkState`'s methods for nodes, `rpc_error_translator`, functions for metadata and signatures.
 """
 
 import datetime as dt
@@ -26,24 +24,29 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
-from flwr.common.constant import (
-    NOOP_ACCOUNT_NAME,
-    NOOP_FLWR_AID,
-    PUBLIC_KEY_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-)
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
-from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
-from flwr.supercore.date import now
-from flwr.supercore.error import rpc_error_translator
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.supercore.utils import get_metadata_bytes, get_metadata_str
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import fingerprint
 from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.flower import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    ActivateNodeRequest,
+    LinkState,
+    LinkStateFactory,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    bytes_to_public_key,
+    get_metadata_bytes,
+    get_metadata_str,
+    now,
+    rpc_error_translator,
+    verify_signature,
+)
 from hyperbloom.server.broker.limits import MOST_WORDS
 from hyperbloom.server.broker.log import say
 from hyperbloom.server.broker.port import Connections

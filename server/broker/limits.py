@@ -10,31 +10,24 @@ Flower 1.39 accepts 2 GB in every call to the Fleet port, and stores whatever wa
   once.
 
 Flower accepts one reply to each order, from the order's node. So the open orders bound what clients have in the store.
-`door.py` bounds what they have in calls.
-
-Internals used: `FleetServicer`, `InMemoryObjectStore`.
+`servicer.py` applies the limits to calls, and `door.py` bounds what clients have in calls.
 """
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import grpc
-from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
-from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
-from flwr.supercore.object_store import NoObjectInStoreError
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.broker.flower import InMemoryObjectStore, NoObjectInStoreError, ObjectTree, get_object_id
 
 __all__ = [
     "LARGEST_VARIABLE",
     "MOST_OBJECTS",
     "MOST_WORDS",
     "TOO_LARGE",
-    "Fleet",
+    "Reply",
     "Store",
     "largest_message",
     "reply_limit",
@@ -75,8 +68,8 @@ def reply_limit(largest_order: int) -> int:
 
 
 @dataclass
-class _Reply:
-    """A reply under upload."""
+class Reply:
+    """A reply under upload: how many of its objects are missing, and the bytes of the others."""
 
     missing: int
     size: int = 0
@@ -90,6 +83,15 @@ class Store(InMemoryObjectStore):
 
     largest = 0  # bytes of the server's largest object
 
+    @contextmanager
+    def upload(self, reply: Reply) -> Iterator[None]:
+        """Count the objects that this thread puts to a client's reply."""
+        _call.reply = reply
+        try:
+            yield
+        finally:
+            _call.reply = None
+
     def put(self, object_id: str, object_content: bytes) -> None:
         """Store an object. If a client's object alone is too large, store `TOO_LARGE` instead.
 
@@ -97,8 +99,10 @@ class Store(InMemoryObjectStore):
             ValueError: the whole reply is too large, or Flower rejects the object.
         """
         size, reply = len(object_content), getattr(_call, "reply", None)
-        if reply is None:
-            super().put(object_id, object_content)
+        if reply is None:  # from the server, which has just computed the id
+            with self.lock_store:
+                announced = self.store[object_id]
+                announced.content, announced.is_available = object_content, True
             self.largest = max(self.largest, size)
             return
         limit = reply_limit(self.largest)
@@ -136,44 +140,3 @@ class Store(InMemoryObjectStore):
 
         with self.lock_store:
             return tree(object_id)
-
-
-class Fleet(FleetServicer):
-    """Flower's servicer for clients' calls, within these limits."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        """Take Flower's arguments."""
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self._replies: dict[str, _Reply] = {}  # by session
-
-    def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
-        """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
-        for tree in request.message_object_trees:
-            ids = [node.object_id for node in iterate_object_tree(tree)]
-            if len(ids) > MOST_OBJECTS:
-                leaves = [ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
-                tree.CopyFrom(ObjectTree(object_id=tree.object_id, children=leaves))
-        response = super().PushMessages(request, context)
-        if response.objects_to_push:
-            self._replies[response.session_id] = _Reply(len(response.objects_to_push))
-            if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
-                self._replies.pop(next(iter(self._replies)), None)
-        else:  # nothing to upload; Flower would keep the session until the run ends
-            self.state_factory.state()._cleanup_push_session(response.session_id, cleanup_messages=False)
-        return response
-
-    def PushObject(self, request: PushObjectRequest, context: grpc.ServicerContext) -> PushObjectResponse:
-        """Accept an object of an announced reply."""
-        reply = self._replies.get(request.session_id)
-        if reply is None:
-            return PushObjectResponse(stored=False)
-        _call.reply = reply
-        try:
-            response = super().PushObject(request, context)
-        finally:
-            _call.reply = None
-        if response.stored:
-            reply.missing -= 1
-            if reply.missing <= 0:
-                self._replies.pop(request.session_id, None)
-        return response

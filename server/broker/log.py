@@ -1,27 +1,29 @@
-"""The SuperLink's log: which lines are kept, and which the server's user sees.
+"""What the SuperLink says: which lines its log keeps, and which the server's user sees.
 
 gRPC gives the reason of a failed TLS handshake only in its trace (`GRPC_TRACE=handshaker`), a dozen lines per
-connection. They are parsed here and not kept. To keep a stranger from flooding the terminal, lines that differ only in
-the sender's port are shown and kept once in `AGAIN_AFTER_S` seconds.
+connection, on the process's standard error. They are read here and not kept. To keep a stranger from flooding the
+terminal, lines that differ only in the sender's port are shown and kept once in `AGAIN_AFTER_S` seconds.
 """
 
+import logging
+import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
-__all__ = ["TRACE", "relay", "say"]
-
-SAYS = "door: "  # prefix of lines for the server's user
-
-TRACE = {"GRPC_TRACE": "handshaker", "GRPC_VERBOSITY": "info"}
-"""Variables that the SuperLink needs in its environment."""
+__all__ = ["follow", "say", "trace"]
 
 AGAIN_AFTER_S = 60.0
 MOST = 1000  # different lines remembered
 
+_TRACE = {"GRPC_TRACE": "handshaker", "GRPC_VERBOSITY": "info"}
+_GRPC = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\.(cc|h):\d+\]")
 _NOISE = re.compile(
     r"[IW]\d{4} \S+ +\d+ (handshaker|trace|log|ssl_transport_security)\.cc:|[IW]\d{4} \S+ +\d+ channel_trace\.h:|"
     r"=== Source Location Trace|src/core/| shutdown=|$"
@@ -29,46 +31,124 @@ _NOISE = re.compile(
 _FAILURE = re.compile(r".*CallNextHandshakerLocked: error=(?!OK)(.*)")
 _PEER = re.compile(r".*grpc\.internal\.endpoint_peer_address=([^,}]+)")
 _ADDRESS = re.compile(r"ipv4:([\d.]+):\d+|ipv6:\[([^\]]+)\]:\d+")
+_log = logging.getLogger("hyperbloom.superlink")
 
 
 def say(text: str) -> None:
-    """Show the server's user a line, from within the SuperLink's process."""
-    # A single write, or gRPC's own lines could come between text and newline.
-    sys.stderr.write(f"{SAYS}{text}\n")
-    sys.stderr.flush()
+    """Tell the server's user a line, and keep it in the SuperLink's log."""
+    _log.warning("%s", _ADDRESS.sub(r"\1\2", unquote(text)))
 
 
-def relay(lines: Iterable[bytes], log: IO[bytes], tell: Callable[[str], None]) -> None:
-    """Copy the SuperLink's output to its log until it ends, and report refused clients.
+def trace() -> None:
+    """Let gRPC trace handshakes in this process, if it is not imported yet, and not in processes that this one starts.
+
+    Flower imports gRPC, which reads these variables once.
+    """
+    if "grpc" not in sys.modules:
+        os.environ.update(_TRACE)
+        import grpc  # noqa: F401
+
+        for name in _TRACE:
+            del os.environ[name]
+
+
+@contextmanager
+def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Keep what the SuperLink says in a file, and tell the server's user, until the body ends.
 
     Args:
-        lines: the child's output.
-        log: receives the lines worth keeping.
-        tell: receives each line for the server's user.
+        path: the file.
+        tell: receives each line for the server's user, in any thread.
     """
-    said: dict[str, float] = {}
+    with path.open("a", encoding="utf-8", errors="replace") as file:
+        handler, once = _Told(file, tell), _Once()
+        _log.addHandler(handler)
+        _log.addFilter(once)
+        try:
+            with _standard_error_read(file):
+                yield
+        finally:
+            _log.removeHandler(handler)
+            _log.removeFilter(once)
+
+
+@contextmanager
+def _standard_error_read(log: IO[str]) -> Iterator[None]:
+    """Read what libraries write to standard error while the body runs. `sys.stderr` stays the real one."""
+    before, saved = sys.stderr, os.dup(2)
+    reading, writing = os.pipe()
+    # A library that holds the interpreter's lock must not wait for our reader, which needs that lock.
+    os.set_blocking(writing, False)
+    with os.fdopen(saved, "w", buffering=1, errors="replace") as real:
+        reader = threading.Thread(target=_read_trace, args=(os.fdopen(reading, "rb"), log, real), daemon=True)
+        reader.start()
+        os.dup2(writing, 2)
+        os.close(writing)
+        if before is sys.__stderr__:
+            sys.stderr = real
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            sys.stderr = before
+            reader.join(5)  # longer only if a process that was started meanwhile holds the pipe
+
+
+def _read_trace(lines: IO[bytes], log: IO[str], other: IO[str]) -> None:
+    """Tell of refused clients in gRPC's trace until it ends.
+
+    Args:
+        lines: what libraries write to standard error.
+        log: receives gRPC's lines that are worth keeping.
+        other: receives the lines that are not gRPC's.
+    """
     reason = ""
-    for line in lines:
-        text = line.decode(errors="replace").rstrip()
-        told = text.removeprefix(SAYS) if text.startswith(SAYS) else ""
-        if found := _FAILURE.match(text):
-            reason = found[1]
-        elif reason and (found := _PEER.match(text)):
-            told, reason = _explain(found[1], reason), ""
-        if not told:
-            if not _NOISE.match(text):
-                log.write(line)
-                log.flush()
-            continue
-        told = _ADDRESS.sub(r"\1\2", unquote(told))
-        if time.monotonic() - said.get(told, -AGAIN_AFTER_S) < AGAIN_AFTER_S:
-            continue
-        if len(said) >= MOST:
-            said.clear()
-        said[told] = time.monotonic()
-        log.write(f"{told}\n".encode())
-        log.flush()
-        tell(told)
+    with lines:
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            if found := _FAILURE.match(text):
+                reason = found[1]
+            elif reason and (found := _PEER.match(text)):
+                say(_explain(found[1], reason))
+                reason = ""
+            elif not _NOISE.match(text):
+                kept = log if _GRPC.match(text) else other
+                kept.write(f"{text}\n")
+                kept.flush()
+
+
+class _Once(logging.Filter):
+    """Lets each line pass once in `AGAIN_AFTER_S` seconds."""
+
+    def __init__(self) -> None:
+        """Start with no line."""
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to tell this line."""
+        text, moment = record.getMessage(), time.monotonic()
+        if moment - self._said.get(text, -AGAIN_AFTER_S) < AGAIN_AFTER_S:
+            return False
+        if len(self._said) >= MOST:
+            self._said.clear()
+        self._said[text] = moment
+        return True
+
+
+class _Told(logging.Handler):
+    """Writes lines to the SuperLink's log and tells the server's user."""
+
+    def __init__(self, file: IO[str], tell: Callable[[str], None]) -> None:
+        """Store the arguments."""
+        super().__init__()
+        self._file, self._tell = file, tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell a line."""
+        self._file.write(f"{record.getMessage()}\n")
+        self._file.flush()
+        self._tell(record.getMessage())
 
 
 def _explain(peer: str, reason: str) -> str:

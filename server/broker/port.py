@@ -7,13 +7,10 @@ gRPC Python neither reports nor closes connections. So this module looks at the 
 * the oldest such connections of an address that has more than `MOST_STRANGERS` of them.
 
 gRPC cleans up as after any lost connection. Connections of known clients stay, whatever their address.
-
-Internals used: the arguments of `generic_create_grpc_server`, which `fleet_server` replaces.
 """
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,10 +20,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
-from flwr.supercore.address import is_port_in_use
 
+from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.server.broker.flower import is_port_in_use
 from hyperbloom.server.broker.limits import largest_message
 from hyperbloom.server.broker.log import say
+from hyperbloom.server.broker.state import MOST_WAITING
 
 __all__ = ["Connections", "fleet_server", "options"]
 
@@ -35,8 +34,8 @@ SILENT_S = 20.0
 MOST_STRANGERS = 256
 MINUTE_S = 60.0
 
-WORKERS = 1000
-"""Most calls served at a time; further calls are refused (Flower's number)."""
+WORKERS = 1000 + MOST_WAITING
+"""Most calls served at a time; further calls are refused. Flower's number, and the calls that wait for an order."""
 
 MOST_FILES = 65_536
 SPARE_FILES = 256  # for everything but connections
@@ -179,23 +178,24 @@ def options() -> list[tuple[str, int]]:
 def fleet_server(
     servicer_and_add_fn: tuple[Any, Callable[..., None]],
     server_address: str,
-    max_message_length: int,
     certificates: tuple[bytes, bytes, bytes] | None,
     interceptors: Sequence[grpc.ServerInterceptor],
     connections: Connections,
 ) -> grpc.Server:
-    """Return Flower's Fleet server with our limits, not yet started. Exit if the port is in use, as Flower does.
+    """Return a Fleet server with our limits, not yet started.
 
     Args:
         servicer_and_add_fn: the servicer, and the function that adds it to a server.
         server_address: `HOST:PORT`.
-        max_message_length: Flower's value; not used.
         certificates: the CA's, the server's, and the server's key; None for plain text.
         interceptors: see each call, in this order.
         connections: learns the port.
+
+    Raises:
+        ConnectionFailed: the port is taken.
     """
     if is_port_in_use(server_address):
-        sys.exit(f"Port in server address {server_address} is already in use.")
+        raise ConnectionFailed(f"cannot listen at {server_address}: the port is taken; choose another one (--port)")
     import resource  # late: Windows has none, and only starts clients
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -215,5 +215,4 @@ def fleet_server(
         connections.port = server.add_secure_port(server_address, credentials)
     else:
         connections.port = server.add_insecure_port(server_address)
-    server.bound_address = f"{server_address.rpartition(':')[0]}:{connections.port}"
     return server

@@ -74,6 +74,9 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
     Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
     Ctrl-C stops the server.
     """
+    from hyperbloom.server.broker.log import trace
+
+    trace()
     from rich.console import Console
 
     from hyperbloom.common.config import check

@@ -11,35 +11,31 @@ with its order: the time of the order's bytes at 1 Mbit/s, up to Flower's own li
 * for `UPLOAD_DEADLINE_S` and the allowance, it becomes an error message (`UNREADABLE`), which counts as a lie.
 
 The whole upload may take twice as long, so an occasional object does not keep it alive.
-
-Internals used (flwr 1.39): `HttpGrid`, the protocol messages of `RuntimeHttpClient`, `inflate_object_from_contents`.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from flwr.app import Error, Message, Metadata, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.message_pb2 import Metadata as ProtoMetadata
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS, SYSTEM_MESSAGE_TYPE
-from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-)
-from flwr.superlink.grid import HttpGrid
+from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.broker.flower import (
+    OBJECT_PUSH_SESSION_TTL_SECONDS,
+    SUPERLINK_NODE_ID,
+    SYSTEM_MESSAGE_TYPE,
+    NodeInfo,
+    ObjectTree,
+    ProtoMetadata,
+    Run,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    make_message,
+    no_object_id_recompute,
+    now,
+)
 from hyperbloom.server.broker.limits import (
     LARGEST_VARIABLE,
     MOST_OBJECTS,
@@ -50,7 +46,7 @@ from hyperbloom.server.broker.limits import (
 )
 from hyperbloom.server.loop.post import UNREADABLE
 
-__all__ = ["STALL_S", "UPLOAD_DEADLINE_S", "LiveGrid"]
+__all__ = ["STALL_S", "UPLOAD_DEADLINE_S", "LiveGrid", "SuperLink"]
 
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
 SLOWEST_LINE = 2**17  # bytes per second
@@ -81,15 +77,60 @@ class _Refused(Exception):
     """A reply cannot be used; the message says why."""
 
 
-class LiveGrid(HttpGrid):
-    """Flower's grid that pulls replies as soon as they are complete."""
+class SuperLink(Protocol):
+    """A run on a SuperLink, from the server's side: in this process (`server/broker/hosted.py`) or over HTTP."""
 
-    _largest = 0  # bytes of the largest order
-    _sizes: Mapping[str, int] = {}  # bytes of the open orders, by message id
-    _aside: Mapping[str, _Upload] = {}  # by id of the order
-    _activated: Mapping[int, str] = {}
+    run_id: int
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def nodes(self) -> Sequence[NodeInfo]:
+        """Return the nodes that are here."""
+
+    def send(self, messages: Sequence[Message]) -> list[str]:
+        """Send orders; return their ids, "" for a node that is gone."""
+
+    def replies(self, orders: set[str]) -> list[tuple[ProtoMetadata, ObjectTree]]:
+        """Return the replies to `orders` that were announced since the last call; the orders are closed."""
+
+    def content(self, name: str) -> bytes | None:
+        """Return an object, b"" if it is not there yet, or None if it will never be."""
+
+    def confirm(self, message_id: str) -> None:
+        """Delete a reply and its objects."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there may be something new, at most `seconds`."""
+
+
+class LiveGrid(Grid):
+    """Flower's grid that pulls replies as soon as they are complete.
+
+    Args:
+        superlink: the run on a SuperLink.
+    """
+
+    def __init__(self, superlink: SuperLink) -> None:
+        """Start without orders."""
+        self._superlink = superlink
+        self._largest = 0  # bytes of the largest order
+        self._sizes: Mapping[str, int] = {}  # bytes of the open orders, by message id
+        self._aside: Mapping[str, _Upload] = {}  # by id of the order
+        self._activated: Mapping[int, str] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Ignore the run: the SuperLink knows it."""
+
+    @property
+    def run(self) -> Run:
+        """Raise a NotImplementedError: nothing here needs Flower's record of the run."""
+        raise NotImplementedError("a live grid has no record of its run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message (Flower's deprecated interface)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push messages. The largest one decides how large a reply may be.
 
         Raises:
@@ -104,24 +145,41 @@ class LiveGrid(HttpGrid):
                 f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
                 f"{LARGEST_VARIABLE}, up to 2047"
             )
-        try:
-            ids = list(super().push_messages(outgoing))
-        except ObjectPushError:
-            # Flower repeats a call whose answer was lost, but the SuperLink takes no object twice. Announcing the same
-            # messages again makes it report the objects that it still lacks.
-            ids = list(super().push_messages(outgoing))
-        self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=False))}  # Flower returns no ids if it refused them
+        with no_object_id_recompute():
+            for message in outgoing:
+                message.metadata.__dict__["_message_id"] = message.object_id
+            ids = self._superlink.send(outgoing)
+        self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=True))}
         return ids
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes that are here."""
+        return [node.node_id for node in self.get_nodes()]
+
+    def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are here.
 
         If a client comes back with its key before Flower misses its node, the node is left out once. It is another
         process now, which does not know the earlier orders.
         """
-        before, nodes = self._activated, list(super().get_nodes())
+        before, nodes = self._activated, self._superlink.nodes()
         self._activated = {node.node_id: node.last_activated_at for node in nodes}
         return [node for node in nodes if before.get(node.node_id, node.last_activated_at) == node.last_activated_at]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push messages, and pull their replies until all are here or `timeout` seconds are over."""
+        left = {name for name in self.push_messages(messages) if name}
+        replies: list[Message] = []
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while left and time.monotonic() < deadline:
+            self.wait(RAREST_LOOK_S)
+            replies += (came := self.pull_messages(left))
+            left -= {reply.metadata.reply_to_message_id for reply in came}
+        return replies
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there may be a reply, at most `seconds`."""
+        self._superlink.wait(seconds)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the complete replies to `message_ids`, without waiting for others.
@@ -149,12 +207,11 @@ class LiveGrid(HttpGrid):
         """Return the replies to some orders that were announced since the last call."""
         if not orders:
             return {}
-        response = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=orders))
         moment, uploads = time.monotonic(), {}
-        for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-            order, objects = proto.metadata.reply_to_message_id, [node.object_id for node in iterate_object_tree(tree)]
+        for metadata, tree in self._superlink.replies(orders):
+            order, objects = metadata.reply_to_message_id, [node.object_id for node in iterate_object_tree(tree)]
             allowance = min(self._sizes.get(order, 0) / SLOWEST_LINE, LONGEST_ALLOWANCE_S)
-            upload = _Upload(proto.metadata, objects, list(objects), allowance, moment, moment, moment)
+            upload = _Upload(metadata, objects, list(objects), allowance, moment, moment, moment)
             if order in orders:
                 uploads[order] = upload
             else:  # without keys, anybody may send messages that answer nothing
@@ -173,7 +230,7 @@ class LiveGrid(HttpGrid):
                 return None
             reply = _inflated(upload.announced, contents)
         except _Refused as refusal:
-            reply = _unreadable(self.run.run_id, order, str(refusal))
+            reply = _unreadable(self._superlink.run_id, order, str(refusal))
         self._confirm(upload)
         return reply
 
@@ -188,31 +245,26 @@ class LiveGrid(HttpGrid):
         count, limit, contents = len(upload.objects), reply_limit(self._largest), {}
         if count > MOST_OBJECTS:
             raise _Refused(f"expected a reply of at most {MOST_OBJECTS} objects, found {count}")
-        fetch = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
         unfinished = (
             f"the reply was announced but never uploaded: {count - len(upload.missing)} of {count} objects came"
         )
-        try:
-            while upload.missing:
-                content = fetch(upload.missing[0])
-                upload.size += limit + 1 if content == TOO_LARGE else len(content)
-                if upload.size > limit:
-                    raise _Refused(f"expected a reply of at most {limit} bytes, found {upload.size} and more")
-                contents[upload.missing.pop(0)] = content
-                upload.progress = time.monotonic()
-            return contents | {name: fetch(name) for name in upload.objects if name not in contents}
-        except ObjectUnavailableError:
-            if upload.is_overdue(UPLOAD_DEADLINE_S):
-                raise _Refused(unfinished) from None
-            return None
-        except ObjectPullError:  # the SuperLink has given the reply up
-            raise _Refused(unfinished) from None
+        while upload.missing:
+            content = self._superlink.content(upload.missing[0])
+            if content is None or (not content and upload.is_overdue(UPLOAD_DEADLINE_S)):
+                raise _Refused(unfinished)
+            if not content:
+                return None
+            upload.size += limit + 1 if content == TOO_LARGE else len(content)
+            if upload.size > limit:
+                raise _Refused(f"expected a reply of at most {limit} bytes, found {upload.size} and more")
+            contents[upload.missing.pop(0)] = content
+            upload.progress = time.monotonic()
+        earlier = {name: self._superlink.content(name) for name in upload.objects if name not in contents}
+        return contents | {name: content or b"" for name, content in earlier.items()}
 
     def _confirm(self, upload: _Upload) -> None:
         """Let the SuperLink delete a reply and its objects."""
-        run_id, message_id = self.run.run_id, upload.announced.message_id
-        confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
-        self._runtime_client.ConfirmMessageReceived(confirm)
+        self._superlink.confirm(upload.announced.message_id)
 
 
 def _inflated(announced: ProtoMetadata, contents: dict[str, bytes]) -> Message:

@@ -126,7 +126,7 @@ class _Loop:
             self.federation.gather(1, self.config.join_timeout_s)
         self._hand_out()
         if not self._take_in():
-            time.sleep(FASTEST_POLL_S if self._written else SLOWEST_POLL_S)
+            self.federation.post.wait(FASTEST_POLL_S if self._written else SLOWEST_POLL_S)
 
     def _hand_out(self) -> None:
         """Give the free places to clients. Each order has its own number, so that no two train on the same batches."""
@@ -236,7 +236,7 @@ class _Loop:
         """Wait until the open evaluation is complete; send no new training orders."""
         while self._pending:
             if not self._take_in():
-                time.sleep(FASTEST_POLL_S)
+                self.federation.post.wait(FASTEST_POLL_S)
 
     def _conclude(self, done: _Pending, evaluation: Evaluation) -> None:
         done.outcome.evaluation = evaluated(evaluation, self.of)

@@ -254,7 +254,7 @@ class Director:
     def _collect(self, ask: Ask[Any], letters: Sequence[Letter], outcome: Outcome) -> list[tuple[Client, Any]]:
         """Wait until all have answered or left, or the round times out; return the accepted answers."""
         accepted: list[tuple[Client, Any]] = []
-        deadline, pause = time.monotonic() + self.config.round_timeout_s, Pause()
+        deadline, pause = time.monotonic() + self.config.round_timeout_s, Pause(self.federation.post.wait)
         while self.federation.post.waits_for(letters) and time.monotonic() < deadline:
             arrivals = self.federation.poll()
             for arrival in arrivals:

@@ -108,7 +108,7 @@ class Federation:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
         waiting = f"waiting for {wanted - self.idle_count} clients"
         self._on_event(Event(f"{waiting} until {until}", Kind.WAITING, waiting))
-        deadline, pause = time.monotonic() + timeout_s, Pause()
+        deadline, pause = time.monotonic() + timeout_s, Pause(self.post.wait)
         while self.idle_count < wanted:
             self._watch()
             for arrival in self.poll():  # no round waits for answers here, so these are late lies
@@ -239,7 +239,7 @@ class Federation:
         """Tell all clients that the run is over, and wait up to `GOODBYE_S` seconds until they have heard it."""
         nodes = [node for client in self.roster.live if (node := self.roster.node_of(client)) is not None]
         left = self._notify(nodes, Notice("finished", reason, complete))
-        deadline, pause = time.monotonic() + GOODBYE_S, Pause()
+        deadline, pause = time.monotonic() + GOODBYE_S, Pause(self.post.wait)
         while self.post.waits_for(left) and time.monotonic() < deadline:
             self.post.poll()
             if not set(self.grid.get_node_ids()) & set(nodes):

@@ -16,7 +16,18 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
 from hyperbloom.common.wire.pack import pack, shown, weigh
 
-__all__ = ["FASTEST_POLL_S", "SLOWEST_POLL_S", "UNREADABLE", "Arrival", "Failure", "Letter", "Pause", "Post", "Traffic"]
+__all__ = [
+    "FASTEST_POLL_S",
+    "SLOWEST_POLL_S",
+    "UNREADABLE",
+    "Arrival",
+    "Failure",
+    "Letter",
+    "Pause",
+    "Post",
+    "Traffic",
+    "waiting",
+]
 
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 
@@ -77,18 +88,27 @@ class Arrival:
         return isinstance(self.content, Failure) and self.content.reason.is_lie
 
 
-class Pause:
-    """Sleeps between looks for answers: longer each time while nothing comes."""
+def waiting(grid: Grid) -> Callable[[float], None]:
+    """Return a function that waits for so many seconds. On the grid over the network an answer ends the wait."""
+    return getattr(grid, "wait", None) or (lambda seconds: time.sleep(seconds))
 
-    def __init__(self) -> None:
+
+class Pause:
+    """Waits between looks for answers: longer each time while nothing comes.
+
+    Args:
+        wait: waits for so many seconds, or until something has come.
+    """
+
+    def __init__(self, wait: Callable[[float], None]) -> None:
         """Begin with the shortest."""
-        self._seconds = FASTEST_POLL_S
+        self._wait, self._seconds = wait, FASTEST_POLL_S
 
     def take(self, came: bool = False) -> None:
-        """Sleep; `came` tells that the last look found something."""
+        """Wait; `came` tells that the last look found something."""
         if came:
             self._seconds = FASTEST_POLL_S
-        time.sleep(self._seconds)
+        self._wait(self._seconds)
         self._seconds = min(1.5 * self._seconds, SLOWEST_POLL_S)
 
 
@@ -97,6 +117,9 @@ class Post:
 
     Args:
         grid: Flower's grid.
+
+    Attributes:
+        wait: waits for so many seconds, or until an answer has come.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -107,6 +130,7 @@ class Post:
         self._traffic = Traffic()
         # Ids of orders whose announced answers do not arrive. Only the grid over the network has this method.
         self._stalled: Callable[[], Set[str]] = getattr(grid, "stalled", frozenset)
+        self.wait = waiting(grid)
 
     def send(
         self, orders: Sequence[tuple[int, Order, Any]], round_number: int = 0, ttl: float | None = None

@@ -171,7 +171,7 @@ class OnDemandService:
 
     def serve(self) -> None:
         """Serve until interrupted."""
-        pause = Pause()
+        pause = Pause(self.post.wait)
         while True:
             served, came = self.served, self.poll()
             if self.served > served:

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,15 +63,10 @@ class Site:
         return self.start("hyperbloom.client", name, *args)
 
 
-def superlink_memory(address: str, field: str = "VmRSS") -> float:
-    """Return the MiB that the SuperLink at an address takes now, or with `VmHWM` the most that it ever took."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended
-            words = path.read_bytes().split(b"\0")
-            if b"hyperbloom.server.broker.child" in words and address.encode() in words:
-                (line,) = [each for each in (path.parent / "status").read_text().splitlines() if field in each]
-                return int(line.split()[1]) / 2**10
-    raise AssertionError("no SuperLink")
+def memory(pid: int, field: str = "VmRSS") -> float:
+    """Return the MiB that a process takes now, or with `VmHWM` the most that it ever took."""
+    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if field in each]
+    return int(line.split()[1]) / 2**10
 
 
 @pytest.fixture
@@ -93,7 +88,7 @@ def cleared(folder: Path) -> Iterator[Site]:
 def _end(site: Site) -> None:
     for process in site.processes:
         if process.popen.poll() is None:
-            # A server ends its SuperLink and its local clients when it is asked to; the rest is forced.
+            # A server ends its local clients when it is asked to; the rest is forced.
             process.popen.terminate() if "client" in str(process.log) else process.interrupt()
     for process in site.processes:
         try:

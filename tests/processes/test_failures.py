@@ -1,9 +1,7 @@
 """Clients that are killed, doubled, cut off, interrupted; a server that dies under its clients."""
 
 import json
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,59 +98,21 @@ def test_clients_outlive_a_server_and_join_the_next_one(site: Site, until: Until
     assert rounds(site.folder / "second") == 10
 
 
-def test_a_superlink_that_is_killed_ends_the_server_in_one_line_and_the_run_goes_on(site: Site, until: Until) -> None:
-    run = site.folder / "run"
-    args = [
-        "--clients",
-        "2",
-        "--cohort",
-        "2",
-        "--rounds",
-        "300",
-        "--set",
-        "checkpoint_every=2",
-        "--set",
-        "hidden_dim=8",
-    ]
-    first = site.server(*args, "--eval-every", "100", "--set", "local.steps=50", "--run-dir", str(run))
-    clients = [site.client(f"c{index}", "--partition", f"{index}/2") for index in range(2)]
-    until(lambda: rounds(run) >= 3, "three rounds")
-    child = int(Path(f"/proc/{first.popen.pid}/task/{first.popen.pid}/children").read_text().split()[0])
-    os.kill(child, signal.SIGKILL)
-    assert first.wait() == 5
-    done = rounds(run)
-    assert done < 300
-    last = first.output.splitlines()[-1]
-    assert last == f"flower-server: the SuperLink was killed by signal 9; see {run}/superlink.log", first.output
-    assert "Traceback" not in first.output
-    assert all(client.popen.poll() is None for client in clients), "they outlive it"
-    again = site.start("hyperbloom.server", "server", "--resume", str(run))
-    until(lambda: "going on after round" in again.output and rounds(run) >= done + 2, "rounds after the crash")
-    again.interrupt()
-    assert again.wait() == 130
-    assert [client.wait() for client in clients] == [0, 0]
-
-
 def test_only_the_fleet_port_faces_clients(site: Site) -> None:
     server = site.server(
         "--insecure", "--host", "0.0.0.0", *SHAPE, "--clients", "1", "--run-dir", str(site.folder / "run")
     )
     server.wait_for("run this on each machine")
     assert "everyone on the network can read and forge" in server.output
-    child = Path(f"/proc/{server.popen.pid}/task/{server.popen.pid}/children").read_text().split()[0]
-    inodes = {
-        match for fd in Path(f"/proc/{child}/fd").iterdir() for match in re.findall(r"socket:\[(\d+)\]", _link(fd))
-    }
-    listening: dict[int, str] = {}
+    pid = server.popen.pid
+    inodes = {match for fd in Path(f"/proc/{pid}/fd").iterdir() for match in re.findall(r"socket:\[(\d+)\]", _link(fd))}
+    listening = set()
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{child}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
-                address, port = fields[1].rsplit(":", 1)
-                listening[int(port, 16)] = address
-    assert site.port in listening and len(listening) == 2
-    del listening[site.port]
-    assert list(listening.values()) == ["0100007F"], "Control and Runtime API: 127.0.0.1 only"
+                listening.add(int(fields[1].rsplit(":", 1)[1], 16))
+    assert listening == {site.port}
 
 
 def _link(path: Path) -> str:

@@ -1,35 +1,29 @@
 """A client that sends too much, or never what it announced, against a real SuperLink and a real server."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import grpc
-import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.client.grpc_rere_client.connection import grpc_request_response
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import exponential
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom import __version__
+from hyperbloom.client.link.connection import Connection
+from hyperbloom.client.link.server import Link
 from hyperbloom.server.broker.superlink import free_port, superlink
 from hyperbloom.server.grids.live import LiveGrid
 from hyperbloom.server.loop.post import UNREADABLE
-from tests.processes.conftest import Site, superlink_memory
+from tests.processes.conftest import Site, memory
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's builder of bundles
 ]
 
 MIB = 2**20
@@ -38,36 +32,29 @@ MIB = 2**20
 class Client:
     """A registered node that answers what the test lets it answer."""
 
-    def __init__(self, node: int, *primitives: Any) -> None:
-        self.node = node
-        self._receive, self._send, _, _, _, self._push, _ = primitives
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self.node = connection, connection.node_id
 
     def answer(self, values: bytes) -> None:
         """Answer the next order."""
-        server, (order, _) = TaskIdentity.node_id, self._receive()
+        server, order = TaskIdentity.node_id, self._connection.receive()
+        assert order is not None
         TaskIdentity.node_id = self.node
         reply = Message(RecordDict({"hyperbloom": ConfigRecord({"values": values})}), reply_to=order)
         TaskIdentity.node_id = server
-        with no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            wanted, session = self._send(reply, get_object_tree(reply), 0.0)
-            for name, each in get_all_nested_objects(reply).items():
-                if name in wanted:
-                    self._push(order.metadata.run_id, session, name, each.deflate())
+        self._connection.send(reply, 0.0)
 
 
 @contextmanager
 def client(address: str) -> Iterator[Client]:
     """Let a node in."""
     never = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
-    failures: list[Exception] = []
-    with grpc_request_response(address, True, never) as primitives:
-        try:
-            yield Client(*primitives)
-        except Exception as error:  # Flower's session would log it and go on
-            failures.append(error)
-    for failure in failures:
-        raise failure
+    connection = Connection(Link(address, insecure=True), never)
+    try:
+        connection.open()
+        yield Client(connection)
+    finally:
+        connection.close()
 
 
 def orders(grid: LiveGrid, node: int, count: int = 1) -> list[str]:
@@ -86,7 +73,7 @@ def test_a_client_that_sends_too_much_is_refused_and_the_superlink_stays_small(
         names, sizes = orders(grid, liar.node, 10), []
         for number in range(10):
             liar.answer(bytes([number]) * (20 * MIB))
-            sizes.append(superlink_memory(address))
+            sizes.append(memory(os.getpid()))
         assert sizes[-1] - sizes[3] < 60, f"MiB, of 120 that were sent: {sizes}"
         replies = grid.pull_messages(names)
         assert len(replies) == 10
@@ -102,28 +89,6 @@ def test_a_client_that_sends_too_much_is_refused_and_the_superlink_stays_small(
         liar.answer(b"honest")
         (reply,) = grid.pull_messages(names)
         assert reply.content["hyperbloom"]["values"] == b"honest"
-
-
-def test_an_order_arrives_although_the_answer_to_a_call_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    address = f"127.0.0.1:{free_port()}"
-    with superlink(address, tmp_path, __version__) as grid, client(address) as honest:
-        send, lost = grid._runtime_client._send, ["/flwr.proto.Runtime/PushObject"]
-
-        def lossy(call: ProtobufRequestContext) -> httpx.Response:
-            response = send(call)
-            if call.rpc_method in lost:
-                lost.remove(call.rpc_method)
-                raise httpx.ReadError("the connection was reset")
-            return response
-
-        monkeypatch.setattr(grid._runtime_client, "_send", lossy)
-        names = orders(grid, honest.node)
-        honest.answer(b"honest")
-        (reply,) = grid.pull_messages(names)
-        assert reply.content["hyperbloom"]["values"] == b"honest" and not lost
 
 
 @pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_k
 from hyperbloom.server.access.certificates import init
 from hyperbloom.server.access.registry import ClientRegistry
 from siege.stranger import Stranger
-from tests.processes.conftest import Site, superlink_memory
+from tests.processes.conftest import Site, memory
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -44,7 +44,7 @@ def test_strangers_stop_no_round_and_fill_no_memory(
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
     until(lambda: rounds() > 3, "rounds before the attack")
-    before = superlink_memory(address)
+    before = memory(server.popen.pid)
     attacks = {"calls": (2, 700), "bodies": (3, 1), "gzip": (1, 1), "silent": (300, 1)}
     strangers = []
     for how, (connections, calls) in attacks.items():
@@ -61,5 +61,5 @@ def test_strangers_stop_no_round_and_fill_no_memory(
     until(lambda: rounds() > ended + 10, "rounds after the attack")
     assert [member.popen.poll() for member in members] == [None, None]
     # Before there was a door, 1,100 MiB of bodies and 3,100 of what unpacked.
-    assert superlink_memory(address, "VmHWM") < before + 200
+    assert memory(server.popen.pid, "VmHWM") < before + 200
     assert server.output.count("floods the port") < 5, "told once a minute"

@@ -10,29 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import MagicMock
 
 import grpc
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.proto import fleet_pb2, fleet_pb2_grpc
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
-from flwr.supercore.primitives.asymmetric import sign_message, verify_signature
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.link import runtime
-from hyperbloom.client.link.runtime import _Finished, _retries, _serve, _Session, run_client
+from hyperbloom.client.link.runtime import _Finished, _retries, _Session, run_client
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
-from hyperbloom.common.secrecy.keys import make_key, server_of
 from hyperbloom.common.wire.orders import Greeting, Notice
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.access.certificates import init
@@ -149,36 +141,6 @@ def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) -> None:
     assert waits == []
 
 
-def test_who_leaves_does_not_wait_for_retries_that_began_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower sets the tries to one as it leaves; whoever is at the third looks for `== 1` for ever."""
-    retries, calls = _retries(LINK), []
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-
-    def away() -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            retries.max_tries = 1
-        assert len(calls) < 5, "it goes on"
-        raise Lost(grpc.StatusCode.UNAVAILABLE, "connection refused")
-
-    with pytest.raises(Lost):
-        retries.invoke(away)
-    assert len(calls) == 3
-    assert retries.gave_up_on is None
-
-
-def test_who_leaves_does_not_sleep_out_the_wait_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    retries, slept = _retries(LINK), []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        retries.max_tries = 1 if len(slept) == 4 else None
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    retries.wait_function(10.0)
-    assert slept == [0.1] * 4
-
-
 # ---------------------------------------------------------------------- a session
 
 
@@ -187,63 +149,36 @@ class NobodyThere(ConnectionError):
 
 
 class FakeServer:
-    """The primitives of Flower's connection, over a queue of messages."""
+    """A connection over a queue of messages."""
+
+    node_id = NODE
 
     def __init__(self, *messages: Message | None) -> None:
         self.queue = deque(messages)
         self.sent: list[Message] = []
-        self.confirmed: list[tuple[int, str]] = []
         self.seconds: list[float] = []
-        self.unavailable = 0
-        self._contents: dict[str, bytes] = {}
-        self._arriving: tuple[Message, dict[str, bytes], int] | None = None
+        self.is_closed = False
 
-    @property
-    def primitives(self) -> tuple[Any, ...]:
-        """Return them in Flower's order, the node's id first."""
-        return (NODE, self.receive, self.send, None, None, self.pull_object, self.push_object, self.confirm)
+    def open(self) -> None:
+        """Do nothing."""
 
-    def receive(self) -> tuple[Message, ObjectTree] | None:
-        """Announce the next message, without content, as the SuperLink does."""
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+    def receive(self) -> Message | None:
+        """Hand out the next message."""
         if not self.queue:
             raise NobodyThere
         message = self.queue.popleft()
-        if message is None:
-            return None
-        self._contents |= {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
-        tree = get_object_tree(message)
-        message.metadata.__dict__["_message_id"] = message.object_id
-        return Message(RecordDict(), metadata=message.metadata), tree  # type: ignore[call-overload]
+        if message is not None:
+            message.metadata.__dict__["_message_id"] = message.object_id
+        return message
 
-    def pull_object(self, run_id: int, object_id: str) -> bytes:
-        """Hand out an object, as often late as `unavailable` says."""
-        assert run_id == RUN
-        if self.unavailable:
-            self.unavailable -= 1
-            raise ObjectUnavailableError(object_id)
-        return self._contents[object_id]
-
-    def confirm(self, run_id: int, message_id: str) -> None:
-        """Note that a message is whole."""
-        self.confirmed.append((run_id, message_id))
-
-    def send(self, message: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
-        """Ask for the objects of an announced reply."""
-        wanted = set(get_all_nested_objects(message))
-        self._arriving = (message, {}, len(wanted))
+    def send(self, reply: Message, seconds: float) -> None:
+        """Take a reply."""
+        self.sent.append(reply)
         self.seconds.append(seconds)
-        return wanted, "session"
-
-    def push_object(self, run_id: int, session_id: str, object_id: str, content: bytes) -> None:
-        """Take an object; when the last one is here, so is the reply."""
-        assert self._arriving is not None
-        assert (run_id, session_id) == (RUN, "session")
-        announced, contents, count = self._arriving
-        contents[object_id] = content
-        if len(contents) == count:
-            whole = inflate_object_from_contents(announced.metadata.message_id, contents)
-            assert isinstance(whole, Message)
-            self.sent.append(whole)
 
 
 def greeting() -> Message:
@@ -275,10 +210,10 @@ def app_that(act: Callable[[Message, Context], Any]) -> ClientApp:
 def serve(app: ClientApp, server: FakeServer) -> None:
     """Run a session until the fake server has nothing more to say."""
     with pytest.raises(NobodyThere):
-        _Session(app, {"client-id": "ward-7"}, *server.primitives).run()
+        _Session(app, {"client-id": "ward-7"}, server).run()
 
 
-def test_a_message_is_pulled_confirmed_answered_and_pushed(slept: list[float]) -> None:
+def test_an_order_is_answered(slept: list[float]) -> None:
     sent = greeting()
     server = FakeServer(sent)
     seen: list[tuple[str, int, Any]] = []
@@ -289,19 +224,11 @@ def test_a_message_is_pulled_confirmed_answered_and_pushed(slept: list[float]) -
 
     serve(app_that(act), server)
     assert seen == [("0.1.0", NODE, {"client-id": "ward-7"})]
-    assert server.confirmed == [(RUN, sent.metadata.message_id)]
     (reply,) = server.sent
     assert unpack(Greeting, reply.content) == Greeting("answer")
     assert reply.metadata.reply_to_message_id == sent.metadata.message_id
     assert (reply.metadata.src_node_id, reply.metadata.run_id) == (NODE, RUN)
     assert 0 < server.seconds[0] < 5
-
-
-def test_objects_that_are_not_there_yet_are_waited_for(slept: list[float]) -> None:
-    server = FakeServer(greeting())
-    server.unavailable = 4
-    serve(app_that(lambda message, context: "late"), server)
-    assert unpack(Greeting, server.sent[0].content) == Greeting("late")
 
 
 def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
@@ -314,14 +241,15 @@ def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(
             raise errors.pop()
         return "well"
 
-    server = FakeServer(greeting(), greeting(), greeting())
+    orders = [greeting() for _ in range(3)]
+    server = FakeServer(*orders)
     with caplog.at_level(logging.ERROR, "hyperbloom.client"):
         serve(app_that(act), server)
     first, second, third = server.sent
     assert first.has_error()
     assert first.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert first.error.reason == "ValueError: theirs"
-    assert first.metadata.reply_to_message_id == server.confirmed[0][1]
+    assert first.metadata.reply_to_message_id == orders[0].metadata.message_id
     assert second.error.reason == "KeyError: 'ours'"
     assert unpack(Greeting, third.content) == Greeting("well")
     logged = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
@@ -340,7 +268,7 @@ def test_ctrl_c_in_the_app_tells_the_server_and_goes_on_up(slept: list[float]) -
 
     server = FakeServer(greeting())
     with pytest.raises(KeyboardInterrupt):
-        _Session(app_that(act), {}, *server.primitives).run()
+        _Session(app_that(act), {}, server).run()
     (reply,) = server.sent
     assert reply.error.reason == "the client is leaving"
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -349,7 +277,7 @@ def test_ctrl_c_in_the_app_tells_the_server_and_goes_on_up(slept: list[float]) -
 def test_a_refusal_is_answered_first_and_raised_then(slept: list[float]) -> None:
     server = FakeServer(notice("refused", "the name is taken"))
     with pytest.raises(RefusedError, match=r"^the server refused this client: the name is taken$"):
-        _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
+        _Session(app_that(lambda message, context: ""), {}, server).run()
     assert unpack(Notice, server.sent[0].content) == Notice("refused", "the name is taken")
 
 
@@ -358,7 +286,7 @@ def test_the_end_of_the_run_is_answered_first_and_raised_then(
 ) -> None:
     server = FakeServer(notice("finished", "the run is over"), greeting())
     with caplog.at_level(logging.INFO, "hyperbloom.client"), pytest.raises(_Finished):
-        _Session(app_that(lambda message, context: ""), {}, *server.primitives).run()
+        _Session(app_that(lambda message, context: ""), {}, server).run()
     assert unpack(Notice, server.sent[0].content) == Notice("finished", "the run is over")
     assert len(server.queue) == 1
     assert [record.getMessage() for record in caplog.records] == ["the server says: the run is over"]
@@ -368,9 +296,7 @@ def test_the_context_of_a_run_lasts_and_another_run_gets_a_new_one(slept: list[f
     contexts: list[Context] = []
     other = greeting()
     server = FakeServer(greeting(), greeting(), other)
-    session = _Session(
-        app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, *server.primitives
-    )
+    session = _Session(app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, server)
     with pytest.raises(NobodyThere):
         session.run()
     assert contexts[0] is contexts[1] is contexts[2]
@@ -390,51 +316,34 @@ def test_polls_are_paced(slept: list[float]) -> None:
 
 
 @pytest.fixture
-def keys() -> list[Any]:
-    """Return the key pairs that connections were opened with."""
-    return []
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Link]]]:
+    """Return a function that sets what each attempt to connect brings, a server or an error, and counts attempts."""
+    opened: list[Any] = []
 
+    def prepare(*outcomes: Any) -> list[Link]:
+        left, links = deque(outcomes), []
 
-@pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch, keys: list[Any]) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """Return a function that sets what each attempt to connect brings: a server, or an exception."""
-
-    def prepare(*outcomes: Any) -> list[dict[str, Any]]:
-        left, calls = deque(outcomes), []
-
-        @contextmanager
-        def connection(
-            address: str,
-            insecure: bool,
-            retries: Any,
-            root_certificates: bytes | None,
-            authentication_keys: Any,
-            adapter_cls: Any,
-        ) -> Iterator[Any]:
-            channels.append(MagicMock())
-            adapter_cls(channels[-1])
-            calls.append({"address": address, "insecure": insecure, "certificates": root_certificates})
-            keys.append(authentication_keys)
-
+        def connection(link: Link, retries: Any) -> Any:
+            links.append(link)
             outcome = left.popleft()
-            if isinstance(outcome, grpc.RpcError):  # as Flower's does: through the retries, to the exit
-                with pytest.raises(grpc.RpcError):
-                    retries.invoke(failing(outcome))
-                raise SystemExit(1)
-            if isinstance(outcome, BaseException):
-                raise outcome
-            try:
-                yield outcome.primitives
-            except Exception:
-                calls[-1]["swallowed"] = True  # as Flower's does
+            if isinstance(outcome, grpc.RpcError):
+                outcome = Closed(partial(retries.invoke, failing(outcome)))
+            opened.append(outcome)
+            return outcome
 
-        monkeypatch.setattr(runtime, "grpc_request_response", connection)
-        return calls
+        monkeypatch.setattr(runtime, "Connection", connection)
+        return links
 
-    channels: list[MagicMock] = []
     yield prepare
-    # However a session ends, Flower's own forgetfulness included: an open channel keeps the process from ending.
-    assert all(channel.close.called for channel in channels)
+    assert all(server.is_closed for server in opened), "an open channel keeps the process from ending"
+
+
+class Closed(FakeServer):
+    """A server with which no session can be opened."""
+
+    def __init__(self, error: Callable[[], object]) -> None:
+        super().__init__()
+        self.open = error  # type: ignore[method-assign, assignment]
 
 
 NOTHING = app_that(lambda message, context: "")
@@ -443,7 +352,7 @@ NOTHING = app_that(lambda message, context: "")
 def test_a_client_leaves_when_the_run_is_over(connect: Callable[..., Any], slept: list[float]) -> None:
     calls = connect(FakeServer(notice("finished")), FakeServer())
     run_client(LINK, NOTHING, {})
-    assert calls == [{"address": "127.0.0.1:1", "insecure": True, "certificates": None}]
+    assert calls == [LINK]
 
 
 def test_a_client_that_stays_waits_for_the_next_run(connect: Callable[..., Any], slept: list[float]) -> None:
@@ -467,38 +376,14 @@ def test_a_lost_connection_is_opened_again_after_a_while(
     assert [record.getMessage()[:33] for record in caplog.records] == ["connection lost; connecting again"] * 2
 
 
-def test_flowers_exit_says_what_may_be_wrong(connect: Callable[..., Any]) -> None:
-    connect(SystemExit(601))
+def test_a_session_that_cannot_be_opened_says_what_may_be_wrong(connect: Callable[..., Any]) -> None:
+    connect(Lost(grpc.StatusCode.UNIMPLEMENTED))
     with pytest.raises(ConnectionFailed) as caught:
         run_client(LINK, NOTHING, {})
     assert str(caught.value) == (
         "cannot open a session with 127.0.0.1:1: is it the server's Fleet port, and do TLS and certificates match on "
         "both sides (--insecure, or --root-certificates and --key)?"
     )
-
-
-def test_flowers_own_way_to_end_the_process_is_not_taken() -> None:
-    """It would end this process 5 s later with exit code 1, in the middle of whatever is still to be said."""
-    server = grpc.server(ThreadPoolExecutor(1))  # serves no method at all, which waiting does not mend
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        with pytest.raises(ConnectionFailed, match="is it the server's Fleet port"):
-            run_client(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {})
-    finally:
-        server.stop(None)
-    assert not [thread for thread in threading.enumerate() if "force_exit" in thread.name]
-
-
-def test_a_refusal_comes_out_of_the_connection_that_swallows_errors(connect: Callable[..., Any]) -> None:
-    connect(FakeServer(notice("refused", "no")))
-    with pytest.raises(RefusedError, match="no"):
-        _serve(LINK, NOTHING, {})
-
-
-def test_an_error_of_flowers_own_ends_the_session_quietly(connect: Callable[..., Any], slept: list[float]) -> None:
-    connect(RuntimeError("generator didn't stop after throw()"))
-    _serve(LINK, NOTHING, {})
 
 
 HANDSHAKE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed ({})"
@@ -584,23 +469,6 @@ def test_a_node_that_a_new_superlink_does_not_know_connects_again(
     assert len(calls) == 2
 
 
-def test_the_same_key_opens_every_session_and_signs_for_this_server_alone(
-    connect: Callable[..., Any], keys: list[Any], slept: list[float], tmp_path: Path
-) -> None:
-    connect(FakeServer(), FakeServer(notice("finished")))
-    key, ca = make_key(), init(tmp_path, [], 30).ca
-    run_client(Link("127.0.0.1:1", root_certificates=ca, key=key), NOTHING, {})
-    for private, public in keys:
-        assert public == key.public_key()
-        signature = sign_message(private, b"now")  # as Flower does
-        assert verify_signature(public, b"now" + server_of(ca).encode(), signature)
-        assert not verify_signature(public, b"now", signature)
-    assert len(keys) == 2
-    connect(FakeServer(notice("finished")))
-    run_client(LINK, NOTHING, {})
-    assert keys[2:] == [None]  # Flower makes one
-
-
 @pytest.fixture
 def tls_port(tmp_path: Path) -> Iterator[int]:
     """Return a port that speaks TLS."""
@@ -629,13 +497,6 @@ def test_plain_text_at_a_tls_port_is_told_at_once_and_a_server_that_is_away_is_n
         assert retries.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "refused"))) == "answer, 0 errors left"
     secure = _retries(Link(f"127.0.0.1:{tls_port}"))
     assert secure.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "Socket closed"))) == "answer, 0 errors left"
-
-
-def test_certificates_are_read_and_handed_over(connect: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_bytes(b"PEM")
-    calls = connect(FakeServer(notice("finished")))
-    run_client(Link("host:9092", root_certificates=tmp_path / "ca.pem"), NOTHING, {})
-    assert calls == [{"address": "host:9092", "insecure": False, "certificates": b"PEM"}]
 
 
 def test_sigterm_is_ctrl_c_while_serving_and_itself_again_afterwards(
@@ -671,47 +532,6 @@ def test_outside_the_main_thread_signals_are_left_alone(connect: Callable[..., A
     thread.join(30)
     assert not thread.is_alive()
     assert errors == []
-
-
-class Hanging(fleet_pb2_grpc.FleetServicer):
-    """A server that lets a client in, fails its first poll, and never answers its goodbye."""
-
-    def __init__(self) -> None:
-        self.goodbye, self.over = threading.Event(), threading.Event()
-
-    def RegisterNode(self, request: Any, context: Any) -> Any:
-        return fleet_pb2.RegisterNodeFleetResponse(node_id=1)
-
-    def ActivateNode(self, request: Any, context: Any) -> Any:
-        return fleet_pb2.ActivateNodeResponse(node_id=1)
-
-    def SendNodeHeartbeat(self, request: Any, context: Any) -> Any:
-        return SendNodeHeartbeatResponse(success=True)
-
-    def PullMessages(self, request: Any, context: Any) -> Any:
-        context.abort(grpc.StatusCode.INTERNAL, "lost")
-
-    def DeactivateNode(self, request: Any, context: Any) -> Any:
-        self.goodbye.set()
-        self.over.wait(60)
-        return fleet_pb2.DeactivateNodeResponse()
-
-
-def test_a_client_leaves_though_nobody_answers_its_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "LEAVING_S", 0.3)
-    hanging, server = Hanging(), grpc.server(ThreadPoolExecutor(4))
-    fleet_pb2_grpc.add_FleetServicer_to_server(hanging, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        leaving = threading.Thread(target=_serve, args=(Link(f"127.0.0.1:{port}", insecure=True), NOTHING, {}))
-        leaving.start()
-        assert hanging.goodbye.wait(30)
-        leaving.join(30)
-        assert not leaving.is_alive()
-    finally:
-        hanging.over.set()
-        server.stop(None)
 
 
 def test_a_client_beside_a_server_hears_of_its_end_though_it_was_started_to_ignore_it() -> None:

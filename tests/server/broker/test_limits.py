@@ -1,73 +1,39 @@
 """What the SuperLink keeps of what clients push: Flower's own state and handlers, and our limits around them."""
 
 import hashlib
-from types import SimpleNamespace
-from typing import Any, NoReturn
+import time
+from typing import Any, cast
 
-import grpc
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.fleet.message_handler import message_handler
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import limits as superlink_limits
-from hyperbloom.server.broker.limits import MOST_OBJECTS, TOO_LARGE, Fleet, Store, largest_message, reply_limit
-
-
-class Aborted(Exception):
-    """What a call ends with."""
-
-
-class Context:
-    """A call."""
-
-    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """End it."""
-        raise Aborted(code)
-
-
-class State:
-    """Stands in for Flower's: one session, in which whatever was announced is pending."""
-
-    def __init__(self, store: Store) -> None:
-        self.store, self.trees = store, []  # type: ignore[var-annotated]
-
-    def start_session(self, run_id: int) -> str:
-        return f"session-{len(self.trees)}"
-
-    def store_message_and_object_tree(self, message: Any, tree: ObjectTree, session_id: str) -> tuple[bool, list[str]]:
-        self.trees.append(tree)
-        return True, self.store.preregister(1, tree)
-
-    def store_object(self, run_id: int, session_id: str, object_id: str, content: bytes) -> bool:
-        try:
-            self.store.put(object_id, content)
-        except ValueError:
-            return False
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
+from hyperbloom.server.broker import servicer as superlink_servicer
+from hyperbloom.server.broker.hosted import Hosted
+from hyperbloom.server.broker.limits import MOST_OBJECTS, TOO_LARGE, Store, largest_message, reply_limit
+from hyperbloom.server.broker.servicer import Fleet
+from hyperbloom.server.broker.state import State, state_factory
 
 
 class Link:
-    """Our servicer over that state."""
+    """A SuperLink's state and servicer, with one node and an order to it for each reply."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.store = Store()
-        self.state = State(self.store)
-        monkeypatch.setattr(message_handler, "check_abort", lambda *args: None)
-        monkeypatch.setattr(message_handler, "message_from_proto", lambda message_proto: _MESSAGE)
-        self.fleet = Fleet(SimpleNamespace(state=lambda: self.state), SimpleNamespace(store=lambda: self.store), False)
+    def __init__(self) -> None:
+        factory = state_factory()
+        self.state = cast(State, factory.state())
+        self.store = cast(Store, self.state.object_store)
+        self.fleet = Fleet(factory, False)
+        self.run = Hosted(self.state, "0.1.0")
+        self.node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 0)
+        self.state.activate_node(self.node, 30)
 
     def announce(self, *contents: bytes) -> str:
         """Announce a reply of these objects; returns its session."""
@@ -75,21 +41,40 @@ class Link:
         tree = ObjectTree(object_id=root, children=[ObjectTree(object_id=_id(each)) for each in contents])
         return str(self.push_messages(tree).session_id)
 
-    def push_messages(self, tree: ObjectTree) -> Any:
-        """Announce a tree."""
-        message = ProtoMessage()
-        request = PushMessagesRequest(node=Node(node_id=7), messages_list=[message], message_object_trees=[tree])
-        return self.fleet.PushMessages(request, Context())  # type: ignore[arg-type]
+    def order(self) -> str:
+        """Send an order without objects; returns its id."""
+        order = Message(RecordDict(), self.node, "train")
+        order.metadata.__dict__["_message_id"] = order.object_id
+        assert self.state.store_message_ins(order)
+        return order.metadata.message_id
+
+    def push_messages(self, tree: ObjectTree, order: str = "") -> Any:
+        """Announce a tree as the reply to a new order, or to the one that is given."""
+        metadata = Metadata(
+            run_id=self.run.run_id,
+            message_id=tree.object_id,
+            src_node_id=self.node,
+            dst_node_id=1,
+            reply_to_message_id=order or self.order(),
+            created_at=time.time(),
+            ttl=10,
+            message_type="train",
+        )
+        message = ProtoMessage(metadata=metadata, content=ProtoRecordDict())
+        node = Node(node_id=self.node)
+        request = PushMessagesRequest(node=node, messages_list=[message], message_object_trees=[tree])
+        return self.fleet.PushMessages(request, None)  # type: ignore[arg-type]
 
     def push(self, session: str, content: bytes, name: str = "") -> bool:
         """Push an object, under its own or another name."""
         request = PushObjectRequest(
-            node=Node(node_id=7), session_id=session, object_id=name or _id(content), object_content=content
+            node=Node(node_id=self.node),
+            run_id=self.run.run_id,
+            session_id=session,
+            object_id=name or _id(content),
+            object_content=content,
         )
-        return bool(self.fleet.PushObject(request, Context()).stored)  # type: ignore[arg-type]
-
-
-_MESSAGE = SimpleNamespace(metadata=SimpleNamespace(run_id=1, message_id="m"))
+        return bool(self.fleet.PushObject(request, None).stored)  # type: ignore[arg-type]
 
 
 def _id(content: bytes) -> str:
@@ -109,7 +94,7 @@ def record(size: int, fill: int = 0) -> bytes:
 def link(monkeypatch: pytest.MonkeyPatch) -> Link:
     """Return a SuperLink where a reply may have 1000 bytes, and twice those of the largest order beside."""
     monkeypatch.setattr(superlink_limits, "SMALLEST_LIMIT", 1000)
-    return Link(monkeypatch)
+    return Link()
 
 
 def test_a_sound_reply_is_kept_whole(link: Link) -> None:
@@ -170,7 +155,7 @@ def test_a_session_is_forgotten_when_its_reply_is_whole(link: Link) -> None:
 
 
 def test_sessions_that_were_given_up_do_not_pile_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink_limits, "MOST_REPLIES", 3)
+    monkeypatch.setattr(superlink_servicer, "MOST_REPLIES", 3)
     sessions = [link.announce(record(10, number)) for number in range(5)]
     assert list(link.fleet._replies) == sessions[2:]
 
@@ -182,8 +167,8 @@ def test_of_too_many_objects_as_many_are_kept_as_show_it(link: Link) -> None:
         ObjectTree(object_id=_id(b"other"), children=[ObjectTree(object_id=_id(b"inner"), children=leaves)]),
     ):
         link.push_messages(tree)
-        kept = link.state.trees[-1]
-        assert (kept.object_id, len(kept.children)) == (tree.object_id, 64)
+        kept = link.store.store[tree.object_id].child_object_ids
+        assert len(kept) == 64
     assert len(link.store) == 66
 
 
@@ -206,13 +191,11 @@ def test_objects_of_several_announcements_are_walked_no_further_than_shows_that_
     assert len(list(iterate_object_tree(link.store.get_object_tree(outer.object_id)))) == MOST_OBJECTS + 1
 
 
-def test_a_reply_to_no_order_leaves_nothing(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()).state()
-    monkeypatch.setattr(state, "store_message_and_object_tree", lambda *args: (False, []))
-    monkeypatch.setattr(state, "store_traffic", lambda *args, **kwargs: None)
-    monkeypatch.setattr(link, "state", state)
-    assert link.push_messages(ObjectTree(object_id=_id(b"root"))).session_id
-    assert state._object_push_sessions == {}  # type: ignore[attr-defined]
+def test_a_reply_to_no_order_leaves_nothing(link: Link) -> None:
+    before = len(link.store)
+    assert link.push_messages(ObjectTree(object_id=_id(b"root")), order=_id(b"none")).session_id
+    assert link.state._object_push_sessions == {}
+    assert len(link.store) == before
 
 
 @pytest.mark.parametrize("text", ["0", "2048", "-1", "1.5", "many"])

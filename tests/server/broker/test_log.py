@@ -1,11 +1,15 @@
 """What the SuperLink says, and what of it is kept and told."""
 
-import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hyperbloom.server.broker import log as superlink_log
-from hyperbloom.server.broker.log import relay
+from hyperbloom.server.broker.log import follow, say
 
 TRACE = """\
 I1121 18:18:47.434 28088 handshaker.cc:80] handshake_manager 0x7f0: adding handshaker security [0x7f] at index 1
@@ -28,20 +32,33 @@ def trace(reason: str, peer: str = "ipv4:10.0.0.9:53334") -> str:
     return TRACE.replace("ADDRESS", f"grpc.internal.endpoint_peer_address={peer}").replace("REASON", reason)
 
 
-def heard(text: str) -> tuple[list[str], str]:
-    """Return what is told and what is kept."""
-    told: list[str] = []
-    log = io.BytesIO()
-    relay(text.encode().splitlines(keepends=True), log, told.append)
-    return told, log.getvalue().decode()
+@pytest.fixture
+def heard(tmp_path: Path) -> Callable[[str], tuple[list[str], str]]:
+    """Return a function that writes to standard error as gRPC does, and returns what is told and what is kept."""
+
+    def hear(text: str) -> tuple[list[str], str]:
+        told: list[str] = []
+        with follow(tmp_path / "superlink.log", told.append):
+            os.write(2, text.encode())
+        return told, (tmp_path / "superlink.log").read_text()
+
+    return hear
 
 
-def test_flowers_own_log_is_kept_as_it_is() -> None:
-    text = "WARNING : something\nTraceback:\n  File x\nE1121 11:00:00.1 7 server.cc:5] cannot listen\nno newline"
-    assert heard(text) == ([], text)
+Hear = Callable[[str], tuple[list[str], str]]
 
 
-def test_a_handshake_that_works_leaves_nothing() -> None:
+def test_grpcs_errors_are_kept_and_what_others_write_goes_where_it_went(
+    heard: Hear, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = "E1121 11:00:00.1 7 server.cc:5] cannot listen\n"
+    assert heard(f"WARNING : something\nTraceback:\n{error}  File x\nno newline") == ([], error)
+    assert capfd.readouterr().err == "WARNING : something\nTraceback:\n  File x\nno newline\n"
+    os.write(2, b"afterwards\n")
+    assert capfd.readouterr().err == "afterwards\n"
+
+
+def test_a_handshake_that_works_leaves_nothing(heard: Hear) -> None:
     assert heard("".join(trace("x").splitlines(keepends=True)[:2])) == ([], "")
 
 
@@ -49,45 +66,65 @@ def test_a_handshake_that_works_leaves_nothing() -> None:
     ("peer", "shown"),
     [("ipv4:10.0.0.9:53334", "10.0.0.9"), ("ipv6:%5B2001:db8::1%5D:9", "2001:db8::1"), ("ipv6:[::1]:9", "::1")],
 )
-def test_plain_text_at_the_tls_port_is_told_with_its_origin(peer: str, shown: str) -> None:
+def test_plain_text_at_the_tls_port_is_told_with_its_origin(heard: Hear, peer: str, shown: str) -> None:
     told, kept = heard(trace(PLAIN, peer))
     assert told == [f"refused {shown}: it spoke plain text to the TLS port (is it a client with --insecure?)"]
     assert kept == told[0] + "\n"
 
 
-def test_a_client_that_breaks_off_may_lack_the_ca() -> None:
+def test_a_client_that_breaks_off_may_lack_the_ca(heard: Hear) -> None:
     (line,), _ = heard(trace(CLOSED))
     assert line.startswith("10.0.0.9 broke off the TLS handshake: a client that does not trust this certificate")
 
 
-def test_any_other_reason_is_told_in_grpcs_words() -> None:
+def test_any_other_reason_is_told_in_grpcs_words(heard: Hear) -> None:
     assert heard(trace("DEADLINE"))[0] == ["refused 10.0.0.9: the TLS handshake failed (DEADLINE)"]
 
 
-def test_what_the_door_says_is_told_and_kept() -> None:
-    told, kept = heard("door: refused ipv4:10.0.0.9:1: its key SHA256:x is unknown or revoked\nelse\n")
-    assert told == ["refused 10.0.0.9: its key SHA256:x is unknown or revoked"]
-    assert kept == f"{told[0]}\nelse\n"
-
-
-def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(superlink_log.time, "monotonic", lambda: now[0])
+def test_what_the_door_says_is_told_and_kept(tmp_path: Path) -> None:
     told: list[str] = []
+    with follow(tmp_path / "log", told.append):
+        say("refused ipv4:10.0.0.9:1: its key SHA256:x is unknown or revoked")
+    say("nobody listens any more")
+    assert told == ["refused 10.0.0.9: its key SHA256:x is unknown or revoked"]
+    assert (tmp_path / "log").read_text() == f"{told[0]}\n"
 
-    def knock() -> None:
+
+def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = [1000.0], list[str]()
+    monkeypatch.setattr(superlink_log.time, "monotonic", lambda: now[0])
+    with follow(tmp_path / "log", told.append):
         for port in range(50):
             now[0] += 1
-            yield f"door: refused ipv4:10.0.0.9:{port}: its key is unknown\n".encode()
+            say(f"refused ipv4:10.0.0.9:{port}: its key is unknown")
+        assert len(told) == 1
+        for i in range(2500):
+            say(f"refused ipv4:10.1.{i // 200}.{i % 200}:5: its key is unknown")
+        assert len(told) == 2501
+        for text in "aba":
+            say(text)
+        assert told[2501:] == ["a", "b"]
+        monkeypatch.setattr(superlink_log, "AGAIN_AFTER_S", 0.0)
+        say("a")
+        say("a")
+        assert told[2503:] == ["a", "a"]
 
-    relay(knock(), io.BytesIO(), told.append)  # type: ignore[arg-type, func-returns-value]
-    assert len(told) == 1
-    many = [f"door: refused ipv4:10.0.{i // 200}.{i % 200}:5: its key is unknown\n".encode() for i in range(2500)]
-    log = io.BytesIO()
-    relay(many, log, told.append)
-    assert len(told) == 2501
-    relay([b"door: a\n", b"door: b\n", b"door: a\n"], log, told.append)
-    assert told[2501:] == ["a", "b"]
-    monkeypatch.setattr(superlink_log, "AGAIN_AFTER_S", 0.0)
-    relay([b"door: a\n", b"door: a\n"], log, told.append)
-    assert told[2503:] == ["a", "a"]
+
+def test_grpc_traces_handshakes_here_and_not_in_processes_that_are_started_from_here() -> None:
+    program = (
+        "import os, sys; from hyperbloom.server.broker.log import trace; trace(); "
+        "print([name for name in os.environ if name.startswith('GRPC')])\n"
+        "import socket, time, grpc\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "server = grpc.server(ThreadPoolExecutor(1))\n"
+        "port = server.add_insecure_port('127.0.0.1:0'); server.start()\n"
+        "grpc.channel_ready_future(grpc.insecure_channel(f'127.0.0.1:{port}')).result(30)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert done.stdout == "[]\n"
+    assert "handshaker" in done.stderr and "endpoint_peer_address=ipv4:127.0.0.1" in done.stderr

@@ -1,13 +1,11 @@
 """What the SuperLink hands over: who is there, and replies that are whole, late, too large, garbage, or forged."""
 
-from collections.abc import Callable, Iterable
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -15,7 +13,6 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
 )
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import limits as superlink_limits
@@ -49,35 +46,39 @@ class Desk:
         self.confirmed: list[str] = []
         self.pulled = 0
 
-    def PullMessages(self, request: Any) -> Any:
+    run_id = 1
+
+    def nodes(self) -> list[NodeInfo]:
+        raise NotImplementedError
+
+    def send(self, messages: Sequence[Message]) -> list[str]:
+        raise NotImplementedError
+
+    def replies(self, orders: set[str]) -> list[tuple[ProtoMetadata, ObjectTree]]:
         assert self.announced, "the SuperLink does not know the order any more"
         self.announced = False
-        announced = ProtoMetadata(message_id=self.message.object_id, run_id=1, **self.said)
-        proto = ProtoMessage(metadata=announced)
-        return SimpleNamespace(messages_list=[proto], message_object_trees=[self.tree])
+        return [(ProtoMetadata(message_id=self.message.object_id, run_id=1, **self.said), self.tree)]
 
-    def PullObject(self, request: Any) -> Any:
+    def content(self, name: str) -> bytes | None:
         self.pulled += 1
-        content = self.objects.get(request.object_id, b"")
-        there = request.object_id not in self.coming
-        found = request.object_id in self.objects
-        return SimpleNamespace(object_found=found, object_available=there, object_content=content if there else b"")
+        return b"" if name in self.coming and name in self.objects else self.objects.get(name)
 
-    def ConfirmMessageReceived(self, request: Any) -> None:
-        self.confirmed.append(request.message_object_id)
+    def confirm(self, message_id: str) -> None:
+        self.confirmed.append(message_id)
+
+    def wait(self, seconds: float) -> None:
+        raise NotImplementedError
 
 
-def grid_at(desk: Desk, monkeypatch: pytest.MonkeyPatch, order_bytes: int = 0) -> LiveGrid:
+def grid_at(desk: Desk, order_bytes: int = 0) -> LiveGrid:
     """Return a grid that has sent an order of so many bytes, and gets the reply from `desk`."""
-    grid = LiveGrid(token="token")
+    grid = LiveGrid(desk)
     grid._largest, grid._sizes = order_bytes, {"order-1": order_bytes}
-    monkeypatch.setattr(LiveGrid, "_runtime_client", desk, raising=False)
-    monkeypatch.setattr(LiveGrid, "run", SimpleNamespace(run_id=1))
     return grid
 
 
-def pulled(desk: Desk, monkeypatch: pytest.MonkeyPatch, order_bytes: int = 0) -> Message:
-    (reply,) = grid_at(desk, monkeypatch, order_bytes).pull_messages(["order-1", "order-2"])
+def pulled(desk: Desk, order_bytes: int = 0) -> Message:
+    (reply,) = grid_at(desk, order_bytes).pull_messages(["order-1", "order-2"])
     return reply
 
 
@@ -85,9 +86,9 @@ def content(size: int = 10, records: int = 1) -> RecordDict:
     return RecordDict({f"hyperbloom{n}": ConfigRecord({"values": bytes([n]) * size}) for n in range(records)})
 
 
-def test_a_sound_reply_arrives_as_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_reply_arrives_as_it_was_sent() -> None:
     desk = Desk(content())
-    reply = pulled(desk, monkeypatch)
+    reply = pulled(desk)
     assert reply.content == content()
     assert reply.metadata.reply_to_message_id == "order-1"
     assert desk.confirmed == [desk.message.object_id]
@@ -127,7 +128,7 @@ def test_what_is_no_reply_to_the_order_is_refused_and_forgotten(
     monkeypatch.setattr(superlink_limits, "SMALLEST_LIMIT", 1000)
     desk = Desk(make())
     spoil(desk)
-    reply = pulled(desk, monkeypatch)
+    reply = pulled(desk)
     assert reply.has_error()
     assert reply.error.code == UNREADABLE and told in reply.error.reason
     assert reply.metadata.reply_to_message_id == desk.said["reply_to_message_id"]
@@ -137,7 +138,7 @@ def test_what_is_no_reply_to_the_order_is_refused_and_forgotten(
 
 def test_a_reply_may_be_as_large_as_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(superlink_limits, "SMALLEST_LIMIT", 1000)
-    assert not pulled(Desk(content(2000)), monkeypatch, order_bytes=1000).has_error()
+    assert not pulled(Desk(content(2000)), order_bytes=1000).has_error()
 
 
 class Slow(Desk):
@@ -168,10 +169,8 @@ def slow(clock: Clock) -> Slow:
     return Slow(clock)
 
 
-def test_a_reply_that_is_not_whole_is_put_aside_and_comes_when_it_is(
-    slow: Slow, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid, before = grid_at(slow, monkeypatch), clock.now
+def test_a_reply_that_is_not_whole_is_put_aside_and_comes_when_it_is(slow: Slow, clock: Clock) -> None:
+    grid, before = grid_at(slow), clock.now
     assert grid.pull_messages(["order-1"]) == [] and slow.pulled == 1, "one look"
     for _ in range(2):
         slow.upload()
@@ -185,20 +184,18 @@ def test_a_reply_that_is_not_whole_is_put_aside_and_comes_when_it_is(
     assert slow.confirmed == [slow.message.object_id]
 
 
-def test_other_replies_pass_one_that_is_not_whole(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = grid_at(slow, monkeypatch)
+def test_other_replies_pass_one_that_is_not_whole(slow: Slow) -> None:
+    grid = grid_at(slow)
     assert grid.pull_messages(["order-1"]) == []
     other = Desk(content(20), "order-2")
     other.objects |= slow.objects
     other.coming = slow.coming
-    monkeypatch.setattr(LiveGrid, "_runtime_client", other)
+    grid._superlink = other
     assert [reply.content for reply in grid.pull_messages(["order-1", "order-2"])] == [content(20)]
 
 
-def test_what_is_never_uploaded_stalls_a_round_for_seconds_and_is_a_lie_after_its_deadline(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid = grid_at(slow, monkeypatch)
+def test_what_is_never_uploaded_stalls_a_round_for_seconds_and_is_a_lie_after_its_deadline(slow: Slow) -> None:
+    grid = grid_at(slow)
     waited, _ = slow.seconds_until(grid, lambda replies: grid.stalled() == {"order-1"})
     assert waited == pytest.approx(STALL_S, abs=0.1)
     waited, (reply,) = slow.seconds_until(grid, bool)
@@ -210,18 +207,16 @@ def test_what_is_never_uploaded_stalls_a_round_for_seconds_and_is_a_lie_after_it
     assert slow.pulled < 100, "the longer it takes, the rarer the looks"
 
 
-def test_the_larger_the_order_the_longer_an_object_may_take(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = grid_at(slow, monkeypatch, order_bytes=50 * SLOWEST_LINE)
+def test_the_larger_the_order_the_longer_an_object_may_take(slow: Slow) -> None:
+    grid = grid_at(slow, order_bytes=50 * SLOWEST_LINE)
     waited, _ = slow.seconds_until(grid, lambda replies: bool(grid.stalled()))
     assert waited == pytest.approx(50 + STALL_S, abs=0.1)
     waited, (reply,) = slow.seconds_until(grid, bool)
     assert waited == pytest.approx(UPLOAD_DEADLINE_S - STALL_S, abs=1.1) and reply.error.code == UNREADABLE
 
 
-def test_each_object_gives_more_time_but_not_for_ever(
-    slow: Slow, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid = grid_at(slow, monkeypatch)
+def test_each_object_gives_more_time_but_not_for_ever(slow: Slow, clock: Clock) -> None:
+    grid = grid_at(slow)
     assert grid.pull_messages(["order-1"]) == []
     for _ in range(2):
         clock.sleep(UPLOAD_DEADLINE_S - 2)
@@ -232,13 +227,13 @@ def test_each_object_gives_more_time_but_not_for_ever(
     assert reply.error.reason.endswith("2 of 3 objects came")
 
 
-def test_what_the_superlink_has_given_up_is_a_lie_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_superlink_has_given_up_is_a_lie_at_once(slow: Slow) -> None:
     slow.objects.clear()
-    assert pulled(slow, monkeypatch).error.code == UNREADABLE
+    assert pulled(slow).error.code == UNREADABLE
 
 
-def test_what_nobody_waits_for_is_forgotten(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = grid_at(slow, monkeypatch)
+def test_what_nobody_waits_for_is_forgotten(slow: Slow) -> None:
+    grid = grid_at(slow)
     assert grid.pull_messages(["order-1"]) == []
     slow.announced = True
     assert grid.pull_messages(["order-2"]) == []  # the announced reply answers nothing that is asked for
@@ -250,17 +245,17 @@ def test_an_order_that_the_network_does_not_take_is_refused_in_one_line(monkeypa
     monkeypatch.setenv("HYPERBLOOM_MESSAGE_MIB", "3")
     order = Message(content(2 * 2**20 + 1), 7, "train")
     with pytest.raises(ConfigError, match=r"an order has 2 MiB, of 3 MiB that a message may have.*HYPERBLOOM_MESSAGE"):
-        LiveGrid(token="token").push_messages([order])
+        LiveGrid(Desk(content())).push_messages([order])
 
 
 def test_a_client_that_came_back_before_it_was_missed_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    activated = {1: "10:00", 2: "10:00"}
+    activated, desk = {1: "10:00", 2: "10:00"}, Desk(content())
 
-    def nodes(self: HttpGrid) -> Iterable[NodeInfo]:
+    def nodes() -> list[NodeInfo]:
         return [NodeInfo(node_id=node, last_activated_at=time) for node, time in activated.items()]
 
-    monkeypatch.setattr(HttpGrid, "get_nodes", nodes)
-    grid = LiveGrid("127.0.0.1:1", True, token="t")
+    monkeypatch.setattr(desk, "nodes", nodes)
+    grid = LiveGrid(desk)
     assert list(grid.get_node_ids()) == [1, 2]
     assert list(grid.get_node_ids()) == [1, 2]
     activated[2] = "10:05"

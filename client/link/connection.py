@@ -1,0 +1,188 @@
+"""A client's session with a SuperLink over gRPC: Flower's calls, signed with the client's key.
+
+Towards a server of ours a call for an order waits until there is one, and small objects travel inside the messages
+(`common/enclosed.py`), so a round takes two calls. Any other SuperLink is asked again and again, and each object
+takes a call.
+"""
+
+import os
+import random
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+
+from hyperbloom.client.link.internals import (
+    HEARTBEAT_CALL_TIMEOUT,
+    HEARTBEAT_DEFAULT_INTERVAL,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    ActivateNodeRequest,
+    ConfirmMessageReceivedRequest,
+    DeactivateNodeRequest,
+    FleetStub,
+    Node,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    RetryInvoker,
+    RuntimeVersionMetadata,
+    SendNodeHeartbeatRequest,
+    UnregisterNodeFleetRequest,
+    get_all_nested_objects,
+    get_object_tree,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+    message_to_proto,
+    no_object_id_recompute,
+    now,
+    pull_objects,
+    push_object_contents_from_iterable,
+    remove_content_from_message,
+    sign_message,
+)
+from hyperbloom.client.link.server import Link
+from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
+from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
+
+__all__ = ["WAIT_S", "Connection"]
+
+WAIT_S = 20.0
+"""Seconds that a call for an order may wait. Routers forget connections that are silent for minutes."""
+
+ANSWER_S = 60.0
+"""Most seconds until a call for an order is answered, beyond its wait; then the connection is lost."""
+
+LEAVING_S = 5.0
+TRANSFER_DEADLINE_S = 120.0
+SOON_S = 2.0  # until the next try of a heartbeat that failed
+
+os.environ.setdefault("GRPC_VERBOSITY", "error")  # for a person the client's own lines are enough
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+class Connection:
+    """The calls of one node.
+
+    Args:
+        link: the server. Without a key in it, the node makes one for this session.
+        retries: repeats calls that fail.
+    """
+
+    def __init__(self, link: Link, retries: RetryInvoker) -> None:
+        """Open a channel, which connects with the first call."""
+        key, self._retries = link.key or make_key(), retries
+        self._key, self._public = BoundKey(key, link.name), public_pem(key).encode()
+        self._version = RuntimeVersionMetadata.from_local_component("SuperNode")
+        if link.insecure:
+            self._channel = grpc.insecure_channel(link.address, _OPTIONS)
+        else:
+            ca = link.root_certificates.read_bytes() if link.root_certificates else None
+            self._channel = grpc.secure_channel(link.address, grpc.ssl_channel_credentials(ca), _OPTIONS)
+        self._stub = FleetStub(self._channel)
+        self._registers = link.key is None
+        self._over = threading.Event()
+        self._encloses = False  # whether the server sent the last order's objects inside
+        self.node_id = 0
+
+    def open(self) -> None:
+        """Let the server know of the node, and keep it informed that the node is here."""
+        if self._registers:
+            self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self._public))
+        here = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        self.node_id = self._call("ActivateNode", here).node_id
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def close(self) -> None:
+        """Say goodbye if the server listens, and close the channel."""
+        self._over.set()
+        try:
+            with suppress(grpc.RpcError):
+                if self.node_id:
+                    self._call_once("DeactivateNode", DeactivateNodeRequest(node_id=self.node_id), LEAVING_S)
+                    if self._registers:
+                        self._call_once("UnregisterNode", UnregisterNodeFleetRequest(node_id=self.node_id), LEAVING_S)
+        finally:
+            self._channel.close()
+
+    def receive(self) -> Message | None:
+        """Return the next order, or None if there is none for now."""
+        request = PullMessagesRequest(node=self._node)
+        response = self._call("PullMessages", request, WAIT_S + ANSWER_S, ((WAIT, str(WAIT_S)),))
+        if not response.messages_list:
+            return None
+        announced, metadata = response.messages_list[0], response.messages_list[0].metadata
+        contents = take_enclosed(announced)
+        self._encloses = bool(contents)
+        names = [node.object_id for node in iterate_object_tree(response.message_object_trees[0])]
+        missing = [name for name in names if name not in contents]
+        if missing:
+            contents |= pull_objects(
+                missing,
+                make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, metadata.run_id),
+                initial_backoff=0.004,
+                backoff_cap=0.25,
+                max_time=TRANSFER_DEADLINE_S,
+                max_tries_per_object=None,
+            )
+            received = {"run_id": metadata.run_id, "message_object_id": metadata.message_id}
+            self._call("ConfirmMessageReceived", ConfirmMessageReceivedRequest(node=self._node, **received))
+        message = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
+        message.metadata.__dict__["_message_id"] = metadata.message_id
+        return message
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """Send a reply whose making took so many seconds."""
+        run_id = reply.metadata.run_id
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            contents = {name: item.deflate() for name, item in get_all_nested_objects(reply).items()}
+            announced, tree = message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)
+        if self._encloses:
+            enclose(announced, contents.items())
+        request = PushMessagesRequest(
+            node=self._node, messages_list=[announced], message_object_trees=[tree], clientapp_runtime_list=[seconds]
+        )
+        response = self._call("PushMessages", request)
+        if response.objects_to_push:
+            push = make_push_object_fn_protobuf(
+                partial(self._call, "PushObject"), self._node, run_id, response.session_id
+            )
+            push_object_contents_from_iterable(((name, contents[name]) for name in response.objects_to_push), push)
+
+    @property
+    def _node(self) -> Node:
+        return Node(node_id=self.node_id)
+
+    def _call(
+        self, method: str, request: Any, timeout: float | None = None, headers: tuple[tuple[str, str], ...] = ()
+    ) -> Any:
+        """Make a call, again and again if need be."""
+        return self._retries.invoke(self._call_once, method, request, timeout, headers)
+
+    def _call_once(
+        self, method: str, request: Any, timeout: float | None, headers: tuple[tuple[str, str], ...] = ()
+    ) -> Any:
+        stamp = now().isoformat()
+        signature = sign_message(cast(ec.EllipticCurvePrivateKey, self._key), stamp.encode("ascii"))
+        shown = (PUBLIC_KEY_HEADER, self._public), (TIMESTAMP_HEADER, stamp), (SIGNATURE_HEADER, signature)
+        metadata = self._version.append_to_grpc_metadata((*headers, *shown))
+        return getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
+
+    def _beat(self) -> None:
+        """Send heartbeats. One that fails is not told: the main thread meets the same error."""
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        pause = 0.0
+        while not self._over.wait(pause):
+            try:
+                self._call_once("SendNodeHeartbeat", request, HEARTBEAT_CALL_TIMEOUT)
+                pause = HEARTBEAT_DEFAULT_INTERVAL * random.uniform(0.6, 0.8)
+            except (grpc.RpcError, ValueError):  # gRPC raises a ValueError for a closed channel
+                pause = SOON_S

@@ -1,0 +1,118 @@
+"""A run on a SuperLink in this process, from the server's side: orders in, replies out, without a network."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+from flwr.app import Message
+
+from hyperbloom.server.broker.bundle import bundle
+from hyperbloom.server.broker.flower import (
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    Fab,
+    NodeInfo,
+    NoObjectInStoreError,
+    ObjectTree,
+    ProtoMetadata,
+    TaskIdentity,
+    TaskType,
+    get_all_nested_objects,
+    get_object_tree,
+    message_to_proto,
+    remove_content_from_message,
+)
+from hyperbloom.server.broker.state import State
+
+__all__ = ["Hosted"]
+
+LOOK_EVERY_S = 1.0
+"""Seconds between looks at all orders: for those that expired, and those whose node is gone."""
+
+
+class Hosted:
+    """A fresh run on a SuperLink in this process, as a `LiveGrid` uses it.
+
+    Args:
+        state: of the SuperLink.
+        version: of the app, as the run announces it.
+    """
+
+    def __init__(self, state: State, version: str) -> None:
+        """Begin a run."""
+        self.run_id = _begin(state, version)
+        self._state, self._store = state, state.object_store
+        self._looked = -LOOK_EVERY_S
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        """Return the nodes that are here."""
+        return self._state.get_node_info(node_ids=list(self._state.get_nodes(self.run_id)))
+
+    def send(self, messages: Sequence[Message]) -> list[str]:
+        """Store orders, each with its objects first: a node may wait for it. Return their ids, "" if a node is gone."""
+        ids = []
+        for message in messages:
+            name = message.metadata.message_id
+            missing = set(self._store.preregister(self.run_id, get_object_tree(message)))
+            for each, item in get_all_nested_objects(message).items():
+                if each in missing:
+                    self._store.put(each, item.deflate())
+            stored = self._state.store_message_ins(remove_content_from_message(message))
+            if not stored:
+                self._store.delete(name)
+            ids.append(stored or "")
+        return ids
+
+    def replies(self, orders: set[str]) -> list[tuple[ProtoMetadata, ObjectTree]]:
+        """Return the replies to `orders` that were announced since the last call; the orders are closed."""
+        asked, moment = self._state.take_replied(orders), time.monotonic()
+        if moment - self._looked >= LOOK_EVERY_S:
+            asked, self._looked = set(orders), moment
+        if not asked:
+            return []
+        found = self._state.get_message_res(message_ids=asked, run_id=self.run_id)
+        self._state.delete_messages({message.metadata.reply_to_message_id for message in found})
+        announced = []
+        for message in found:
+            try:
+                tree = self._store.get_object_tree(message.metadata.message_id)
+            except NoObjectInStoreError:  # its session expired; whoever waits for it hears of that by the next look
+                continue
+            announced.append((message_to_proto(message).metadata, tree))
+        return announced
+
+    def content(self, name: str) -> bytes | None:
+        """Return an object, b"" if it is not there yet, or None if it will never be."""
+        return self._state.get_object(self.run_id, name)
+
+    def confirm(self, message_id: str) -> None:
+        """Delete a reply and its objects."""
+        self._store.delete(message_id)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a reply is complete, at most `seconds`."""
+        self._state.came.wait(seconds)
+        self._state.came.clear()
+
+
+def _begin(state: State, version: str) -> int:
+    """Begin a run, whose task is this process; return its id."""
+    content = bundle(version)
+    fab_hash = state.store_fab(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+    run_id = state.create_run(
+        fab_id="hyperbloom/hyperbloom",
+        fab_version=version,
+        fab_hash=fab_hash,
+        override_config={},
+        federation_id=NOOP_FEDERATION_ID,
+        federation_config=None,
+        flwr_aid=NOOP_FLWR_AID,
+        primary_task_type=TaskType.SERVER_APP,
+    )
+    (run,) = state.get_run_info(run_ids=[run_id])
+    assert run.primary_task_id is not None
+    state.claim_task(run.primary_task_id)
+    state.activate_task(run.primary_task_id)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = run.primary_task_id, run_id, SUPERLINK_NODE_ID
+    return run_id

@@ -1,0 +1,122 @@
+"""The calls of clients: Flower's own servicer, within our limits and with fewer trips.
+
+A client of ours says with `WAIT` that its call for an order may wait, and that the objects of a message may be enclosed
+in the message. Then a round takes two calls of a client: one brings the order, the other the answer. Objects that
+do not fit take calls of their own, as all objects of a stock SuperNode do, which does not
+send this header. Flower leaves the content of an announced message empty, so it is free for the enclosed objects.
+"""
+
+from typing import cast
+
+import grpc
+
+from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
+from hyperbloom.server.broker.flower import (
+    FleetServicer,
+    LinkStateFactory,
+    ObjectTree,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    get_metadata_str,
+    iterate_object_tree,
+)
+from hyperbloom.server.broker.limits import MOST_OBJECTS, MOST_REPLIES, Reply, Store
+from hyperbloom.server.broker.state import State
+
+__all__ = ["LONGEST_WAIT_S", "Fleet"]
+
+LONGEST_WAIT_S = 60.0
+
+
+class Fleet(FleetServicer):
+    """Flower's servicer with limits.
+
+    Args:
+        factory: of the state (`state_factory`).
+        has_keys: whether nodes are registered by the server, and not by themselves.
+    """
+
+    def __init__(self, factory: LinkStateFactory, has_keys: bool) -> None:
+        """Start without replies under upload."""
+        super().__init__(factory, factory.objectstore_factory, has_keys)
+        self.state = cast(State, factory.state())
+        self.store = cast(Store, self.state.object_store)
+        self._replies: dict[str, Reply] = {}  # by session
+
+    def PullMessages(self, request: PullMessagesRequest, context: grpc.ServicerContext) -> PullMessagesResponse:
+        """Return the next order of a node, with its objects if the caller takes them so."""
+        seconds = _wait(context)
+        if seconds is None:
+            return super().PullMessages(request, context)
+        self.state.wait_for_order(request.node.node_id, seconds, lambda bell: context.add_callback(bell.set))
+        if not context.is_active():  # or the order would be lost with the connection
+            return PullMessagesResponse()
+        response = super().PullMessages(request, context)
+        for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+            names = [node.object_id for node in iterate_object_tree(tree)]
+            if enclose(message, ((name, self.store.get(name) or b"") for name in names)) >= set(names):
+                self.store.delete(message.metadata.message_id)
+        return response
+
+    def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
+        """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
+        enclosed = take_enclosed(request.messages_list[0]) if request.messages_list else {}
+        for tree in request.message_object_trees:
+            ids = [node.object_id for node in iterate_object_tree(tree)]
+            if len(ids) > MOST_OBJECTS:
+                leaves = [ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
+                tree.CopyFrom(ObjectTree(object_id=tree.object_id, children=leaves))
+        response = super().PushMessages(request, context)
+        if response.objects_to_push:
+            self._replies[response.session_id] = Reply(len(response.objects_to_push))
+            if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
+                self._replies.pop(next(iter(self._replies)), None)
+            run_id = request.messages_list[0].metadata.run_id
+            self._unpack(enclosed, response, run_id, context)
+        else:  # nothing to upload; Flower would keep the session until the run ends
+            self.state._cleanup_push_session(response.session_id, cleanup_messages=False)
+            self.state.came.set()
+        return response
+
+    def _unpack(
+        self, enclosed: dict[str, bytes], response: PushMessagesResponse, run_id: int, context: grpc.ServicerContext
+    ) -> None:
+        """Store enclosed objects as if each had been pushed by a call; name those that were not enclosed."""
+        wanted = list(response.objects_to_push)
+        del response.objects_to_push[:]
+        for name in wanted:
+            if name not in enclosed:
+                response.objects_to_push.append(name)
+                continue
+            content = enclosed.pop(name)
+            session = response.session_id
+            self.PushObject(
+                PushObjectRequest(run_id=run_id, session_id=session, object_id=name, object_content=content), context
+            )
+
+    def PushObject(self, request: PushObjectRequest, context: grpc.ServicerContext) -> PushObjectResponse:
+        """Accept an object of an announced reply."""
+        reply = self._replies.get(request.session_id)
+        if reply is None:
+            return PushObjectResponse(stored=False)
+        with self.store.upload(reply):
+            response = super().PushObject(request, context)
+        if response.stored:
+            reply.missing -= 1
+            if reply.missing <= 0:
+                self._replies.pop(request.session_id, None)
+                self.state.came.set()
+        return response
+
+
+def _wait(context: grpc.ServicerContext) -> float | None:
+    """Return how many seconds a call may wait, or None for a client that is not ours."""
+    try:
+        seconds = float(get_metadata_str(context.invocation_metadata(), WAIT) or "")
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), LONGEST_WAIT_S)

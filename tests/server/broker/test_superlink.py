@@ -1,0 +1,25 @@
+"""A SuperLink in this process: it serves while its context is open, at one port, and leaves nothing behind."""
+
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.client.link.connection import Connection
+from hyperbloom.client.link.runtime import _retries
+from hyperbloom.client.link.server import Link
+from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.server.broker.superlink import free_port, superlink
+
+
+def test_a_client_finds_it_and_its_port_is_free_afterwards(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    link = Link(address, insecure=True)
+    for name in ("first", "second"):
+        with superlink(address, tmp_path / name, "0.1.0") as grid:
+            client = Connection(link, _retries(link))
+            client.open()
+            assert grid.get_node_ids() == [client.node_id]
+            client.close()
+            with pytest.raises(ConnectionFailed, match="the port is taken"), superlink(address, tmp_path, "0.1.0"):
+                raise AssertionError
+        assert (tmp_path / name / "superlink.log").read_text() == ""

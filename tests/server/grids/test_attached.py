@@ -1,0 +1,77 @@
+"""A run on a stock SuperLink, which speaks HTTP with the server and gRPC with the clients."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from benchmarks.supernodes import stock_superlink
+from hyperbloom.client.link.connection import Connection
+from hyperbloom.client.link.runtime import _retries
+from hyperbloom.client.link.server import Link
+from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.server.broker.flower import TaskIdentity
+from hyperbloom.server.broker.superlink import free_port
+from hyperbloom.server.grids.attached import Attached, attached
+from hyperbloom.server.grids.live import LiveGrid
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def addresses(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Return the addresses of a SuperLink for clients and for servers."""
+    fleet = f"127.0.0.1:{free_port()}"
+    with stock_superlink(fleet, tmp_path) as api:
+        yield fleet, api
+
+
+def play(grid: LiveGrid, client: Connection, answer: bytes) -> Message:
+    """Send an order and answer it; return what the grid gets."""
+    (name,) = grid.push_messages([Message(RecordDict({"a": ConfigRecord({"b": b"order"})}), client.node_id, "train")])
+    while (order := client.receive()) is None:
+        pass
+    TaskIdentity.node_id = client.node_id
+    client.send(Message(RecordDict({"a": ConfigRecord({"b": answer})}), reply_to=order), 0.1)
+    TaskIdentity.node_id = 1
+    (reply,) = grid.pull_messages([name])
+    return reply
+
+
+def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
+    addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api = addresses
+    link = Link(fleet, insecure=True)
+    with attached(api, "0.1.0") as grid:
+        client = Connection(link, _retries(link))
+        client.open()
+        assert list(grid.get_node_ids()) == [client.node_id]
+        assert play(grid, client, b"first").content["a"]["b"] == b"first"
+
+        superlink = grid._superlink
+        assert isinstance(superlink, Attached)
+        send, lost = superlink._client._send, ["/flwr.proto.Runtime/PushObject"]
+
+        def lossy(call: Any) -> httpx.Response:
+            response = send(call)
+            if call.rpc_method in lost:
+                lost.remove(call.rpc_method)
+                raise httpx.ReadError("the connection was reset")
+            return response
+
+        monkeypatch.setattr(superlink._client, "_send", lossy)
+        assert play(grid, client, b"second").content["a"]["b"] == b"second" and not lost
+        client.close()
+        assert list(grid.get_node_ids()) == []
+
+
+def test_a_superlink_that_is_away_is_told_in_one_line() -> None:
+    with (
+        pytest.raises(ConnectionFailed, match=r"the SuperLink at 127\.0\.0\.1:1 does not answer"),
+        attached("127.0.0.1:1", "0.1.0"),
+    ):
+        raise AssertionError
