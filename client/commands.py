@@ -49,6 +49,7 @@ def _keygen(out: Path) -> None:
 @command(
     "doctor",
     *CONNECTION,
+    *data_flags(required=False),
     Flag("--client-id", "names the default state folder", default="client"),
     _STATE,
     JSON,
@@ -62,14 +63,17 @@ def _doctor(
     client_id: str,
     state_dir: Path | None,
     as_json: bool,
+    **data: Any,
 ) -> int:
     """Check this machine before it joins.
 
-    Looks at packages, GPU, threads, disk, clock, key, and with --server at the way to the server. Prints a table with
-    what to do for each thing that is not ok. Exit code 1 if something would keep the client from joining, 0 otherwise.
-    Whether the server knows this client's key shows when it joins.
+    Looks at packages, GPU, threads, disk, clock, key, with --data at the data, and with --server at the way to the
+    server. Prints a table with what to do for each thing that is not ok. Exit code 1 if something would keep the client
+    from joining, 0 otherwise. Whether the server knows this client's key shows when it joins.
     """
     from hyperbloom.client.keep.state import default_state_dir
+    from hyperbloom.client.settings import ClientSettings
+    from hyperbloom.common.data import load_client_data
     from hyperbloom.common.program.doctor import (
         check_expiry,
         check_file,
@@ -86,9 +90,47 @@ def _doctor(
     if key:
         found = check_file("key", lambda: f"{key}: {fingerprint(public_pem(read_private_key(key, '--key')))}")
         findings.append(found)
+    if data["data"]:
+        settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir)
+        findings.append(check_file("data", lambda: load_client_data(settings.source).summary))
     if server:
         findings += check_server(server, root_certificates, bool(insecure))
     return report(findings, as_json)
+
+
+@command(
+    "schema",
+    click.Argument(["table"], help="a .csv or .parquet file", type=FILE),
+    Flag("--label", "column to predict, or several: A,B", required=True, metavar="COLUMN"),
+    Flag("--owner", "column that says whose a row is", metavar="COLUMN"),
+    Flag("--group", "column that says which rows no split may part", metavar="COLUMN"),
+    Flag("--out", "where the schema goes", type=FILE, show_default="printed"),
+    example="flower-client schema patients.csv --label diagnosis --out schema.json",
+)
+def _schema(table: Path, label: str, owner: str | None, group: str | None, out: Path | None) -> None:
+    """Propose what the columns of a table mean.
+
+    Columns are numbers, with the mean and the deviation by which they are scaled, or categories, with all their words.
+    Read it, mend it, and leave out what should not be learned from: it will leave this machine. One schema serves all
+    clients. The server hands it out (--set data.schema_file=FILE), or each client names it (--schema FILE).
+    """
+    from hyperbloom.common.data import DataSpec
+    from hyperbloom.common.data.table import read_cells, schema_of
+    from hyperbloom.common.files.storage import write_bytes
+
+    cells = read_cells(table)
+    proposed = schema_of(DataSpec(str(table), label=label, owner=owner, group=group), cells)
+    text = proposed.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+    if out is None:
+        print(text, end="")
+        return
+    write_bytes(out, text.encode())
+    used = {column.name for column in proposed.columns} | {*proposed.label, owner, group}
+    left = [name for name in cells if name not in used]
+    print(
+        f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs"
+        + (f"; left out: {', '.join(left)}" if left else "")
+    )
 
 
 @command(
@@ -109,8 +151,7 @@ def _download(name: str, root: Path | None) -> None:
     if name not in DATASETS:
         raise ConfigError(f"expected one of {', '.join(sorted(DATASETS))}; found {name!r}")
     data = load_client_data(DataSpec(data=name, root=root, download=True))
-    sizes = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
-    print(f"{name} can be read: {sizes}")
+    print(f"{name} can be read: {data.summary}")
 
 
 @command(
@@ -138,7 +179,7 @@ def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, 
 
 @command(
     "predict",
-    click.Argument(["files"], help="image, .npy, .npz or folder of images", nargs=-1, required=True, type=FILE),
+    click.Argument(["files"], help="image, .npy, .npz, table or folder of images", nargs=-1, required=True, type=FILE),
     Flag("--model", "model folder, from export or join", required=True, type=FOLDER),
     Flag("--json as_json", "a JSON object per input, with all probabilities", is_flag=True),
     Flag("--masks", "segmentation: folder for the masks as PNG, a colour for each class", type=FOLDER),
@@ -147,8 +188,9 @@ def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, 
 def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | None) -> None:
     """Answer for images or arrays with an exported model.
 
-    FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. Prints a
-    table, or tab-separated lines when piped: the file, then what the model's task tells: a class and its probability,
+    FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. For a
+    model of a table they are .csv or .parquet with the same columns; the label may be missing. Prints a table, or
+    tab-separated lines when piped: the file, then what the model's task tells: a class and its probability,
     each label's probability, numbers in their units, or the share of each class in a mask.
     """
     from rich.console import Console
@@ -162,7 +204,7 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     described, outputs_of = read_model(model)
     table = Table(box=None, pad_edge=False)
     in_table = sys.stdout.isatty() and not as_json
-    for inputs in read_inputs(files, described.input_shape, described.scaling):
+    for inputs in read_inputs(files, described.input_shape, described.scaling, described.table):
         for start in range(0, len(inputs.names), 256):
             outputs = outputs_of(inputs.values[start : start + 256])
             answers = described.learned.show(outputs, described.class_names)
@@ -265,4 +307,4 @@ def _join(
     print(f"{out}: {', '.join(newcomer.write(out))}")
 
 
-COMMANDS = (_doctor, _download, _export, _join, _keygen, _predict)
+COMMANDS = (_doctor, _download, _export, _join, _keygen, _predict, _schema)

@@ -31,17 +31,24 @@ SIZE = Flag("--size", "size of model that this machine can run", type=click.Choi
 VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=True)
 
 
-def data_flags(default: str | None = None) -> list[Flag]:
-    """Return the flags that describe this machine's data; without a default --data is required."""
-    what, known = "name, .npz, folder, hf:NAME or package.module:function", proposed(DATASETS, "datasets")
+def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
+    """Return the flags that describe this machine's data; without a default --data is required, unless told."""
+    what, known = (
+        "name, .npz, .csv, .parquet, folder, hf:NAME or package.module:function",
+        proposed(DATASETS, "datasets"),
+    )
     return section(
         "Data",
-        Flag("--data", what, default=default, required=not default, metavar="WHAT", shell_complete=known),
+        Flag("--data", what, default=default, required=required and not default, metavar="WHAT", shell_complete=known),
         Flag("--root", "folder with the files of a named data set", type=FOLDER),
         Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
         Flag("--split", "how the N shares are made", default="auto", shell_complete=proposed(SPLITS)),
         Flag("--classes-per-client", "classes, or concepts", default=2),
         Flag("--alpha", "concentration of the Dirichlet split", default=0.5),
+        Flag("--label", "column of a table to predict, or several: A,B", metavar="COLUMN"),
+        Flag("--owner", "column of a table that says whose a row is, for --split owner", metavar="COLUMN"),
+        Flag("--group", "column of a table that says which rows no split may part", metavar="COLUMN"),
+        Flag("--schema", "what a table's columns mean (flower-client schema)", type=FILE, show_default="the server's"),
         Flag("--max-train", "use at most so many training examples", type=int),
         Flag("--data-seed seed", "seed of the split", default=0),
     )

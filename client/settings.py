@@ -1,7 +1,7 @@
 """A client's settings: its name, its data, its device. The client decides them, never the server."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -65,6 +65,18 @@ class ClientSettings:
         """The state folder of this client."""
         return self.state_dir or default_state_dir(self.client_id)
 
+    @property
+    def schema_file(self) -> Path:
+        """Where the schema is kept that a server has handed out for this client's table."""
+        return self.folder / "schema.json"
+
+    @property
+    def source(self) -> DataSpec:
+        """The data; a table without --schema is read by the server's, once there is one."""
+        if self.data.is_table and self.data.schema is None and self.schema_file.exists():
+            return replace(self.data, schema=self.schema_file)
+        return self.data
+
     def to_node_config(self) -> dict[str, Scalar]:
         """Return the settings as Flower's flat node config, for a stock `flower-supernode`."""
         flat = {**asdict(self), **asdict(self.data)} | {"data": self.data.data}
@@ -95,7 +107,7 @@ class ClientSettings:
             DataError: a number of the data's description is out of range.
         """
         values = {key.replace("-", "_"): value for key, value in config.items()}
-        for key in ("state_dir", "root", "key", "peers", "root_certificates"):
+        for key in ("state_dir", "root", "schema", "key", "peers", "root_certificates"):
             if key in values:
                 values[key] = Path(str(values[key]))  # type: ignore[assignment]
         own = {name: values.pop(name) for name in cls.__dataclass_fields__ if name != "data" and name in values}

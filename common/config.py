@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -111,6 +111,12 @@ class DataConfig(Section):
     classes_per_client: Positive = Field(2, description="classes (or concepts) of each client, for splits that use it")
     alpha: Rate = Field(0.5, description="concentration of the Dirichlet split")
     max_train: Positive | None = Field(None, description="keep at most this many training examples per client")
+    label: str | None = Field(None, description="column of a table to predict, or several: A,B")
+    owner: str | None = Field(None, description="column of a table that says whose a row is, for split owner")
+    group: str | None = Field(None, description="column of a table that says which rows no split may part")
+    schema_file: str | None = Field(
+        None, description="what a table's columns mean (flower-client schema); all clients get it, others are refused"
+    )
     parts: Positive | None = Field(None, description="number of parts of the split; default: one for each client")
     first: Annotated[int, Field(ge=0)] = Field(0, description="part of the first client; the others get the next ones")
 
@@ -296,9 +302,11 @@ def _tuples(value: Any) -> Any:
 
 
 def _suggest(section: type[Section], loc: Iterable[int | str]) -> str:
-    *parents, name = [str(part) for part in loc]
+    *parents, name = [part for part in loc if isinstance(part, str)]
     for parent in parents:
-        section = section.model_fields[parent].annotation  # type: ignore[assignment]
+        annotation = section.model_fields[parent].annotation
+        inside = (annotation, *get_args(annotation))  # a section, or a tuple of sections, or one that may be absent
+        section = next(each for each in inside if isinstance(each, type) and issubclass(each, Section))
     known = sorted(section.model_fields)
     close = difflib.get_close_matches(name, known, n=1)
     if close:

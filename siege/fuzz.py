@@ -31,6 +31,7 @@ from torch import nn
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.graphs import Graph, trace
 from hyperbloom.common.layout import Layout
@@ -150,9 +151,25 @@ def npz(content: bytes) -> None:
     load_client_data(DataSpec(str(path)))
 
 
+def table(content: bytes) -> None:
+    """A client's table, and what is proposed for its columns."""
+    path = _folder() / "table.csv"
+    path.write_bytes(content)
+    load_client_data(DataSpec(str(path), label="ill", group="patient"))
+
+
+def schema(content: bytes) -> None:
+    """What a server says that columns mean, and a table that is read by it."""
+    read = read_schema(content.decode("utf-8", "replace"), "schema")
+    assert read_schema(read.text, "schema") == read
+    cells = {"age": ["1", "", "x"], "colour": ["red", "blue", ""], "ill": ["no", "yes", "no"]}
+    read.inputs(cells, "table")
+    read.labels(cells, "table")
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each
-    for each in (message, graph, method, compressed, config, roster, weights, checkpoint, registry, npz)
+    for each in (message, graph, method, compressed, config, roster, weights, checkpoint, registry, npz, table, schema)
 }
 
 
@@ -236,6 +253,10 @@ def _arrays() -> list[bytes]:
     return found
 
 
+_SCHEMA = b"""{"label": ["ill"], "classes": ["no", "yes"], "columns": [
+    {"name": "age", "kind": "number", "mean": 1.0, "std": 2.0, "missing": ["x"]},
+    {"name": "colour", "kind": "category", "words": ["red", "blue"]}]}"""
+
 _SOUND: dict[str, Callable[[], list[bytes]]] = {
     "message": _messages,
     "graph": _graphs,
@@ -247,6 +268,10 @@ _SOUND: dict[str, Callable[[], list[bytes]]] = {
     "checkpoint": _checkpoints,
     "registry": _registries,
     "npz": _arrays,
+    "table": lambda: [
+        b"age,patient,ill\n" + b"".join(b"%d,%d,%d\n" % (each, each // 2, each % 3) for each in range(30))
+    ],
+    "schema": lambda: [_SCHEMA],
 }
 
 _PIECES = [

@@ -37,7 +37,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     state = ClientState(settings.folder)
     run_id = _run_id(state, run)
     tensors, scored = state.load_scored(run_id)
-    source = data_source(settings.data)
+    source = data_source(settings.source)
     data = source.client(settings.data.partition)
     if (data.input_shape, data.num_classes) != (scored.input_shape, scored.num_classes):
         raise ConfigError(
@@ -71,7 +71,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     )
     privacy = ("What the noise of the run is worth, if it had any, is in privacy.json on the server.",)
     card = Card(f"Own model of {settings.client_id}", origin, sent, privacy)
-    return write_model(folder, module, spec, data.class_names, source.scaling, card, task)
+    return write_model(folder, module, spec, data.class_names, source.scaling, card, task, data.schema)
 
 
 def _run_id(state: ClientState, wanted: str | None) -> str:

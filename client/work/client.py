@@ -13,7 +13,9 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
+from hyperbloom.common.data.schema import difference, read_schema
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
+from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -41,9 +43,12 @@ class Client:
         self.releases = Releases.of(settings)
         identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
-        data = load_client_data(settings.data)
+        self._load()
+
+    def _load(self) -> None:
+        settings, data = self.settings, load_client_data(self.settings.source)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
-        self.class_shares, self.scaling = data.class_shares, data.scaling
+        self.class_shares, self.scaling, self.schema = data.class_shares, data.scaling, data.schema
         self.train_data, self.val_data, self.test_data = (
             part.to(self.device) for part in (data.train, data.val, data.test)
         )
@@ -57,6 +62,33 @@ class Client:
             about = (settings.size, self.input_shape, self.num_classes)
             self.own = ModelSpec.choose(settings.model, *about, self.task)
             self._try_own(self.own)
+
+    def adopt(self, text: str | None) -> None:
+        """Read this client's table by the schema that the server hands out; without one or without a table, do nothing.
+
+        Raises:
+            RefusedError: The user gave another schema, or the table does not fit; the log says where.
+        """
+        if text is None or not self.settings.data.is_table or self.schema is None:
+            return
+        try:
+            wanted = read_schema(text, "the server's schema")
+            if wanted == self.schema:
+                return
+            if self.settings.data.schema is not None:
+                raise DataError(f"--schema: not the server's: {difference(wanted, self.schema)}")
+            before = self.settings.schema_file.read_bytes() if self.settings.schema_file.exists() else None
+            write_bytes(self.settings.schema_file, text.encode())
+            try:
+                self._load()
+            except HyperbloomError:
+                self.settings.schema_file.unlink() if before is None else write_bytes(self.settings.schema_file, before)
+                raise
+        except HyperbloomError as error:
+            log.error("%s", error)  # what stands in the table stays here
+            raise RefusedError(
+                "the table does not fit the server's schema; the client's log says where", reason=Reason.UNFIT
+            ) from None
 
     def _try_own(self, own: ModelSpec) -> None:
         """Check the own model early: a ModelError if it cannot run, a warning if it has no graph."""

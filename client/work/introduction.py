@@ -20,9 +20,11 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
     """Return this client's identity, the sizes of its data, and what its model is.
 
     Raises:
-        RefusedError: the server chooses the model of all clients, and this one has its own.
+        RefusedError: the server chooses the model of all clients, and this one has its own, or the table does not fit
+            the server's schema.
         HyperbloomError: the own model failed.
     """
+    client.adopt(greeting.schema)
     with client.hide_own_model():
         types, graph = describe_model(client.own, client.settings.disclose, greeting.asks, greeting.norms)
     reference, task = greeting.reference, client.task_for(greeting.task)
@@ -46,6 +48,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         std=client.scaling.std,
         task=task.spec.name,
         moments=moments,
+        schema=client.schema.text if client.schema else None,
     )
 
 

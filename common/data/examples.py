@@ -9,6 +9,7 @@ import torch
 
 from hyperbloom.common.data.labels import LabelKind
 from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
@@ -92,6 +93,7 @@ class ClientData:
         class_names: One name for each of them, in the order of the labels.
         scaling: The scaling of the stored numbers, already applied.
         kind: What the labels are.
+        schema: What the columns of a table mean, if the data are one.
 
     Raises:
         DataError: The parts differ in shape, the labels are of another kind or out of range, or there are not
@@ -105,6 +107,7 @@ class ClientData:
     class_names: tuple[str, ...]
     scaling: Scaling = field(default_factory=Scaling)
     kind: LabelKind = "classification"
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -125,6 +128,12 @@ class ClientData:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, `(C, H, W)` or `(F,)`."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def summary(self) -> str:
+        """One line for the user."""
+        sizes = ", ".join(f"{len(getattr(self, part))} {part}" for part in ("train", "val", "test"))
+        return f"{sizes}; inputs {self.input_shape}; {self.kind}, outputs {self.num_classes}"
 
     @property
     def whole(self) -> Examples:

@@ -17,6 +17,7 @@ from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.examples import Examples
 from hyperbloom.common.data.labels import LabelKind, count_outputs, label_kind, strata_of
 from hyperbloom.common.data.scaling import AnyArray, Scaling
+from hyperbloom.common.data.schema import Schema
 
 __all__ = ["ArrayBlock", "Block", "FileBlock", "Pool", "Portion"]
 
@@ -163,6 +164,7 @@ class Pool:
         scaling: Scaling from stored numbers to inputs.
         owner_kind: Kind of the portions' `owners`, such as `"alphabet"`; empty if there are none.
         owner_names: One name for each owner.
+        schema: What the columns of a table mean.
     """
 
     name: str
@@ -173,6 +175,7 @@ class Pool:
     scaling: Scaling
     owner_kind: str = ""
     owner_names: tuple[str, ...] = ()
+    schema: Schema | None = None
 
     @property
     def portions(self) -> dict[str, Portion]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyperbloom.common.data.chest import read_chest
 from hyperbloom.common.data.cifar import read_cifar10, read_cifar100
-from hyperbloom.common.data.digits import read_digits
+from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.function import read_function, read_plugin
@@ -14,7 +14,8 @@ from hyperbloom.common.data.mnist import read_fashion_mnist, read_mnist
 from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.omniglot import read_omniglot
 from hyperbloom.common.data.pool import Pool
-from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.data.spec import TABLES, DataSpec
+from hyperbloom.common.data.table import read_heart, read_table
 from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.program.plugins import find_plugin, plugins
@@ -45,6 +46,11 @@ class DatasetInfo:
 
 _REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (
     (DatasetInfo("digits", (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"), read_digits),
+    (DatasetInfo("diabetes", (10,), 1, "442 patients that come with scikit-learn: a number to predict"), read_diabetes),
+    (
+        DatasetInfo("heart-disease", (41,), 2, "920 patients of four hospitals, a table with gaps", "hospital"),
+        read_heart,
+    ),
     (DatasetInfo("mnist", (1, 28, 28), 10, "70,000 handwritten digits"), read_mnist),
     (DatasetInfo("fashion-mnist", (1, 28, 28), 10, "70,000 pictures of clothes"), read_fashion_mnist),
     (DatasetInfo("cifar10", (3, 32, 32), 10, "60,000 colour photographs in 10 classes"), read_cifar10),
@@ -75,6 +81,9 @@ def read_pool(spec: DataSpec) -> Pool:
     Raises:
         DataError: The data do not exist or cannot be read.
     """
+    told = [name for name in ("label", "owner", "group", "schema") if getattr(spec, name) is not None]
+    if told and not spec.is_table:
+        raise DataError(f"--{told[0]}: expected with a table ({', '.join(TABLES)}), found {spec.data!r}")
     plugin = find_plugin("datasets", spec.data, DATASETS, DataError)
     if plugin is not None:
         return read_plugin(plugin)
@@ -84,10 +93,12 @@ def read_pool(spec: DataSpec) -> Pool:
         return read_hub(spec)
     if spec.data.endswith(".npz"):
         return read_npz(spec)
+    if spec.is_table:
+        return read_table(spec)
     if Path(spec.data).expanduser().is_dir():
         return read_folder(spec)
     if ":" in spec.data:
         return read_function(spec)
     names = ", ".join([*DATASETS, *plugins("datasets")])
-    forms = f"one of {names}; a path ending in .npz; an existing folder of images by class; hf:NAME"
+    forms = f"one of {names}; a path ending in .npz, .csv or .parquet; an existing folder of images by class; hf:NAME"
     raise DataError(f"data: expected {forms}; or package.module:function; found {spec.data!r}")

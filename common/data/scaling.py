@@ -14,12 +14,12 @@ AnyArray = NDArray[Any]
 
 @dataclass(frozen=True)
 class Scaling:
-    """The map from stored numbers to inputs: `(stored / divisor - mean) / std`, by channel.
+    """The map from stored numbers to inputs: `(stored / divisor - mean) / std`, by channel or by feature.
 
     Args:
         divisor: The largest stored value.
-        mean: One number for each channel, or empty.
-        std: One number for each channel, or empty.
+        mean: One number for each channel or feature, or empty.
+        std: One number for each channel or feature, or empty.
     """
 
     divisor: float = 1.0
@@ -32,5 +32,6 @@ class Scaling:
         if self.divisor != 1.0:
             inputs.div_(self.divisor)
         if self.mean:
-            inputs.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+            last = (-1,) + (1,) * (inputs.ndim - 2)
+            inputs.sub_(torch.tensor(self.mean).view(last)).div_(torch.tensor(self.std).view(last))
         return inputs

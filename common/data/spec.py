@@ -7,7 +7,9 @@ from pathlib import Path
 
 from hyperbloom.common.errors import DataError
 
-__all__ = ["DataSpec"]
+__all__ = ["TABLES", "DataSpec"]
+
+TABLES = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -15,8 +17,8 @@ class DataSpec:
     """A data set, its partition, and one client's part of it.
 
     Args:
-        data: Name of a registered data set, path of an `.npz` file, path of a folder of images by class,
-            `hf:NAME` or `hf:FOLDER` of a data set of the Hugging Face hub, or `package.module:function`.
+        data: Name of a registered data set, path of an `.npz` file, a table (`.csv`, `.parquet`) or a folder of images
+            by class, `hf:NAME` or `hf:FOLDER` of a data set of the Hugging Face hub, or `package.module:function`.
         root: Folder of a registered data set's files; by default `$HYPERBLOOM_DATA`, else `~/.cache/hyperbloom`.
         download: Fetch a registered data set that is not in `root`, if torchvision can.
         split: Name of the partitioner; it must be the same for all clients.
@@ -27,6 +29,10 @@ class DataSpec:
         partitions: Number of clients that share the data.
         max_train: Most training examples of the client. A smaller number keeps a subset of a larger one's.
         seed: Seed of the partition, of `max_train` and of the splitting of users' own data.
+        label: Column of a table to predict, or several, separated by commas.
+        owner: Column of a table that says whose a row is.
+        group: Column of a table that says which rows belong together.
+        schema: File that says what the columns of a table mean, instead of a proposal from the table itself.
 
     Raises:
         DataError: A number is out of range.
@@ -42,6 +48,10 @@ class DataSpec:
     partitions: int = 1
     max_train: int | None = None
     seed: int = 0
+    label: str | None = None
+    owner: str | None = None
+    group: str | None = None
+    schema: Path | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -54,6 +64,11 @@ class DataSpec:
             raise DataError(f"alpha: expected a number above 0, found {self.alpha}")
         if self.partition is not None and not 0 <= self.partition < self.partitions:
             raise DataError(f"partition: expected 0 to {self.partitions - 1} (partitions - 1), found {self.partition}")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the data are a table in a file."""
+        return self.data.endswith(TABLES)
 
     @property
     def folder(self) -> Path:

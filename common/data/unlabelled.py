@@ -11,6 +11,9 @@ from hyperbloom.common.data.files import need, read_arrays
 from hyperbloom.common.data.folder import ENDINGS
 from hyperbloom.common.data.own import check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
+from hyperbloom.common.data.schema import FIRST_ROW, Schema
+from hyperbloom.common.data.spec import TABLES
+from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
 __all__ = ["Inputs", "is_unlabelled", "read_inputs", "scaling_of_bytes"]
@@ -41,8 +44,10 @@ def is_unlabelled(path: Path) -> bool:
     return path.suffix == ".npy" or _is_image(path)
 
 
-def read_inputs(paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Scaling) -> Iterator[Inputs]:
-    """Yield the inputs in images, `.npy`, `.npz` (key `x`) and folders of images, in batches.
+def read_inputs(
+    paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Scaling, schema: Schema | None = None
+) -> Iterator[Inputs]:
+    """Yield the inputs in images, `.npy`, `.npz` (key `x`), tables and folders of images, in batches.
 
     Images are converted to the size and the channels of the network, divided by 255 and normalised. Bytes in arrays are
     scaled as in training. Floats in arrays are inputs of the network without further scaling.
@@ -51,17 +56,18 @@ def read_inputs(paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Sc
         paths: files and folders.
         input_shape: shape of one input.
         scaling: scaling of stored numbers in training.
+        schema: what the columns of tables mean; None if the model takes none.
 
     Raises:
         DataError: a file is missing, unreadable or of another shape.
     """
     images: list[Path] = []
     for path in _files(paths):
-        if path.suffix in (".npy", ".npz"):
+        if path.suffix in (".npy", ".npz", *TABLES):
             if images:
                 yield _images(images, input_shape, scaling)
                 images = []
-            yield _array(path, input_shape, scaling)
+            yield _table(path, schema) if path.suffix in TABLES else _array(path, input_shape, scaling)
             continue
         images.append(path)
         if len(images) == FILES_AT_ONCE:
@@ -90,7 +96,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            raise DataError(f"{path}: expected an image, .npy, .npz or a folder of images, found no such file")
+            raise DataError(f"{path}: expected an image, .npy, .npz, a table or a folder of images, found no such file")
 
 
 def _images(paths: list[Path], input_shape: tuple[int, ...], scaling: Scaling) -> Inputs:
@@ -129,6 +135,13 @@ def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs
     values = (scaling_of_bytes(scaling) if stored.dtype == np.uint8 else Scaling()).apply(stored)
     names = [str(path)] if len(values) == 1 else [f"{path}[{index}]" for index in range(len(values))]
     return Inputs(tuple(names), values)
+
+
+def _table(path: Path, schema: Schema | None) -> Inputs:
+    if schema is None:
+        raise DataError(f"{path}: the model was not trained on tables; give it images, .npy or .npz")
+    values = torch.from_numpy(schema.inputs(read_cells(path), str(path)))
+    return Inputs(tuple(f"{path}:{row + FIRST_ROW}" for row in range(len(values))), values)
 
 
 def _load(path: Path) -> AnyArray:

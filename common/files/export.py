@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Rate, Section, check
 from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
@@ -72,6 +73,7 @@ class ModelFile(Section):
     moments: tuple[float, ...] = ()
     preprocessing: Preprocessing
     made_by: str
+    table: Schema | None = Field(None, description="what the columns of a table mean")
 
     @property
     def spec(self) -> ModelSpec:
@@ -118,6 +120,7 @@ def write_model(
     scaling: Scaling,
     card: Card,
     task: TaskSpec = CLASSIFICATION.spec,
+    schema: Schema | None = None,
 ) -> list[str]:
     """Write a model folder and return the names of its files; `model.onnx` needs the extra `export`.
 
@@ -129,6 +132,7 @@ def write_model(
         scaling: the scaling of inputs in training.
         card: content of the README.
         task: what the network learned.
+        schema: what the columns of a table mean, if the data were one.
 
     Raises:
         ConfigError: the folder is not empty, or cannot be written.
@@ -147,6 +151,7 @@ def write_model(
         moments=(*task.mean, *task.std),
         preprocessing=Preprocessing(divisor=scaling.divisor, mean=scaling.mean, std=scaling.std),
         made_by=f"hyperbloom {__version__}",
+        table=schema,
     )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -203,6 +208,10 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
         raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
     if not all(name.isprintable() for name in described.class_names):
         raise ConfigError(f"{path}: expected class_names that can be printed, found control characters")
+    if described.table is not None and described.input_shape != (described.table.width,):
+        raise ConfigError(
+            f"{path}: expected the {described.table.width} inputs of its table, found {described.input_shape}"
+        )
     scaling = described.scaling
     if len(scaling.mean) != len(scaling.std) or len(scaling.std) not in (0, *described.input_shape[:1]):
         raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel or none")
@@ -345,7 +354,7 @@ def _readme(model: ModelFile, card: Card, draft: Path) -> str:
     if card.remarks:
         lines += ["", *_items(card.remarks)]
     use = [
-        "flower-client predict --model . IMAGE.png ...",
+        f"flower-client predict --model . {'PATIENTS.csv' if model.table else 'IMAGE.png ...'}",
         "python -c 'import torch; model = torch.export.load(\"model.pt2\").module()'",
     ]
     if (draft / "model.onnx").exists():

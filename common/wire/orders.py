@@ -169,6 +169,7 @@ class Introduction:
         divisor: divisor of stored numbers, before `mean` and `std` normalise the channels.
         task: for which its labels are.
         moments: means and then deviations of the targets; empty unless the client's user chose to disclose them.
+        schema: what the columns of its table mean, as JSON, if its data are one.
     """
 
     client_id: str
@@ -189,6 +190,7 @@ class Introduction:
     std: tuple[float, ...] = ()
     task: str = "classification"
     moments: tuple[float, ...] = ()
+    schema: str | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ class Greeting(Order):
         norms: how the graph of an own model treats the affine parameters of its norms.
         reference: digest of the reference set that clients will need.
         task: the task of the run; None: that which the first client's labels suggest.
+        schema: what the columns of all clients' tables mean, as JSON.
     """
 
     message_type: ClassVar[str] = "query.greet"
@@ -209,6 +212,7 @@ class Greeting(Order):
     norms: str | None = None
     reference: str | None = None
     task: str | None = None
+    schema: str | None = None
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ def export(
     """
     if (client is None) != every:
         raise ConfigError("expected one of --client NAME and --all")
+    from hyperbloom.common.data.schema import read_schema
     from hyperbloom.common.files.export import write_model
     from hyperbloom.server.runs.export import Export
 
@@ -129,11 +130,13 @@ def export(
         classes = personal.spec.num_classes
         if given and len(given) != classes:
             raise ConfigError(f"--class-names: expected {classes} names, found {len(given)}")
-        called = given or tuple(str(label) for label in range(classes))
+        about = personal.client.about
+        schema = read_schema(about.schema, f"the schema of {about.client_id}") if about.schema else None
+        known = (schema.classes or schema.label) if schema else ()
+        called = given or known or tuple(str(label) for label in range(classes))
         folder = out / personal.client.client_id
-        files = write_model(
-            folder, personal.module, personal.spec, called, personal.scaling, personal.card, personal.task
-        )
+        facts = (personal.scaling, personal.card, personal.task, schema)
+        files = write_model(folder, personal.module, personal.spec, called, *facts)
         print(f"{folder}: {', '.join(files)}", flush=True)
     if "model.onnx" not in files:
         print("no ONNX: pip install 'hyperbloom[export]' brings what it takes")

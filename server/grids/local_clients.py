@@ -42,6 +42,10 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         partitions=parts,
         max_train=data.max_train,
         seed=config.seed,
+        label=data.label,
+        owner=data.owner,
+        group=data.group,
+        schema=Path(data.schema_file) if data.schema_file else None,
     )
     return ClientSettings(
         client_id=f"client-{part}",

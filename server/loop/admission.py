@@ -8,6 +8,7 @@ from itertools import islice
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data.schema import difference, read_schema
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
@@ -32,13 +33,21 @@ class Admission:
         config: the run.
         algorithm: receives the clients. The data of the first client decide for which network it is built.
         initial: state of another run to start from, by tensor name.
+        schema: what the columns of all clients' tables must mean, as JSON; None: as in the first client's table.
 
     Attributes:
         setting: what the data of the first client decided; None before it joins.
     """
 
-    def __init__(self, config: RunConfig, algorithm: Algorithm, initial: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        initial: Mapping[str, Tensor] | None = None,
+        schema: str | None = None,
+    ) -> None:
         """Start with no client."""
+        self._schema = schema
         self.config, self.algorithm = config, algorithm
         self.setting: Setting | None = None
         self._initial = initial
@@ -55,8 +64,11 @@ class Admission:
     def _check(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Check a client beside `others`, which have passed the check."""
         setting = check_introduction(about, self.config, self.algorithm, self.setting)
+        if self.setting is not None or self._schema is not None:
+            _check_schema(about.schema, self._schema)
         self.algorithm.serves(about, others)
         if self.setting is None:
+            self._schema = about.schema
             self.build(setting)
 
     def _checked(self, roster: Roster) -> Iterator[Client]:
@@ -150,6 +162,13 @@ def check_introduction(
         raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
     if min(about.train_examples, about.val_examples, about.test_examples) < 1:
         raise RefusedError("expected examples for training, validation and test, found an empty set")
+    if about.schema is not None:
+        try:
+            width = read_schema(about.schema, "its schema").width
+        except ConfigError as error:
+            raise RefusedError(str(error)[:300]) from None
+        if (width,) != about.input_shape:
+            raise RefusedError(f"expected the {width} inputs of its schema, found {about.input_shape}")
     if setting is not None:
         return setting
     try:
@@ -159,6 +178,18 @@ def check_introduction(
         raise RefusedError(str(error)) from None
     except (RuntimeError, OverflowError) as error:
         raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
+
+
+def _check_schema(found: str | None, expected: str | None) -> None:
+    """Refuse a client whose columns mean something else; both schemas are valid."""
+    if found is None or expected is None:
+        if found != expected:
+            with_one, without = ("its", "this federation's") if found else ("this federation's", "its")
+            raise RefusedError(f"expected data alike: {with_one} are a table with a schema, {without} are not")
+        return
+    where = difference(read_schema(expected, "the schema"), read_schema(found, "its schema"))
+    if where:
+        raise RefusedError(f"the columns of its table mean something else; {where[:300]}; join with the same --schema")
 
 
 def _is_scaling(about: Introduction) -> bool:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
+from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
@@ -99,7 +100,9 @@ class Session:
         """Run one strategy from its first round, or from its checkpoint, to its last round."""
         algorithm = make_algorithm(config)
         algorithm.device = pick_device(self.device, mps=False)
-        self.federation.admission = Admission(config, algorithm, self._initial if phase == 0 else None)
+        self.federation.admission = Admission(
+            config, algorithm, self._initial if phase == 0 else None, self.federation.greeting.schema
+        )
         if resumed:
             self._go_on(algorithm, resumed)
         elif phase == 0:
@@ -165,10 +168,16 @@ class Session:
 
 
 def greeting_of(algorithm: Algorithm) -> Greeting:
-    """Return the questions that an algorithm has for new clients."""
+    """Return the questions that an algorithm has for new clients, and the schema of their tables.
+
+    Raises:
+        ConfigError: the schema cannot be read.
+    """
     asks = None if algorithm.own_models == "no" else algorithm.asks
     task = None if algorithm.config.task == AUTO else algorithm.config.task
-    return Greeting(__version__, asks, algorithm.norms, algorithm.reference, task)
+    path = algorithm.config.data.schema_file
+    schema = load_schema(Path(path)).text if path else None
+    return Greeting(__version__, asks, algorithm.norms, algorithm.reference, task, schema)
 
 
 def baseline_config(config: RunConfig, name: str) -> RunConfig:

@@ -172,7 +172,8 @@ NESTED = "mapping values are not allowed here"
             "data: {qqq: 3}",
             (
                 "data.qqq: unknown key in FILE. "
-                "Known keys: alpha, classes_per_client, first, max_train, name, parts, root, split."
+                "Known keys: alpha, classes_per_client, first, group, label, max_train, name, owner, parts, root, "
+                "schema_file, split."
             ),
         ),
         # wrong types

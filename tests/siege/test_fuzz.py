@@ -13,6 +13,8 @@ FOUND = [
     ("roster", b"[" * 3000),
     ("roster", b'{"seed": 1e999, "clients": []}'),
     ("registry", b"[" * 3000),
+    ("schema", b'{"label": ["\\ud800"], "columns": [{"name": "a", "kind": "number"}]}'),
+    ("schema", b'{"label": ["a"], "columns": [{"name": "a", "kind": "number", "x": 1}]}'),
     ("checkpoint", b"[" * 3000),
 ]
 """Inputs that broke a target once."""

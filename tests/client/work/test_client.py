@@ -1,6 +1,8 @@
 """What a client loads, once for each of its settings."""
 
 import dataclasses
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +11,11 @@ import torch
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import evaluation, methods
-from hyperbloom.client.work.client import LOADED_CLIENTS, client_for
+from hyperbloom.client.work.client import LOADED_CLIENTS, Client, client_for
+from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DataSpec
-from hyperbloom.common.errors import DataError, HyperbloomError
+from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError
+from hyperbloom.common.wire import Greeting
 
 from ..conftest import SHARE
 from ..orders import Worker, answer, evaluate_order, train_order
@@ -75,3 +79,56 @@ def test_with_little_memory_examples_lie_on_the_disk_and_the_result_is_the_same(
     order = train_order("none")
     one, other = (worker.answer(order).weights for worker in (usual, little))
     assert torch.equal(one.values, other.values)
+
+
+SCHEMA = """{"label": ["ill"], "classes": ["no", "yes"], "columns": [{"name": "age", "kind": "number", "std": 2.0}]}"""
+
+
+def table(folder: Path, cell: str = "1") -> str:
+    """Write a table of 40 rows and two columns of inputs, of which the schema knows one."""
+    rows = [f"{age / 3},{age * 7 % 5},{'yes' if age % 2 else 'no'}" for age in range(39)]
+    (folder / "t.csv").write_text("\n".join(["age,dose,ill", *rows, f"{cell},1,no"]))
+    return str(folder / "t.csv")
+
+
+def test_a_table_is_read_by_the_servers_schema_now_and_after_a_restart(tmp_path: Path) -> None:
+    settings = ClientSettings("a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a")
+    worker = Client(settings)
+    assert worker.input_shape == (8,)
+    told = introduce(worker, Greeting("1", schema=SCHEMA))
+    assert (told.input_shape, json.loads(told.schema or "")["columns"][0]["std"]) == ((2,), 2.0)
+    assert Client(settings).input_shape == worker.train_data.inputs.shape[1:] == (2,)
+    again = introduce(Client(settings), Greeting("1"))
+    assert again == told
+
+
+@pytest.mark.parametrize(
+    ("cell", "label", "schema", "message"),
+    [
+        ("secret-cell", "ill", SCHEMA, "row 41, column 'age': expected a number, .*, found 'secret-cell'"),
+        ("1", "dose", SCHEMA, "--label: expected ill as in .*, found dose"),
+        ("1", "ill", "{}", "the server's schema"),
+    ],
+)
+def test_a_table_that_does_not_fit_stays_as_it_was_and_the_server_learns_nothing_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cell: str, label: str, schema: str, message: str
+) -> None:
+    settings = ClientSettings("a", DataSpec(table(tmp_path, cell), label=label), "cpu", state_dir=tmp_path / "a")
+    worker = Client(settings)
+    before = worker.input_shape
+    with pytest.raises(
+        RefusedError, match=r"^the table does not fit the server's schema; the client's log says where$"
+    ):
+        introduce(worker, Greeting("1", schema=schema))
+    assert re.search(message, caplog.text)
+    assert (worker.input_shape, Client(settings).input_shape) == (before, before)
+
+
+def test_a_schema_of_the_users_own_must_be_the_servers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "own.json").write_text(SCHEMA)
+    spec = DataSpec(table(tmp_path), schema=tmp_path / "own.json")
+    worker = Client(ClientSettings("a", spec, "cpu", state_dir=tmp_path / "a"))
+    introduce(worker, Greeting("1", schema=SCHEMA.replace(" ", "")))
+    with pytest.raises(RefusedError):
+        introduce(worker, Greeting("1", schema=SCHEMA.replace("2.0", "3.0")))
+    assert "--schema: not the server's: expected the column" in caplog.text

@@ -24,6 +24,8 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig(**(values | changes))
 
 
+SCHEMA = """{"label": ["ill"], "columns": [{"name": "age", "kind": "number"}, {"name": "dose", "kind": "number"}]}"""
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input_shape": (5,)}, r"expected inputs of shape \(4,\) as in this federation, found \(5,\)"),
     ({"num_classes": 4}, "expected 3 classes as in this federation, found 4"),
@@ -44,6 +46,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mean": (0.5,)}, "expected a divisor, and a mean"),
     ({"mean": (0.5,), "std": (0.0,)}, "expected a divisor, and a mean"),
     ({"mean": (0.5,) * 2, "std": (1.0,) * 2}, "expected a divisor, and a mean"),
+    ({"schema": "[]"}, "its schema: expected a schema, with keys and values, found list"),
+    ({"schema": "x" * 200_000}, "its schema: expected a schema of at most"),
+    ({"schema": SCHEMA.replace("age", "x" * 300).replace("number", "date")}, "columns.0.kind: expected"),
+    ({"schema": SCHEMA.replace("]}", ', {"name": "bmi", "kind": "number"}]}')}, "expected the 6 inputs of its schema"),
 ]
 
 
@@ -188,3 +194,27 @@ def test_a_client_of_another_strategy_that_does_not_fit_stops_the_run_from_begin
     algorithm = make_algorithm(config(strategy="ghn", options={}))
     with pytest.raises(RefusedError, match="join with --model"):
         Admission(algorithm.config, algorithm).begin(roster_of("a"), 0)
+
+
+@pytest.mark.parametrize("handed_out", [None, SCHEMA])
+def test_clients_whose_columns_mean_something_else_are_refused(handed_out: str | None) -> None:
+    run, roster = config(), Roster(0)
+    admission = Admission(run, make_algorithm(run), schema=handed_out)
+    if handed_out:
+        with pytest.raises(RefusedError, match="this federation's are a table with a schema, its are not"):
+            admission.check(introduction("a"), roster)
+    admission.check(replace(introduction("a"), schema=SCHEMA), roster)
+    roster.admit(1, replace(introduction("a"), schema=SCHEMA))
+    admission.check(replace(introduction("b"), schema=SCHEMA.replace(" ", "")), roster)  # the same in other words
+    with pytest.raises(RefusedError, match=r"mean something else; expected the column .*'dose'.*; join with the same"):
+        admission.check(replace(introduction("b"), schema=SCHEMA.replace("dose", "mass")), roster)
+    with pytest.raises(RefusedError, match="this federation's are a table with a schema, its are not"):
+        admission.check(introduction("b"), roster)
+
+
+def test_a_table_does_not_join_a_federation_without() -> None:
+    run = config()
+    admission = Admission(run, make_algorithm(run))
+    admission.check(introduction("a"), Roster(0))
+    with pytest.raises(RefusedError, match="its are a table with a schema, this federation's are not"):
+        admission.check(replace(introduction("b"), schema=SCHEMA), Roster(0))

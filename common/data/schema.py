@@ -1,0 +1,256 @@
+"""The schema of a table: what its columns mean. All clients of a run share one, so that their inputs mean the same.
+
+A number becomes two inputs: `(value - mean) / std`, or 0 where it is missing, and 1 where it is missing. A category
+becomes an input for each word of the schema, 1 at the one that is there, and one that is 1 where it is missing.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hyperbloom.common.config import Rate, Section, check
+from hyperbloom.common.data.labels import as_labels
+from hyperbloom.common.data.scaling import AnyArray
+from hyperbloom.common.errors import ConfigError, DataError
+
+__all__ = [
+    "FIRST_ROW",
+    "LONGEST_SCHEMA",
+    "Column",
+    "Schema",
+    "Table",
+    "difference",
+    "load_schema",
+    "propose",
+    "read_schema",
+]
+
+Table = Mapping[str, list[str]]
+"""A table's cells by column, as text; all columns have the same length."""
+
+LONGEST_SCHEMA = 100_000
+"""Most characters of a schema, which travels in one message."""
+
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+MOST_WORDS = 50
+FEW_NUMBERS = 10
+FIRST_ROW = 2
+"""The number of the first row, as spreadsheets count below the names of the columns."""
+
+
+class Column(Section):
+    """One column of inputs.
+
+    Attributes:
+        mean: subtracted from a number.
+        std: divides the difference.
+        words: what a category may be.
+        missing: what stands for a missing value, beside the usual words and nothing at all.
+    """
+
+    name: str
+    kind: Literal["number", "category"]
+    mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    std: Rate = 1.0
+    words: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return 1 + (len(self.words) if self.kind == "category" else 1)
+
+    def encode(self, cells: list[str], where: str) -> AnyArray:
+        """Return float32 `(N, width)`; the last input is 1 where the value is missing.
+
+        Raises:
+            DataError: A cell is no finite number, or none of the words.
+        """
+        gone = np.array([cell in self.missing or cell in MISSING for cell in cells], dtype=np.bool_)
+        inputs = np.zeros((len(cells), self.width), np.float32)
+        inputs[gone, -1] = 1.0
+        place = {word: number for number, word in enumerate(self.words)}
+        for row in np.flatnonzero(~gone).tolist():
+            if self.kind == "category":
+                if cells[row] not in place:
+                    raise _wrong(where, row, self.name, f"one of {', '.join(self.words)}", cells[row])
+                inputs[row, place[cells[row]]] = 1.0
+            else:
+                inputs[row, 0] = (_number(cells[row], where, row, self.name) - self.mean) / self.std
+        return inputs
+
+
+class Schema(Section):
+    """What the columns of a table mean; others are not read.
+
+    Attributes:
+        label: the column to predict, or several.
+        classes: the words of one label column, in the order of the classes; empty for numbers, and for several columns.
+        columns: the inputs.
+        owner: the column that says whose a row is, such as the hospital.
+        group: the column that says which rows belong together, such as those of a patient.
+    """
+
+    label: Annotated[tuple[str, ...], Field(min_length=1)]
+    classes: tuple[str, ...] = ()
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
+    owner: str | None = None
+    group: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The schema as JSON, equal for equal schemas."""
+        return self.model_dump_json()
+
+    @cached_property
+    def width(self) -> int:
+        """The number of inputs of a network."""
+        return sum(column.width for column in self.columns)
+
+    def inputs(self, table: Table, where: str) -> AnyArray:
+        """Return float32 `(N, width)`.
+
+        Raises:
+            DataError: A column is missing, or a cell is not what the schema says.
+        """
+        self._refuse_absent(table, [column.name for column in self.columns], where)
+        return np.concatenate([column.encode(table[column.name], where) for column in self.columns], axis=1)
+
+    def labels(self, table: Table, where: str) -> AnyArray:
+        """Return labels, as `label_kind` takes them.
+
+        Raises:
+            DataError: A column is missing, or a cell is no label.
+        """
+        self._refuse_absent(table, self.label, where)
+        if self.classes and len(self.label) == 1:
+            place = {word: number for number, word in enumerate(self.classes)}
+            (name,) = self.label
+            for row, cell in enumerate(table[name]):
+                if cell not in place:
+                    raise _wrong(where, row, name, f"one of {', '.join(self.classes)}", cell)
+            return np.array([place[cell] for cell in table[name]], dtype=np.int64)
+        values = [
+            [np.nan if cell in MISSING else _number(cell, where, row, name) for row, cell in enumerate(table[name])]
+            for name in self.label
+        ]
+        numbers = np.array(values, dtype=np.float64).T  # (N, T)
+        return as_labels(numbers[:, 0] if len(self.label) == 1 else numbers, f"{where}: {', '.join(self.label)}")
+
+    def _refuse_absent(self, table: Table, wanted: tuple[str, ...] | list[str], where: str) -> None:
+        absent = [name for name in wanted if name not in table]
+        if absent:
+            raise DataError(f"{where}: expected a column {absent[0]!r} as in the schema, found {', '.join(table)}")
+
+
+def read_schema(text: str, where: str) -> Schema:
+    """Read a schema from JSON; `where` names its source in errors.
+
+    Raises:
+        ConfigError: It is no schema, or longer than `LONGEST_SCHEMA`.
+    """
+    try:
+        values = json.loads(text[: LONGEST_SCHEMA + 1])
+        json.dumps(values, ensure_ascii=False).encode()  # half a character cannot be sent
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: expected a schema of at most {LONGEST_SCHEMA} characters of JSON, {error}"
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a schema, with keys and values, found {type(values).__name__}")
+    schema = check(Schema, values, where)
+    named = [*schema.label, *(column.name for column in schema.columns)]
+    twice = [name for name in named if named.count(name) > 1] + [
+        word
+        for words in (schema.classes, *(column.words for column in schema.columns))
+        for word in words
+        if words.count(word) > 1
+    ]
+    if twice:
+        raise ConfigError(f"{where}: expected each column and each word once, found {twice[0]!r} twice")
+    return schema
+
+
+def load_schema(path: Path) -> Schema:
+    """Read a schema file; ConfigError if it cannot be read."""
+    try:
+        return read_schema(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the schema: {error}") from None
+
+
+def difference(ours: Schema, theirs: Schema) -> str:
+    """Return in words where two schemas first differ; empty if they are equal."""
+    for name in ("label", "classes", "owner", "group"):
+        if getattr(ours, name) != getattr(theirs, name):
+            return f"expected {name} {getattr(ours, name)}, found {getattr(theirs, name)}"
+    for one, other in zip(ours.columns, theirs.columns, strict=False):
+        if one != other:
+            return f"expected the column {one!r}, found {other!r}"
+    return (
+        ""
+        if len(ours.columns) == len(theirs.columns)
+        else f"expected {len(ours.columns)} columns, found {len(theirs.columns)}"
+    )
+
+
+def propose(
+    table: Table, label: tuple[str, ...], where: str, owner: str | None = None, group: str | None = None
+) -> Schema:
+    """Propose what columns mean, from their values. Columns of many words, such as names, are left out.
+
+    Raises:
+        DataError: There is no such column, or nothing to learn from.
+    """
+    absent = [name for name in (*label, owner, group) if name is not None and name not in table]
+    if absent or not label:
+        raise DataError(
+            f"{where}: expected --label COLUMN, one of {', '.join(table)}; found {', '.join(absent) or 'none'}"
+        )
+    columns = [_propose(name, cells) for name, cells in table.items() if name not in (*label, owner, group)]
+    found = tuple(column for column in columns if column is not None)
+    if not found:
+        raise DataError(f"{where}: expected columns beside the label with numbers or a few words, found none")
+    words = sorted({cell for cell in table[label[0]] if cell not in MISSING}, key=_order)
+    numeric = all(_is_number(word) for word in words)
+    classes = () if len(label) > 1 or (numeric and len(words) > FEW_NUMBERS) else tuple(words)
+    return Schema(label=label, classes=classes, columns=found, owner=owner, group=group)
+
+
+def _propose(name: str, cells: list[str]) -> Column | None:
+    there = [cell for cell in cells if cell not in MISSING]
+    words = sorted(set(there), key=_order)
+    whole = all(_is_number(word) and float(word).is_integer() for word in words)
+    if all(map(_is_number, words)) and not (whole and len(words) <= FEW_NUMBERS):
+        numbers = np.array(there, dtype=np.float64)
+        std = float(numbers.std())
+        return Column(name=name, kind="number", mean=float(f"{numbers.mean():.6g}"), std=float(f"{std:.6g}") or 1.0)
+    if not words or len(words) > MOST_WORDS:
+        return None
+    return Column(name=name, kind="category", words=tuple(words))
+
+
+def _order(word: str) -> tuple[float, str]:
+    return (float(word), word) if _is_number(word) else (np.inf, word)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(np.float32(cell)))
+    except ValueError:
+        return False
+
+
+def _number(cell: str, where: str, row: int, name: str) -> float:
+    if not _is_number(cell):
+        raise _wrong(where, row, name, "a number, or nothing if it is missing", cell)
+    return float(cell)
+
+
+def _wrong(where: str, row: int, name: str, expected: str, cell: str) -> DataError:
+    return DataError(f"{where}: row {row + FIRST_ROW}, column {name!r}: expected {expected[:200]}, found {cell[:80]!r}")

@@ -1,0 +1,131 @@
+"""Tables in CSV or Parquet: users' own, and the embedded `heart-disease`.
+
+`heart-disease` are 920 patients of four hospitals, 13 attributes with their gaps: A. Janosi, W. Steinbrunn,
+M. Pfisterer, R. Detrano, "Heart Disease", UCI Machine Learning Repository, 1989, https://doi.org/10.24432/C52P4X,
+CC BY 4.0. We predict whether there is a disease (`num` above 0). A cholesterol, blood pressure or `thal` of 0 is
+missing.
+"""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hyperbloom.common.data.draws import FIXED_SEED
+from hyperbloom.common.data.files import need
+from hyperbloom.common.data.own import build_pool, number, split_three
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+
+__all__ = ["read_cells", "read_heart", "read_table", "schema_of"]
+
+_HEART = Path(__file__).with_name("heart_disease.csv")
+
+
+def read_table(spec: DataSpec) -> Pool:
+    """Read the file `spec.data` by the schema `spec.schema`, or by one that is proposed from it.
+
+    Raises:
+        DataError: The file cannot be read, or is not what the schema says.
+        ConfigError: The schema cannot be read.
+    """
+    table = read_cells(Path(spec.data))
+    return _pool(spec.data, table, schema_of(spec, table), spec.seed)
+
+
+def read_heart(spec: DataSpec) -> Pool:
+    """Return the patients, split 70 / 15 / 15 in the same way in every run; their owners are the hospitals.
+
+    Raises:
+        DataError: The file has been changed.
+    """
+    table = dict(read_cells(_HEART))
+    table["num"] = ["healthy" if cell == "0" else "disease" for cell in table["num"]]
+    pool = _pool(spec.data, table, load_schema(_HEART.with_suffix(".json")), FIXED_SEED)
+    return replace(pool, owner_kind="hospital")
+
+
+def schema_of(spec: DataSpec, table: Table) -> Schema:
+    """Return the schema that `spec` names, or one that is proposed for the table.
+
+    Raises:
+        DataError: --label is not the schema's, or is no column.
+        ConfigError: The schema cannot be read.
+    """
+    label = tuple(name.strip() for name in (spec.label or "").split(",") if name.strip())
+    if spec.schema is None:
+        return propose(table, label, spec.data, spec.owner, spec.group)
+    schema = load_schema(spec.schema)
+    if label and label != schema.label:
+        raise DataError(f"--label: expected {','.join(schema.label)} as in {spec.schema}, found {spec.label}")
+    return schema
+
+
+def _pool(name: str, table: Table, schema: Schema, seed: int) -> Pool:
+    whole = Portion.of(ArrayBlock(schema.inputs(table, name)), schema.labels(table, name))
+    owner_names: list[str] = []
+    for kind in ("owner", "group"):
+        column = getattr(schema, kind)
+        if column is not None and column not in table:
+            raise DataError(f"{name}: expected a column {column!r} as in the schema, found {', '.join(table)}")
+        if column is not None:
+            (numbers,), names = number([np.array(table[column])], [whole], f"{name}: column {column!r}")
+            whole = replace(whole, owners=numbers) if kind == "owner" else replace(whole, groups=numbers)
+            owner_names = names if kind == "owner" else owner_names
+    pool = build_pool(name, split_three(whole, name, seed), schema.classes or schema.label, owner_names)
+    return replace(pool, schema=schema)
+
+
+def read_cells(path: Path) -> Table:
+    """Read all cells of a CSV or Parquet file as text, stripped, by column.
+
+    Raises:
+        DataError: The file is missing or no such table, or has no rows.
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise DataError(f"{path}: expected a table, found no file of this name; it is looked for from {Path.cwd()}")
+    columns, rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    if not rows or not all(columns) or len(set(columns)) < len(columns):
+        found = f"{len(rows)} rows below {', '.join(columns)[:200] or 'no names'}"
+        raise DataError(f"{path}: expected rows below a different name for each column, found {found}")
+    return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
+
+
+def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: expected comma-separated values in UTF-8, found: {error}") from None
+    columns, *cells = rows or [[]]
+    odd = next((place for place, row in enumerate(cells) if len(row) != len(columns)), None)
+    if odd is not None:
+        found = f"{len(cells[odd])} in row {odd + 2}"
+        raise DataError(f"{path}: expected {len(columns)} cells in each row, as there are names, found {found}")
+    return columns, cells
+
+
+def _parquet(path: Path) -> tuple[list[str], list[list[str]]]:
+    parquet = need("pyarrow.parquet", "pyarrow")
+    try:
+        table = parquet.read_table(path)
+        columns = [[_text(value) for value in column.to_pylist()] for column in table.columns]
+        names = [str(name).strip() for name in table.column_names]
+    except (OSError, ValueError, TypeError, KeyError, NotImplementedError, OverflowError, MemoryError) as error:
+        raise DataError(f"{path}: expected a Parquet table, found: {' '.join(str(error).split())[:200]}") from None
+    return names, [list(row) for row in zip(*columns, strict=True)]
+
+
+def _text(value: object) -> str:
+    """Return a cell as it would stand in a CSV file, so that one schema fits both."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return str(int(value)) if float(value).is_integer() else repr(value)
+    if isinstance(value, list | dict | bytes):
+        raise TypeError(f"a {type(value).__name__} in a cell")
+    return str(value).strip()

@@ -1,0 +1,269 @@
+"""Tables: what their columns mean, what is refused, and the patients of four hospitals."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.data.schema import LONGEST_SCHEMA, Schema, difference, load_schema, propose, read_schema
+from hyperbloom.common.data.table import read_cells
+from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError
+
+ROWS = [
+    {"age": "50", "dose": "1.5", "colour": "red", "name": "a1", "ward": "north", "patient": "p", "ill": "yes"},
+    {"age": "", "dose": "2.5", "colour": "?", "name": "b2", "ward": "south", "patient": "q", "ill": "no"},
+    {"age": "70", "dose": "NA", "colour": "blue", "name": "c3", "ward": "north", "patient": "r", "ill": "no"},
+]
+SCHEMA: dict[str, Any] = {
+    "label": ["ill"],
+    "classes": ["no", "yes"],
+    "columns": [
+        {"name": "age", "kind": "number", "mean": 60.0, "std": 10.0},
+        {"name": "colour", "kind": "category", "words": ["blue", "red"]},
+    ],
+}
+HEART = Path(__file__).parents[3] / "common" / "data" / "heart_disease.csv"
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> str:
+    """Write a CSV file and return its name."""
+    with (path / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path / "table.csv")
+
+
+def schema_file(path: Path, **changes: Any) -> Path:
+    """Write a schema and return its path."""
+    (path / "schema.json").write_text(json.dumps(SCHEMA | changes))
+    return path / "schema.json"
+
+
+def test_a_schema_turns_numbers_words_and_gaps_into_inputs(tmp_path: Path) -> None:
+    schema = load_schema(schema_file(tmp_path))
+    table = read_cells(Path(write(tmp_path, ROWS)))
+    expected = [[-1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]  # age, its gap, blue, red, their gap
+    assert np.array_equal(schema.inputs(table, "t"), np.array(expected, np.float32))
+    assert schema.labels(table, "t").tolist() == [1, 0, 0]
+
+
+def test_what_else_is_missing_is_said_by_the_schema(tmp_path: Path) -> None:
+    column = {"name": "age", "kind": "number", "mean": 60.0, "std": 10.0, "missing": ["50"]}
+    schema = load_schema(schema_file(tmp_path, columns=[column]))
+    assert schema.inputs(read_cells(Path(write(tmp_path, ROWS))), "t").tolist() == [[0, 1], [0, 1], [1, 0]]
+
+
+def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
+    table = {
+        "x": [str(number / 2) for number in range(100)],
+        "kind": ["1", "2"] * 50,
+        "name": [f"n{number}" for number in range(100)],
+        "empty": [""] * 100,
+        "y": ["no", "yes"] * 50,
+    }
+    proposed = propose(table, ("y",), "t")
+    assert [(column.name, column.kind, column.words) for column in proposed.columns] == [
+        ("x", "number", ()),
+        ("kind", "category", ("1", "2")),
+    ]
+    assert (proposed.columns[0].mean, proposed.columns[0].std) == pytest.approx(
+        (24.75, np.std(np.arange(100) / 2)), 1e-5
+    )
+    assert (proposed.classes, proposed.width) == (("no", "yes"), 5)
+    assert propose(table, ("x",), "t").classes == ()
+    assert read_schema(proposed.text, "t") == proposed
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "outputs"),
+    [
+        (["class"], "classification", 3),
+        (["dose"], "regression", 1),
+        (["a", "b"], "multilabel", 2),
+        (["dose", "a"], "regression", 2),
+    ],
+)
+def test_the_label_columns_say_what_the_task_is(tmp_path: Path, columns: list[str], kind: str, outputs: int) -> None:
+    rows = [
+        {
+            "z": str(i / 3),
+            "class": "xyz"[i % 3],
+            "dose": str(i / 7),
+            "a": str(i % 2),
+            "b": "" if kind == "multilabel" and i == 5 else "1",
+        }
+        for i in range(60)
+    ]
+    data = load_client_data(DataSpec(write(tmp_path, rows), label=",".join(columns)))
+    assert (data.kind, data.num_classes) == (kind, outputs)
+    assert data.class_names == (("x", "y", "z") if kind == "classification" else tuple(columns))
+    assert data.whole.labels.isnan().sum() == (1 if kind == "multilabel" else 0)
+
+
+def test_groups_and_owners_are_columns(tmp_path: Path) -> None:
+    rows = [{"z": str(i / 3), "ward": "ns"[i // 40], "patient": str(i // 2), "ill": str(i % 2)} for i in range(80)]
+    spec = {"data": write(tmp_path, rows), "label": "ill", "owner": "ward", "group": "patient", "split": "owner"}
+    data = load_client_data(DataSpec(**spec, partition=1, partitions=2))  # type: ignore[arg-type]
+    z = [
+        part.inputs[:, 0] * np.std(np.arange(80) / 3) + np.mean(np.arange(80) / 3)
+        for part in (data.train, data.val, data.test)
+    ]
+    patients = [{round(float(value) * 3) // 2 for value in part} for part in z]
+    assert set().union(*patients) == set(range(20, 40))
+    assert sum(map(len, patients)) == 20
+    assert data.input_shape == (2,)
+
+
+def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    table = {
+        "age": [50, None, 70],
+        "dose": [1.5, 2.0, None],
+        "colour": ["red", None, "blue"],
+        "ill": [True, False, False],
+    }
+    parquet.write_table(arrow.table(table), tmp_path / "t.parquet")
+    assert read_cells(tmp_path / "t.parquet") == {
+        "age": ["50", "", "70"],
+        "dose": ["1.5", "2", ""],
+        "colour": ["red", "", "blue"],
+        "ill": ["1", "0", "0"],
+    }
+    parquet.write_table(arrow.table({"a": [[1], [2]]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t.parquet: expected a Parquet table, found: a list in a cell"):
+        read_cells(tmp_path / "t.parquet")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"t.parquet: expected a Parquet table, found: "):
+        read_cells(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected rows below a different name for each column, found 0 rows below no names"),
+        (b"a,b\n", "expected rows below .*, found 0 rows below a, b"),
+        (b"a,a\n1,2\n", "expected rows below .*, found 1 rows below a, a"),
+        (b"a,\n1,2\n", "expected rows below .*, found 1 rows below a, "),
+        (b"a,b\n1,2\n1\n", "expected 2 cells in each row, as there are names, found 1 in row 3"),
+        (b"a,b\n\xff\xfe,2\n", "expected comma-separated values in UTF-8, found: 'utf-8' codec"),
+        (b'a,b\n"' + b"x" * 200_000 + b'",2\n', "expected comma-separated values in UTF-8, found: field larger"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(DataError, match=rf"t.csv: {message}") as caught:
+        load_client_data(DataSpec(str(tmp_path / "t.csv"), label="b"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "message"),
+    [
+        ({}, {}, "expected --label COLUMN, one of age, dose, .*; found none"),
+        ({"label": "cause"}, {}, "expected --label COLUMN, .*; found cause"),
+        ({"schema": {}}, {"age": "old"}, r"table.csv: row 2, column 'age': expected a number, .*, found 'old'"),
+        ({"schema": {}}, {"age": "inf"}, r"row 2, column 'age': expected a number, .*, found 'inf'"),
+        ({"schema": {}}, {"colour": "green"}, r"row 2, column 'colour': expected one of blue, red, found 'green'"),
+        ({"schema": {}}, {"ill": ""}, r"row 2, column 'ill': expected one of no, yes, found ''"),
+        ({"schema": {"label": ["x"]}}, {}, "expected a column 'x' as in the schema, found age, dose"),
+        ({"schema": {"owner": "x"}}, {}, "expected a column 'x' as in the schema, found age, dose"),
+        ({"schema": {}, "label": "ward"}, {}, "--label: expected ill as in .*schema.json, found ward"),
+    ],
+)
+def test_cells_and_columns_that_do_not_fit_are_named(
+    tmp_path: Path, spec: dict[str, Any], changes: dict[str, str], message: str
+) -> None:
+    name = write(tmp_path, [ROWS[0] | changes, *ROWS[1:]])
+    named = spec | ({"schema": schema_file(tmp_path, **spec["schema"])} if "schema" in spec else {})
+    with pytest.raises(DataError, match=message):
+        load_client_data(DataSpec(name, **named))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "s: expected a schema of at most 100000 characters of JSON"),
+        ("[" * 50_000, "s: expected a schema of at most"),
+        ("[]", "s: expected a schema, with keys and values, found list"),
+        ("{}", "label: expected .*required, found"),
+        (json.dumps(SCHEMA | {"columns": []}), "columns: .* at least 1 item"),
+        (
+            json.dumps(SCHEMA | {"columns": [{"name": "a", "kind": "number", "sd": 1.0}]}),
+            "columns.0.sd: .* Did you mean std",
+        ),
+        (json.dumps(SCHEMA | {"colour": 1}), "colour: unknown key in s"),
+        (
+            json.dumps(SCHEMA | {"columns": [{"name": "a", "kind": "number", "std": 0.0}]}),
+            "std: expected greater than 0",
+        ),
+        (json.dumps(SCHEMA | {"label": ["age"]}), "s: expected each column and each word once, found 'age' twice"),
+        (json.dumps(SCHEMA | {"classes": ["a", "a"]}), "s: expected each column and each word once, found 'a' twice"),
+        (json.dumps(SCHEMA | {"owner": "x" * LONGEST_SCHEMA}), "s: expected a schema of at most"),
+    ],
+)
+def test_unusable_schemas_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_schema(text, "s")
+
+
+def test_the_difference_of_two_schemas_is_named() -> None:
+    ours = Schema.model_validate_json(json.dumps(SCHEMA))
+    assert difference(ours, ours) == ""
+    assert "label ('ill',), found ('dead',)" in difference(ours, ours.model_copy(update={"label": ("dead",)}))
+    other = ours.columns[0].model_copy(update={"std": 11.0})
+    assert "std=11.0" in difference(ours, ours.model_copy(update={"columns": (other, ours.columns[1])}))
+    assert difference(ours, ours.model_copy(update={"columns": ours.columns[:1]})) == "expected 2 columns, found 1"
+
+
+def test_only_tables_have_columns() -> None:
+    with pytest.raises(DataError, match=r"--label: expected with a table \(.csv, .parquet\), found 'digits'"):
+        load_client_data(DataSpec("digits", label="x"))
+
+
+def test_each_hospital_of_the_heart_patients_is_a_client() -> None:
+    with HEART.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, hospital in enumerate(sorted({row["hospital"] for row in rows})):
+        here = [row for row in rows if row["hospital"] == hospital]
+        data = load_client_data(DataSpec("heart-disease", split="owner", partition=number, partitions=4))
+        whole = data.whole
+        assert len(whole) == len(here)
+        assert int(whole.labels.sum()) == sum(row["num"] != "0" for row in here)
+        ages = sorted((whole.inputs[:, 0] * 9.41956 + 53.5109).round().int().tolist())
+        assert ages == sorted(int(row["age"]) for row in here)
+        chol_gone = load_schema(HEART.with_suffix(".json")).inputs({**_columns(here)}, "t")
+        assert whole.inputs.sum(0).numpy() == pytest.approx(chol_gone.sum(0), abs=0.05)
+    with pytest.raises(HyperbloomError, match="partitions: expected at most 4, one hospital each, found 5"):
+        load_client_data(DataSpec("heart-disease", split="owner", partition=0, partitions=5))
+
+
+def _columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def test_a_linear_model_learns_the_heart_disease_from_the_inputs() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    data = load_client_data(DataSpec("heart-disease"))
+    model = LogisticRegression(C=0.1, max_iter=500).fit(data.train.inputs.numpy(), data.train.labels.numpy())
+    assert model.score(data.test.inputs.numpy(), data.test.labels.numpy()) > 0.75
+
+
+def test_diabetes_is_scikit_learns() -> None:
+    from sklearn.datasets import load_diabetes
+
+    theirs = load_diabetes(scaled=False)
+    data = load_client_data(DataSpec("diabetes"))
+    assert (data.kind, data.num_classes, len(data.whole)) == ("regression", 1, 442)
+    raw = data.whole.inputs * torch.tensor(data.scaling.std) + torch.tensor(data.scaling.mean)
+    ours = {(round(float(row[2]), 1), float(label)) for row, label in zip(raw, data.whole.labels, strict=True)}
+    assert ours == {
+        (round(float(row[2]), 1), float(label)) for row, label in zip(theirs.data, theirs.target, strict=True)
+    }
+    assert data.whole.inputs.std(0, correction=0) == pytest.approx(np.ones(10), abs=1e-4)

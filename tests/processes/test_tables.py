@@ -1,0 +1,62 @@
+"""Hospitals with tables of their own: the server hands out what the columns mean, and refuses other schemas."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.client.cli import main as client
+from hyperbloom.common.data import table
+from hyperbloom.server.cli import main as server_main
+from tests.processes.conftest import Site
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+HEART = Path(table.__file__).with_name("heart_disease.csv")
+
+
+def write_hospitals(folder: Path) -> dict[str, Path]:
+    """Write a table for each hospital, without the hospital's name."""
+    with HEART.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    paths = {}
+    for name in ("cleveland", "budapest"):
+        paths[name] = folder / f"{name}.csv"
+        with paths[name].open("w", newline="") as file:
+            writer = csv.DictWriter(file, [column for column in rows[0] if column != "hospital"], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(row for row in rows if row["hospital"] == name)
+    return paths
+
+
+def test_the_server_hands_out_the_schema_and_models_predict_from_tables(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hospitals, proposed, run = write_hospitals(tmp_path), tmp_path / "schema.json", tmp_path / "run"
+    assert client(["schema", str(hospitals["cleveland"]), "--label", "num", "--out", str(proposed)]) == 0
+    assert "13 columns" in capsys.readouterr().out
+    schema = json.loads(proposed.read_text())
+    schema["columns"] = [column for column in schema["columns"] if column["name"] in ("age", "sex", "cp", "thalach")]
+    proposed.write_text(json.dumps(schema))
+    short = ["--strategy", "fedavg", "--rounds", "2", "--clients", "2", "--cohort", "2", "--run-dir", str(run)]
+    server = site.server(*short, "--set", f"data.schema_file={proposed}")
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(schema | {"columns": schema["columns"][:2]}))
+    odd = site.client("odd", "--data", str(hospitals["cleveland"]), "--schema", str(other))
+    assert odd.wait() == 3, odd.output
+    assert "--schema: not the server's: expected 4 columns, found 2" in odd.output
+    clients = [site.client(name, "--data", str(path), "--label", "num") for name, path in hospitals.items()]
+    assert server.wait() == 0, server.output
+    assert [each.wait() for each in clients] == [0, 0], clients[0].output
+    roster = json.loads((run / "roster.json").read_text())["clients"]
+    assert [each["about"]["input_shape"] for each in roster] == [[12], [12]]  # two numbers, 2 + 4 words, four gaps
+
+    assert server_main(["export", str(run), "--client", "budapest", "--out", str(tmp_path / "models")]) == 0
+    capsys.readouterr()
+    without_labels = tmp_path / "new.csv"
+    without_labels.write_text("sex,thalach,age,cp\n1,150,63,1\n0,,,4\n")
+    assert client(["predict", "--model", str(tmp_path / "models" / "budapest"), "--json", str(without_labels)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["file"] for line in lines] == [f"{without_labels}:2", f"{without_labels}:3"]
+    assert all(line["class"] in {"0", "1", "2", "3", "4"} and len(line["probabilities"]) == 5 for line in lines)
