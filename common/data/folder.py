@@ -1,6 +1,6 @@
-"""Users' own images in folders by class, optionally below folders for training, validation and test."""
+"""Users' own images: in folders by class, or listed with their labels in a `labels.csv`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,29 +10,26 @@ from hyperbloom.common.data.files import need
 from hyperbloom.common.data.own import build_pool, split_three, split_train
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
+from hyperbloom.common.data.schema import propose_classes, read_labels
 from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.data.table import read_cells, with_units
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_folder"]
+__all__ = ["ENDINGS", "ImageBlock", "read_folder"]
+
+LIST = "labels.csv"
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp")
 GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
 @dataclass(frozen=True)
-class _Format:
-    """The common format of all images: `size` is (width, height) in pixels, `mode` is L or RGB."""
-
-    size: tuple[int, int]
-    mode: str
-
-
-@dataclass(frozen=True)
-class _ImageBlock:
-    """Image files, decoded on access."""
+class ImageBlock:
+    """Image files, decoded on access and resized to (width, height) `size`; `mode` is L or RGB."""
 
     paths: tuple[Path, ...]
-    format: _Format
+    size: tuple[int, int]
+    mode: str
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -44,27 +41,30 @@ class _ImageBlock:
         Raises:
             DataError: An image cannot be decoded.
         """
-        channels, (width, height) = (1 if self.format.mode == "L" else 3), self.format.size
+        channels, (width, height) = (1 if self.mode == "L" else 3), self.size
         images = np.empty((len(rows), height, width, channels), np.uint8)
         for place, row in enumerate(rows):
-            images[place] = _decode(self.paths[row], self.format.mode).reshape(height, width, channels)
+            images[place] = _decode(self.paths[row], self.mode, self.size).reshape(height, width, channels)
         return images.transpose(0, 3, 1, 2)
 
 
 def read_folder(spec: DataSpec) -> Pool:
     """Read the folder `spec.data`: `class/*.png` and the like, or the same in `train/`, `test/` and perhaps `val/`.
 
-    Without `train` and `test` the images are split 70 / 15 / 15. Without `val` a fifth of `train` is held out.
+    Without `train` and `test` the images are split 70 / 15 / 15. Without `val` a fifth of `train` is held out. If there
+    is a `labels.csv`, its column `file` names the images, `owner` and `group` what they say, and each other is a label.
 
     Raises:
         DataError: There are no images, sizes differ, an image cannot be read, or `train` lacks a class.
     """
     root = Path(spec.data).expanduser()
+    if (root / LIST).is_file():
+        return _read_listed(root, spec)
     parts = [name for name in ("train", "val", "test") if any(_folders(root / name))]
     if not parts:
         names = _class_names(root)
         paths, labels = _list(root, names)
-        whole = Portion.of(_ImageBlock(paths, _check(paths)), labels)
+        whole = Portion.of(_images(paths), labels)
         return build_pool(str(root), split_three(whole, str(root), spec.seed), names)
     absent = [name for name in ("train", "test") if name not in parts]
     if absent:
@@ -76,10 +76,28 @@ def read_folder(spec: DataSpec) -> Pool:
     return build_pool(str(root), _portions(root, parts, names, spec.seed), names)
 
 
+def _read_listed(root: Path, spec: DataSpec) -> Pool:
+    where, table = str(root / LIST), read_cells(root / LIST)
+    label = tuple(name for name in table if name not in ("file", "owner", "group"))
+    if "file" not in table or not label:
+        raise DataError(f"{where}: expected a column file and one for each label, found {', '.join(table)}")
+    paths = tuple(root / name for name in table["file"])
+    absent = next((path for path in paths if not path.is_file()), None)
+    if absent is not None:
+        raise DataError(
+            f"{where}: expected the names of images below {root}, found {absent.relative_to(root)}, which is not"
+        )
+    classes = propose_classes(table, label)
+    whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
+    owner, group = (name if name in table else None for name in ("owner", "group"))
+    whole, owner_names = with_units(whole, table, owner, group, where)
+    return build_pool(str(root), split_three(whole, where, spec.seed), classes or label, owner_names)
+
+
 def _portions(root: Path, parts: list[str], names: list[str], seed: int) -> list[Portion]:
     lists = {part: _list(root / part, names) for part in parts}
-    shared = _check(tuple(path for paths, _ in lists.values() for path in paths))
-    found = {part: Portion.of(_ImageBlock(paths, shared), labels) for part, (paths, labels) in lists.items()}
+    shared = _images(tuple(path for paths, _ in lists.values() for path in paths))
+    found = {part: Portion.of(replace(shared, paths=paths), labels) for part, (paths, labels) in lists.items()}
     if "val" in found:
         return [found[part] for part in parts]
     return [*split_train(found["train"], str(root / "train"), seed), found["test"]]
@@ -111,7 +129,7 @@ def _list(folder: Path, names: list[str]) -> tuple[tuple[Path, ...], IntArray]:
     return tuple(path for path, _ in found), np.array([label for _, label in found], dtype=np.int64)
 
 
-def _check(paths: tuple[Path, ...]) -> _Format:
+def _images(paths: tuple[Path, ...]) -> ImageBlock:
     """Read every image's header. The first image sets the size of all, and the choice of grey or colour."""
     size, mode = _header(paths[0])
     for path in paths:
@@ -119,7 +137,7 @@ def _check(paths: tuple[Path, ...]) -> _Format:
         if other != size:
             wanted, found = f"{size[0]} x {size[1]} as {paths[0]}", f"{other[0]} x {other[1]}"
             raise DataError(f"{path}: expected an image of {wanted}, found {found}; resize all images to one size")
-    return _Format(size, "L" if mode in GREY else "RGB")
+    return ImageBlock(paths, size, "L" if mode in GREY else "RGB")
 
 
 def _header(path: Path) -> tuple[tuple[int, int], str]:
@@ -134,10 +152,11 @@ def _header(path: Path) -> tuple[tuple[int, int], str]:
     return (width, height), mode
 
 
-def _decode(path: Path, mode: str) -> AnyArray:
+def _decode(path: Path, mode: str, size: tuple[int, int]) -> AnyArray:
     images = need("PIL.Image", "Pillow")
     try:
         with images.open(path) as image:
-            return np.asarray(image.convert(mode), dtype=np.uint8)
+            image = image.convert(mode)
+            return np.asarray(image if image.size == size else image.resize(size), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path}: expected a whole image, found {path.stat().st_size} bytes: {error}") from error

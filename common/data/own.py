@@ -12,7 +12,17 @@ from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
-__all__ = ["BYTES", "build_pool", "check_inputs", "check_pair", "check_parts", "number", "split_three", "split_train"]
+__all__ = [
+    "BYTES",
+    "build_pool",
+    "check_groups",
+    "check_inputs",
+    "check_pair",
+    "check_parts",
+    "number",
+    "split_three",
+    "split_train",
+]
 
 CHANNELS = (1, 3, 4)
 
@@ -150,11 +160,12 @@ def build_pool(
     names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
         raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
-    _check_groups(name, portions)
+    check_groups(name, portions)
     return replace(pool, class_names=names)
 
 
-def _check_groups(name: str, portions: Sequence[Portion]) -> None:
+def check_groups(name: str, portions: Sequence[Portion]) -> None:
+    """Raise a DataError if a group is in two portions or has two owners."""
     places: dict[int, tuple[int, int]] = {}
     for part, portion in enumerate(portions):
         groups = [] if portion.groups is None else portion.groups.tolist()

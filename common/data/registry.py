@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperbloom.common.data.chest import read_chest
+from hyperbloom.common.data.chest import read_chest, read_chest_14
 from hyperbloom.common.data.cifar import read_cifar10, read_cifar100
 from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
@@ -65,6 +65,10 @@ _REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (
     (
         DatasetInfo("chest-xray-1000", (1, 128, 128), 2, "1,000 chest X-rays, with pneumonia or without"),
         read_chest,
+    ),
+    (
+        DatasetInfo("chest-xray-14", (1, 128, 128), 14, "112,120 chest X-rays of 30,805 patients with 14 labels"),
+        read_chest_14,
     ),
     (
         DatasetInfo("airline-tweets", (LENGTH,), 3, "14,640 tweets by sentiment, for a model that reads words", "user"),

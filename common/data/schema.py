@@ -128,19 +128,7 @@ class Schema(Section):
             DataError: A column is missing, or a cell is no label.
         """
         self._refuse_absent(table, self.label, where)
-        if self.classes and len(self.label) == 1:
-            place = {word: number for number, word in enumerate(self.classes)}
-            (name,) = self.label
-            for row, cell in enumerate(table[name]):
-                if cell not in place:
-                    raise _wrong(where, row, name, f"one of {', '.join(self.classes)}", cell)
-            return np.array([place[cell] for cell in table[name]], dtype=np.int64)
-        values = [
-            [np.nan if cell in MISSING else _number(cell, where, row, name) for row, cell in enumerate(table[name])]
-            for name in self.label
-        ]
-        numbers = np.array(values, dtype=np.float64).T  # (N, T)
-        return as_labels(numbers[:, 0] if len(self.label) == 1 else numbers, f"{where}: {', '.join(self.label)}")
+        return read_labels(table, self.label, self.classes, where)
 
     def _refuse_absent(self, table: Table, wanted: tuple[str, ...] | list[str], where: str) -> None:
         absent = [name for name in wanted if name not in table]
@@ -216,10 +204,35 @@ def propose(
     found = tuple(column for column in columns if column is not None)
     if not found:
         raise DataError(f"{where}: expected columns beside the label with numbers or a few words, found none")
-    words = sorted({cell for cell in table[label[0]] if cell not in MISSING}, key=_order)
-    numeric = all(_is_number(word) for word in words)
-    classes = () if len(label) > 1 or (numeric and len(words) > FEW_NUMBERS) else tuple(words)
+    classes = propose_classes(table, label)
     return Schema(label=label, classes=classes, columns=found, owner=owner, group=group)
+
+
+def propose_classes(table: Table, label: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of one label column, unless they are many numbers; empty for several columns."""
+    words = sorted({cell for cell in table[label[0]] if cell not in MISSING}, key=_order)
+    numbers = len(words) > FEW_NUMBERS or not all(_is_number(word) and float(word).is_integer() for word in words)
+    return () if len(label) > 1 or (numbers and all(map(_is_number, words))) else tuple(words)
+
+
+def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], where: str) -> AnyArray:
+    """Return the labels in columns, as `label_kind` takes them: classes by their words, or numbers.
+
+    Raises:
+        DataError: A cell is no label.
+    """
+    if classes and len(label) == 1:
+        place = {word: number for number, word in enumerate(classes)}
+        for row, cell in enumerate(table[label[0]]):
+            if cell not in place:
+                raise _wrong(where, row, label[0], f"one of {', '.join(classes)}", cell)
+        return np.array([place[cell] for cell in table[label[0]]], dtype=np.int64)
+    values = [
+        [np.nan if cell in MISSING else _number(cell, where, row, name) for row, cell in enumerate(table[name])]
+        for name in label
+    ]
+    numbers = np.array(values, dtype=np.float64).T  # (N, T)
+    return as_labels(numbers[:, 0] if len(label) == 1 else numbers, f"{where}: {', '.join(label)}")
 
 
 def _propose(name: str, cells: list[str]) -> Column | None:

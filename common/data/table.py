@@ -20,7 +20,7 @@ from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_cells", "read_heart", "read_table", "schema_of"]
+__all__ = ["read_cells", "read_heart", "read_table", "schema_of", "with_units"]
 
 _HEART = Path(__file__).with_name("heart_disease.csv")
 
@@ -66,17 +66,29 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
 
 def _pool(name: str, table: Table, schema: Schema, seed: int) -> Pool:
     whole = Portion.of(ArrayBlock(schema.inputs(table, name)), schema.labels(table, name))
-    owner_names: list[str] = []
-    for kind in ("owner", "group"):
-        column = getattr(schema, kind)
-        if column is not None and column not in table:
-            raise DataError(f"{name}: expected a column {column!r} as in the schema, found {', '.join(table)}")
-        if column is not None:
-            (numbers,), names = number([np.array(table[column])], [whole], f"{name}: column {column!r}")
-            whole = replace(whole, owners=numbers) if kind == "owner" else replace(whole, groups=numbers)
-            owner_names = names if kind == "owner" else owner_names
+    whole, owner_names = with_units(whole, table, schema.owner, schema.group, name)
     pool = build_pool(name, split_three(whole, name, seed), schema.classes or schema.label, owner_names)
     return replace(pool, schema=schema)
+
+
+def with_units(
+    whole: Portion, table: Table, owner: str | None, group: str | None, name: str
+) -> tuple[Portion, list[str]]:
+    """Return a portion with the owners and groups of two columns of a table, and the owners' names.
+
+    Raises:
+        DataError: There is no such column.
+    """
+    owner_names: list[str] = []
+    for kind, column in (("owner", owner), ("group", group)):
+        if column is None:
+            continue
+        if column not in table:
+            raise DataError(f"{name}: expected a column {column!r} as in the schema, found {', '.join(table)}")
+        (numbers,), names = number([np.array(table[column])], [whole], f"{name}: column {column!r}")
+        whole = replace(whole, owners=numbers) if kind == "owner" else replace(whole, groups=numbers)
+        owner_names = names if kind == "owner" else owner_names
+    return whole, owner_names
 
 
 def read_cells(path: Path) -> Table:
@@ -89,6 +101,8 @@ def read_cells(path: Path) -> Table:
     if not path.is_file():
         raise DataError(f"{path}: expected a table, found no file of this name; it is looked for from {Path.cwd()}")
     columns, rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    if columns and not columns[-1] and not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]  # commas at the ends of all lines
     if not rows or not all(columns) or len(set(columns)) < len(columns):
         found = f"{len(rows)} rows below {', '.join(columns)[:200] or 'no names'}"
         raise DataError(f"{path}: expected rows below a different name for each column, found {found}")
