@@ -213,8 +213,8 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
             f"{path}: expected the {described.table.width} inputs of its table, found {described.input_shape}"
         )
     scaling = described.scaling
-    if len(scaling.mean) != len(scaling.std) or len(scaling.std) not in (0, *described.input_shape[:1]):
-        raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel or none")
+    if len(scaling.mean) != len(scaling.std) or len(scaling.std) not in (0, 1, *described.input_shape[:1]):
+        raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel, one for all, or none")
     own = described.model not in model_names()
     network = _onnx_session(folder, described.model) if own else _network(folder, described.spec)
     return described, _checked(network, folder, described.num_classes)

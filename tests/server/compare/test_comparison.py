@@ -85,7 +85,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_there_is_a_run_folder_per_strategy_and_seed_and_a_table_and_a_page(out: Path) -> None:
     folders = {f"{name}-seed{seed}" for name in STRATEGIES for seed in (0, 1)}
-    files = {"comparison.yaml", "comparison.md", "comparison.csv", "comparison.html", "curves.csv", ".lock"}
+    files = {
+        "comparison.yaml",
+        "comparison.md",
+        "comparison.json",
+        "comparison.csv",
+        "comparison.html",
+        "curves.csv",
+        ".lock",
+    }
     assert {path.name for path in out.iterdir()} == folders | files
     for name in STRATEGIES:
         for seed in (0, 1):
