@@ -27,11 +27,8 @@ class ClientSettings:
     data: DataSpec = field(default_factory=DataSpec)
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     size: str = "M"  # size of the target network that this machine can run
-    low_memory: bool = False  # examples paged in from the disk
     state_dir: Path | None = None
     disclose_class_shares: bool = False
-    disclose_moments: bool = False  # mean and deviation of the numbers to learn
-    disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
     model: str | None = None  # own model: a registered name, auto, or package.module:factory
     disclose: Disclosure = "types"  # most that it discloses of the own model
     min_noise: float | None = None  # least noise on a change, in units of its norm
@@ -42,6 +39,9 @@ class ClientSettings:
     root_certificates: Path | None = None
     max_changes: int | None = None  # most changes over all runs; None: 1,000 with min_noise or min_masked, else any
     max_scores: int | None = None  # most scores over all runs; None: 0 with min_noise or min_masked, else any
+    disclose_moments: bool = False  # mean and deviation of the numbers to learn
+    disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
+    low_memory: bool = False  # examples paged in from the disk
 
     def __post_init__(self) -> None:
         """Check the values; ConfigError if one is not valid."""

@@ -120,7 +120,9 @@ def test_root_is_the_argument_then_the_environment_then_the_cache(
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(DataError, match=f"one of {', '.join(DATASETS)}; a path ending in .npz; .* found 'cifar-10'"):
+    with pytest.raises(
+        DataError, match=f"one of {', '.join(DATASETS)}; a path ending in .npz, .csv or .parquet; .* found 'cifar-10'"
+    ):
         load_client_data(DataSpec(data="cifar-10"))
     with pytest.raises(DataError, match=f"split: expected one of {', '.join(PARTITIONERS)}, found 'random'"):
         load_client_data(DataSpec(split="random"))

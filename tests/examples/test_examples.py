@@ -253,7 +253,8 @@ def test_the_texts_can_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixtu
 # ---------------------------------------------------------------------- a task
 
 
-def test_visits_are_learned_by_their_deviance() -> None:
+def test_visits_are_learned_by_their_deviance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
     module: Any = importlib.import_module("visits")
     task, counts = module.Visits(TaskSpec("visits")), torch.tensor([0.0, 1.0, 4.0])
     rates = torch.tensor([[0.5], [1.0], [2.0]])

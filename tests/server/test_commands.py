@@ -49,7 +49,7 @@ def test_the_folder_can_be_another_one(home: Path, monkeypatch: pytest.MonkeyPat
     public_file(home / "a.pub")
     assert main(["clients", "add", "a", "--public-key", "a.pub"]) == 0
     assert main(["clients", "add", "a", "--public-key", "a.pub", "--certs", "there"]) == 0
-    files = ["ca.key", "ca.pem", "clients.json", "server.key", "server.pem"]
+    files = ["ca.key", "ca.pem", "clients.json", "clients.lock", "server.key", "server.pem"]
     for folder in ("there", "elsewhere"):
         assert sorted(path.name for path in (home / folder).iterdir()) == files
 

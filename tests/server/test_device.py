@@ -31,7 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "linear": {"options": {"hypernetwork": "linear"}},
     "sparse": {"options": {"hidden_dim": 8, "embeddings": "sparse"}},
     "spectral": {"options": {"hidden_dim": 8, "spectral_norm": True}},
-    "robust": {"options": {"hidden_dim": 8, "trim": 0.3, "clip_deltas": "median"}, "cohort": 4},
+    "robust": {"options": {"hidden_dim": 8, "clip_deltas": "median"}, "cohort": 4},
     "asynchronous": {"options": {"hidden_dim": 8}, "asynchronous": True},
     "pfedhn-heads": {"strategy": "pfedhn-heads", "models": ("mlp", "cnn-1")},
     "odpfl": {"strategy": "odpfl", "novel": 25},

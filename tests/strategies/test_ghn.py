@@ -419,7 +419,7 @@ HUGE = "conv2d 16777216,16777216 k3x3 wb"
         ("ghn", {"types": ("conv9d 1,2",)}, "layer type: expected one of"),
         ("ghn", {"types": ("input",) * 513}, "expected at most 512 layer types, found 513"),
         ("ghn", {"types": (HUGE,)}, "expected at most 300,000,000 parameters, found 2,533,274,807"),
-        ("ghn-server", {"graph": "[]"}, "graph: expected nodes, edges and order"),
+        ("ghn-server", {"graph": "[]"}, "graph: Input should be an object"),
         (
             "ghn-server",
             {"graph": MLP.to_json().replace("64,50", "16777216,50")},
