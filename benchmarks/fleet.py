@@ -11,6 +11,7 @@ seconds between the two largest cohorts; 1 is linear.
 """
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -22,11 +23,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import LEASH
 
+if TYPE_CHECKING:
+    from hyperbloom.common.wire import Introduction
+
 PER_PROCESS = 250
 READY, GO = "ready", "go"
+INTRODUCTION = "introduction.json"
 IMAGES = 80
 PATIENCE_S = 900.0
 
@@ -38,6 +44,7 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
     from benchmarks.scale import resident
     from hyperbloom import __version__
     from hyperbloom.common.config import LocalConfig
+    from hyperbloom.common.wire.pack import pack
     from hyperbloom.server.access.certificates import init
     from hyperbloom.server.broker.superlink import Tls, free_port, superlink
 
@@ -46,6 +53,8 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
         folder, address = Path(name), f"127.0.0.1:{free_port()}"
         files = init(folder / "certs", [], days=30)
         registry = write_keys(folder, clients)
+        about = pack(introduction()).config_records["hyperbloom"]
+        (folder / INTRODUCTION).write_text(json.dumps(dict(about)))
         data = write_images(folder / "images.npz", IMAGES, IMAGES)
         config = run_config(data, clients, cohorts[0], LocalConfig(steps=1, batch_size=1))
         config = config.model_copy(update={"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S})
@@ -84,6 +93,25 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
         exponent = math.log(large["seconds"] / small["seconds"]) / math.log(large["cohort"] / small["cohort"])
         print(f"exponent of the growth from {small['cohort']:,} to {large['cohort']:,}: {exponent:.2f}")
     return figures
+
+
+def introduction() -> "Introduction":
+    """Return what all clients say of themselves, but for their name and their secret."""
+    from hyperbloom.common.wire import Introduction
+
+    return Introduction(
+        client_id="",
+        token="",
+        version="0.1.0",
+        size="M",
+        input_shape=(3, 32, 32),
+        num_classes=10,
+        train_examples=IMAGES,
+        val_examples=IMAGES,
+        test_examples=IMAGES,
+        class_shares=(),
+        divisor=255.0,
+    )
 
 
 def write_keys(folder: Path, clients: int) -> Path:
@@ -131,7 +159,9 @@ def serve(address: str, ca: Path, folder: Path, first: int, last: int) -> None:
 
     keys = [read_private_key(folder / f"{index}.pem", "") for index in range(first, last)]
     threads = [
-        threading.Thread(target=live, args=(Link(address, False, ca, key), f"light-{first + index}"), daemon=True)
+        threading.Thread(
+            target=live, args=(Link(address, False, ca, key), f"light-{first + index}", folder), daemon=True
+        )
         for index, key in enumerate(keys)
     ]
     print(READY, flush=True)
@@ -142,7 +172,7 @@ def serve(address: str, ca: Path, folder: Path, first: int, last: int) -> None:
             thread.join()
 
 
-def live(link: object, name: str) -> None:
+def live(link: object, name: str, folder: Path) -> None:
     """Join, and answer all orders with what is stored."""
     import grpc
     from flwr.app import ConfigRecord, Message, RecordDict
@@ -152,9 +182,7 @@ def live(link: object, name: str) -> None:
     from hyperbloom.client.link.server import Link
 
     assert isinstance(link, Link)
-    about = {"client_id": name, "token": os.urandom(16).hex(), "version": "0.1.0", "size": "M", "num_classes": 10}
-    about |= {"input_shape": [3, 32, 32], "train_examples": IMAGES, "val_examples": IMAGES, "test_examples": IMAGES}
-    about |= {"class_shares": [], "divisor": 255.0, "mean": [], "std": []}
+    about = {**json.loads((folder / INTRODUCTION).read_text()), "client_id": name, "token": os.urandom(16).hex()}
     change: dict[str, object] = {}
     connection = Connection(link, RetryInvoker(exponential, grpc.RpcError, max_tries=None, max_time=None))
     connection.open()
