@@ -1,5 +1,6 @@
 """Personalised federated learning with hypernetworks on Flower."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ __all__ = [
 __path__.append(str(Path(__file__).resolve().parent.parent))
 
 __version__ = "0.1.0"
+
+# ONNX Runtime tells Microsoft when it is used, unless this is set before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """The server's address, its security settings, and its SuperLink."""
 
 import logging
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,6 +146,8 @@ def allow_many_files() -> None:
 
     Each connection is one, and the usual limit of 1,024 is soon reached by connections that say nothing.
     """
+    import resource  # not on Windows, where only clients run
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft < most:

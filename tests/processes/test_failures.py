@@ -127,7 +127,8 @@ def test_a_killed_server_goes_on_with_the_clients_that_waited(site: Site, until:
     args = ["--strategy", "pfedhn-pc", "--clients", "2", "--cohort", "1", "--rounds", "12", "--eval-every", "4"]
     args += ["--set", "checkpoint_every=3", "--set", "local.steps=40"]
     first = site.server(*args, "--run-dir", str(run))
-    clients = [site.client(f"client-{index}", "--partition", f"{index}/2") for index in range(2)]
+    share = "--disclose-counts"  # as virtual clients do
+    clients = [site.client(f"client-{index}", "--partition", f"{index}/2", share) for index in range(2)]
     until(lambda: rounds(run) >= 7, "seven rounds")
     first.kill()
     done = rounds(run)
