@@ -13,7 +13,7 @@ import httpx
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.server.broker.superlink import free_port
-from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.grids.local_clients import client_settings
 
 __all__ = ["stock_superlink", "supernodes"]
 

@@ -23,8 +23,6 @@ from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.program.attempt import attempt
 from hyperbloom.common.wire.pack import pack, unpack
 
-__all__ = ["HANDLERS", "app", "serve", "train_all"]
-
 log = logging.getLogger("hyperbloom.client")
 
 HANDLERS: dict[type[wire.Order], Callable[[Client, Any], Any]] = {

@@ -11,8 +11,6 @@ from hyperbloom.client.commands import COMMANDS
 from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 
-__all__ = ["flower_client", "main"]
-
 _EPILOG = """\
 \b
 Examples:

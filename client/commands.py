@@ -12,8 +12,6 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
 from hyperbloom.common.program.proposals import DATASETS, proposed
 
-__all__ = ["COMMANDS"]
-
 _STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
 _MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)
 

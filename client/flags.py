@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hyperbloom.client.link.server import Link
     from hyperbloom.common.data import DataSpec
 
-__all__ = ["CONNECTION", "SIZE", "VERBOSE", "check_security", "data_flags", "data_spec", "log_to", "make_link"]
 
 _PLAIN = "plain text, without a key: on loopback; given twice, anywhere"
 CONNECTION = section(

@@ -11,8 +11,6 @@ from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.names import check_name
 
-__all__ = ["ClientSettings", "Disclosure"]
-
 Disclosure = Literal["types", "all-types", "graph"]
 """The most that a client discloses of its own model: its layer types, nothing, or the whole graph."""
 

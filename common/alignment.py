@@ -20,20 +20,6 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
 
-__all__ = [
-    "FACTOR_BYTES",
-    "LARGEST_REFERENCE",
-    "check_factor",
-    "digest_of",
-    "distance",
-    "draw_rows",
-    "factor_of",
-    "factor_weights",
-    "mean_factor",
-    "reference_weights",
-    "widest",
-]
-
 FACTOR_BYTES = 4 * 2**20
 """Largest size of a factor on the wire, in both directions."""
 

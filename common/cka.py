@@ -22,8 +22,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Kernel", "centred", "centred_gram", "cka", "gram", "linear_cka", "linear_factor", "rbf_gram", "unit"]
-
 Kernel = Literal["linear", "rbf"]
 
 ROUNDING = 8.0

@@ -26,8 +26,6 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 
-__all__ = ["Codec"]
-
 _NAME = re.compile(r"int8|top-k:(?P<share>[0-9.e-]+)(?P<int8>\+int8)?")
 
 

@@ -18,23 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperbloom.common.errors import ConfigError, WireError
 
-__all__ = [
-    "FEWEST_CLIENTS",
-    "MOST_CLIENTS",
-    "DataConfig",
-    "LocalConfig",
-    "PrivacyConfig",
-    "RunConfig",
-    "Section",
-    "check",
-    "dump_run_config",
-    "dump_yaml",
-    "load_run_config",
-    "make_run_config",
-    "parse_assignment",
-    "read_yaml",
-]
-
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -7,8 +7,6 @@ fit travel in the announcement's empty content. The header `WAIT` tells a server
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["MOST_ENCLOSED", "WAIT", "enclose", "take_enclosed"]
-
 WAIT = "hyperbloom-wait"
 """Header of a call for an order: the seconds that the server may wait for one before it answers."""
 

@@ -13,8 +13,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layout"]
-
 
 @dataclass(frozen=True)
 class Layout:

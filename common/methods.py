@@ -12,8 +12,6 @@ from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import WireError
 
-__all__ = ["METHODS", "Aligned", "FedProx", "FedRep", "Frozen", "Method", "PFedMe", "PerFedAvg", "Variant"]
-
 Variant = Literal["first-order", "hessian-free"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Scale", "axis_of", "scale_of", "title_of"]
-
 
 @dataclass(frozen=True)
 class Scale:

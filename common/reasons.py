@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["Reason"]
-
 
 class Reason(StrEnum):
     """The kinds of reasons. A text with details travels beside each."""

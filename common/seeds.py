@@ -2,8 +2,6 @@
 
 import hashlib
 
-__all__ = ["derive"]
-
 
 def derive(seed: int, *labels: str | int) -> int:
     """Return a 63-bit seed for the draw `labels`: the same on every machine, and independent between labels."""

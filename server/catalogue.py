@@ -13,8 +13,6 @@ from hyperbloom.common.program.plugins import plugin_lines
 from hyperbloom.common.tasks import TASKS
 from hyperbloom.strategies import STRATEGIES, find_strategy
 
-__all__ = ["print_catalogue", "print_keys"]
-
 
 def print_catalogue(console: Console, as_json: bool = False) -> None:
     """Print strategies, models, data sets, tasks and splits with a line each, and where plug-ins come from; or JSON."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
     from hyperbloom.server.grids.fleet import Machines
 
-__all__ = ["flower_server", "main"]
 
 _EPILOG = """\
 \b

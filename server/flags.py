@@ -4,8 +4,6 @@ import click
 
 from hyperbloom.common.program.commands import FOLDER, Flag, section
 
-__all__ = ["CERTS", "ENGINES", "HOST", "LISTENING", "OWN_CODE", "PORT", "SERIES", "WEB", "set_flag"]
-
 ENGINES = click.Choice(["grpc", "inline", "ray"])
 HOST = Flag("--host", "address that clients connect to", default="127.0.0.1")
 PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)

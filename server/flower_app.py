@@ -15,8 +15,6 @@ from hyperbloom.server.flower_project import RUN_DIR, run_of
 from hyperbloom.server.flower_strategy import FlowerStrategy
 from hyperbloom.server.grids.engine import VirtualClients
 
-__all__ = ["client", "server"]
-
 _NUMBERS = {"partition-id", "num-partitions"}
 """The node config of a node that is only a number, as in Flower's simulation."""
 

@@ -15,8 +15,6 @@ from hyperbloom.common.config import RunConfig, Section, make_run_config, parse_
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes
 
-__all__ = ["RUN_DIR", "make_project", "run_of"]
-
 RUN_DIR = "run-dir"
 """The key of the run config that names the run folder. It is no key of a run."""
 

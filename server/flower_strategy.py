@@ -25,8 +25,6 @@ from hyperbloom.server.runs.running import run_federation
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["NAMED", "FlowerStrategy"]
-
 ROSTER = "roster"
 """The array of a `Result` that says which client has which row of the embedding table: bytes of JSON."""
 

@@ -14,8 +14,6 @@ from hyperbloom.server.runs.checkpoint import begun_as
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_lines
 from hyperbloom.server.runs.running import run_federation
 
-__all__ = ["Run", "run"]
-
 Table = list[dict[str, Any]]
 """Rows with named values: `pandas.DataFrame(table)` makes a data frame of it."""
 

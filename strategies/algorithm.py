@@ -36,8 +36,6 @@ from hyperbloom.common.wire import (
 )
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 
-__all__ = ["LARGEST_NETWORK", "Algorithm", "Evaluation", "NoOptions", "Recipe", "Setting", "Turn", "rank_of"]
-
 LARGEST_NETWORK = 50_000_000
 """Most parameters of a target network that the first client's word alone may cause the server to build."""
 

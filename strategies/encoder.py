@@ -10,8 +10,6 @@ from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Weights
 
-__all__ = ["ServerEncoder", "without_outliers"]
-
 OUTLIER = 7.5
 """Largest distance from the median, in median distances, in calibration: 5 deviations of a Gaussian."""
 

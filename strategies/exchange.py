@@ -23,8 +23,6 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Introduction, Order, TrainOrder, TrainResult
 
-__all__ = ["Answers", "Ask", "Client", "Exchanges", "Train", "Update", "ask", "draw", "through", "train"]
-
 AnswerT = TypeVar("AnswerT")
 ReturnT = TypeVar("ReturnT")
 

@@ -22,8 +22,6 @@ from hyperbloom.common.wire import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
 
-__all__ = ["FedAvg", "average"]
-
 
 class FedAvg(Algorithm):
     """The same weights for everyone, averaged by number of training examples."""

@@ -21,8 +21,6 @@ from hyperbloom.common.wire import Refinement
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["FedAvgFT", "FedAvgFTOptions"]
-
 
 class FedAvgFTOptions(Section):
     """Options of FedAvg with fine-tuning."""

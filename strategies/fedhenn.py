@@ -58,8 +58,6 @@ from hyperbloom.strategies.algorithm import Algorithm, Recipe, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["FedHeNN", "FedHeNNHomogeneous", "FedHeNNHomogeneousOptions", "FedHeNNOptions"]
-
 
 class _AlignmentOptions(Section):
     """Options that both strategies share."""

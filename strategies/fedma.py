@@ -38,8 +38,6 @@ from hyperbloom.strategies.algorithm import Evaluation, Recipe, Setting, Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
 
-__all__ = ["MATCHABLE", "FedMA", "layers_of", "match"]
-
 MATCHABLE = ("mlp", "lenet", "omniglot")
 """Networks that are a chain of convolutions and linear layers; skips or norms would tie several layers together."""
 

@@ -14,8 +14,6 @@ from typing import ClassVar
 
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["FedPer"]
-
 
 class FedPer(FedAvg):
     """A shared body, averaged, and a personal head, trained together."""

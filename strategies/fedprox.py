@@ -20,8 +20,6 @@ from hyperbloom.common.config import Section, Share
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["FedProx", "FedProxOptions"]
-
 
 class FedProxOptions(Section):
     """Options of FedProx."""

@@ -22,8 +22,6 @@ from hyperbloom.common.methods import Fraction
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["FedRep", "FedRepOptions"]
-
 
 class FedRepOptions(Section):
     """Options of FedRep."""

@@ -44,8 +44,6 @@ from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, 
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
 
-__all__ = ["GHN", "GHNOptions", "GHNServer", "GHNServerOptions", "disclosed_graph", "models_of"]
-
 _ALL = ("all",)  # the answer of clients that ask for all parts instead of naming their layer types
 MOST_TYPES = 512
 """Most layer types of one client; ResNet-152 has about 40."""

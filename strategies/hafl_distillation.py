@@ -16,8 +16,6 @@ from hyperbloom.common.wire import Introduction, Refinement
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["HAFLDistillation", "HAFLDistillationOptions"]
-
 
 class HAFLDistillationOptions(Section):
     """Options of HAFL-distillation."""

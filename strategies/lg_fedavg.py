@@ -30,8 +30,6 @@ from hyperbloom.strategies.algorithm import Recipe, Setting, Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
 
-__all__ = ["LGFedAvg", "LGFedAvgOptions"]
-
 
 class LGFedAvgOptions(Section):
     """Options of LG-FedAvg."""

@@ -6,8 +6,6 @@ from typing import ClassVar, Literal
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Update
 
-__all__ = ["Local"]
-
 
 class Local(Algorithm):
     """No weights travel. Each client continues its own model, for as many steps as in the other strategies."""

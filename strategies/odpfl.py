@@ -64,8 +64,6 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 from hyperbloom.strategies.hypernetworks import Hypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 
-__all__ = ["ODPFL", "ODPFLOptions"]
-
 CALIBRATION = 64
 """Most clients whose descriptors calibrate a fresh encoder."""
 

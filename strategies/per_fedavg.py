@@ -27,8 +27,6 @@ from hyperbloom.common.wire import Refinement
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["PerFedAvg", "PerFedAvgOptions"]
-
 ALL_EXAMPLES = 2**31 - 1
 """Size of a batch that holds all examples of a client."""
 

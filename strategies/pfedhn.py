@@ -37,8 +37,6 @@ from hyperbloom.strategies.hypernetworks import (
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from hyperbloom.strategies.hypernetworks.robust import clip_changes
 
-__all__ = ["PFedHN", "PFedHNOptions", "PFedHNPC", "PFedHNPCOptions"]
-
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 

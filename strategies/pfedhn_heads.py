@@ -25,8 +25,6 @@ from hyperbloom.strategies.ghn import disclosed_graph, models_of
 from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 
-__all__ = ["PFedHNHeads", "PFedHNHeadsOptions"]
-
 
 class PFedHNHeadsOptions(PFedHNOptions):
     """Options of pFedHN with heads."""

@@ -31,8 +31,6 @@ from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.exchange import Update
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["PFedMe", "PFedMeOptions"]
-
 
 class PFedMeOptions(Section):
     """Options of pFedMe."""

@@ -40,8 +40,6 @@ from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
 
-__all__ = ["PFLEnsemble", "PFLNearest", "PFLSampled", "a_distance", "discriminant"]
-
 RIDGE = 1e-3
 """Share of the mean variance added to each feature's variance: clients have too few examples for F^2 covariances."""
 

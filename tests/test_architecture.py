@@ -153,7 +153,7 @@ def public_names(path: Path) -> list[str]:
     return []
 
 
-def test_every_public_name_exists_once() -> None:
+def test_every_name_that_a_package_lists_exists_once() -> None:
     wrong = []
     for path in SOURCES:
         if names := public_names(path):

@@ -28,8 +28,6 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope
 from hyperbloom.common.wire.weights import LARGEST_NORM
 
-__all__ = ["encode_with_feedback"]
-
 
 def encode_with_feedback(
     codec: Codec, state: ClientState, scope: Scope, layout: Layout, delta: Tensor, bounded: bool

@@ -11,8 +11,6 @@ from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.tasks import TaskSpec
 
-__all__ = ["write_own_model"]
-
 _KEPT = {
     "head": ("The prediction head never left it.",),
     "body": ("All but the prediction head never left it.",),

@@ -17,8 +17,6 @@ from hyperbloom.common.errors import ConfigError, HyperbloomError
 from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.reasons import Reason
 
-__all__ = ["MOST_CHANGES", "Kind", "Releases"]
-
 Kind = Literal["changes", "scores"]
 
 MOST_CHANGES = 1000

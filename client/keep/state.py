@@ -31,8 +31,6 @@ from hyperbloom.common.files.storage import claim, write_json, write_tensors
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
 
-__all__ = ["ClientState", "FileState", "Scored", "default_state_dir"]
-
 FileState = tuple[int, int, int] | None
 """Inode, time of change (ns) and size (bytes) of a file; None if there is none."""
 

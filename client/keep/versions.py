@@ -13,8 +13,6 @@ from torch import Tensor
 from hyperbloom.common.files.storage import keep, write_tensors
 from hyperbloom.common.wire.orders import Scope
 
-__all__ = ["Versioned"]
-
 CHECKPOINTS = 2
 """Number of checkpoints that a server keeps. A client ignores older resume points, which bounds its versions."""
 

@@ -52,8 +52,6 @@ from hyperbloom.client.link.server import Link
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
 from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
 
-__all__ = ["WAIT_S", "Connection"]
-
 WAIT_S = 20.0
 """Seconds that a call for an order may wait. Routers forget connections that are silent for minutes."""
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-__all__ = ["without_servers"]
-
 
 @contextmanager
 def without_servers() -> Iterator[None]:

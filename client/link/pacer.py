@@ -2,8 +2,6 @@
 
 import random
 
-__all__ = ["Pacer"]
-
 
 class Pacer:
     """Chooses the wait between two polls: short after a message, and seconds when nothing happens.

@@ -32,8 +32,6 @@ from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
 
-__all__ = ["exit_with_parent", "run_client"]
-
 log = logging.getLogger("hyperbloom.client")
 
 RECONNECT_DELAY_S = 10

@@ -11,8 +11,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import server_of
 
-__all__ = ["CLOCK", "REASONS", "Link", "explanation", "refusal", "speaks_tls"]
-
 PROBE_S = 5.0
 
 

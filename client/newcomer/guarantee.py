@@ -30,8 +30,6 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.secrecy.noise import delta_of, noise, smallest
 
-__all__ = ["Guarantee", "guarantee", "noise_scale", "privatise"]
-
 
 class Bounded(Protocol):
     """An encoder with a bound on the effect of one example on its descriptor."""

@@ -11,8 +11,6 @@ from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.wire.newcomers import Delivery, Offer
 from hyperbloom.common.wire.orders import Failed, Greeting, Notice
 
-__all__ = ["join", "newcomer_app"]
-
 
 def newcomer_app(newcomer: Newcomer) -> ClientApp:
     """Return the app of one newcomer."""

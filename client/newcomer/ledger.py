@@ -11,8 +11,6 @@ from hyperbloom.client.newcomer.guarantee import Guarantee
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import locked, write_json
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """The entries of all descriptors that left a client: `STATE/privacy.json`.

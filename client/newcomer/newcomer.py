@@ -27,8 +27,6 @@ from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["Newcomer", "Promise"]
-
 log = logging.getLogger("hyperbloom.client")
 
 DECLINED = Failed(Reason.FAILED, "it declined the offer, and told its user why")

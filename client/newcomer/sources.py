@@ -13,8 +13,6 @@ from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scalin
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.wire.newcomers import Offer
 
-__all__ = ["Sources", "offered_scaling"]
-
 log = logging.getLogger("hyperbloom.client")
 
 

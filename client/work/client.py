@@ -23,8 +23,6 @@ from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import Scope
 
-__all__ = ["Client", "client_for", "enough_memory"]
-
 log = logging.getLogger("hyperbloom.client")
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)

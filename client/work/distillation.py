@@ -17,8 +17,6 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.wire.orders import Refinement
 
-__all__ = ["distil"]
-
 MOST_EPOCHS = 10_000
 MOMENTUM = 0.9
 

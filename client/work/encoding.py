@@ -26,8 +26,6 @@ from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["backprop", "describe", "fit_encoder"]
-
 FIT_MOMENTUM = 0.9
 FIT_CLIP = 1.0
 """Largest norm of a step's gradient, so that a distant target descriptor does not destroy the encoder."""

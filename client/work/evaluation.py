@@ -16,8 +16,6 @@ from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore
 
-__all__ = ["evaluate_order"]
-
 log = logging.getLogger("hyperbloom.client")
 
 

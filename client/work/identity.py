@@ -7,8 +7,6 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.secrecy.keys import read_fingerprints, read_private_key
 
-__all__ = ["identity_of"]
-
 
 @lru_cache(256)
 def identity_of(settings: ClientSettings) -> tuple[EllipticCurvePrivateKey | None, frozenset[str] | None]:

@@ -10,8 +10,6 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
 
-__all__ = ["ALL_TYPES", "describe_model", "introduce", "take_notice"]
-
 ALL_TYPES = ("all",)
 """Sent in place of layer types by a client that gets all parts of the hypernetwork, to hide which ones it uses."""
 

@@ -55,8 +55,6 @@ from hyperbloom.common.secrecy.sums import Parts, part_digests, signed_keys, sig
 from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainResult
 
-__all__ = ["SecureRound", "confirm", "deal_shares", "make_keys", "train_masked", "unmask"]
-
 log = logging.getLogger("hyperbloom.client")
 
 _rounds: dict[ClientSettings, "SecureRound"] = {}

@@ -21,8 +21,6 @@ from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["LOCAL_METHODS", "Likeness", "check_method", "train_by"]
-
 
 @dataclass(frozen=True)
 class Likeness:

@@ -19,8 +19,6 @@ from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, b
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["Loaded", "check_common_model", "keep_personal", "load", "loaded_network", "spec_of"]
-
 LOADED_NETWORKS = 32
 """Most own models, each with its hypernetwork, that one process keeps in memory."""
 

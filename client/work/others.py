@@ -20,8 +20,6 @@ from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsO
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["domain_errors", "features", "moments_of", "score_all", "send_errors", "send_moments", "try_many"]
-
 
 def try_many(client: Client, order: TryOrder) -> EvaluateResult:
     """Score many models on validation and test examples, each by itself or together by the mean of their outputs.

@@ -27,8 +27,6 @@ from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.wire.orders import SGD, Target
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["Fixed", "Generated", "OwnNetwork", "own_graph", "parse_norms", "tensors_of"]
-
 
 @cache
 def own_graph(spec: ModelSpec, norms: Norms = "generated") -> Graph:

@@ -8,8 +8,6 @@ from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder
 
-__all__ = ["check_release", "check_sum", "count_score"]
-
 
 def check_release(client: Client, noise: float | None = None, masked: bool = False) -> None:
     """Check and count a release that depends on training examples (--min-noise, --min-masked, --max-changes).

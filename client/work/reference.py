@@ -20,8 +20,6 @@ from hyperbloom.common.models import represent as representations
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
 
-__all__ = ["keep_reference", "reference_rows", "represent"]
-
 LOADED_REFERENCES = 2
 _loaded: OrderedDict[str, Tensor] = OrderedDict()  # by digest, shared by all clients of a process
 

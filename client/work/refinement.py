@@ -10,8 +10,6 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.wire.orders import REFINED, Refinement
 
-__all__ = ["refine"]
-
 MOST_EPOCHS = 100
 
 

@@ -9,8 +9,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hyperbloom.common.data import Examples
 from hyperbloom.common.wire.orders import SplitScore
 
-__all__ = ["EVALUATION_BATCH", "evaluate", "has_running_norms", "score_of", "settle_norms"]
-
 EVALUATION_BATCH = 1024
 
 

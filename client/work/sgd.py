@@ -15,8 +15,6 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import SGD
 
-__all__ = ["Flat", "FlatPart", "Network", "backward", "draw_batches", "train"]
-
 
 class Flat:
     """Parameters in flat vectors, and SGD over them.

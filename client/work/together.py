@@ -20,8 +20,6 @@ from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.program.attempt import attempt
 from hyperbloom.common.wire.orders import SGD, TrainOrder, TrainResult
 
-__all__ = ["train_together"]
-
 INPUTS_AT_ONCE = 2**24
 """Most floats of input in one step; more clients train in several chunks. This is 85 clients with batches of 64 CIFAR
 images, for which a step of the paper's LeNet takes 1.7 GB (measured on a CPU)."""

@@ -20,8 +20,6 @@ from hyperbloom.common.wire.masks import MaskedOrder
 from hyperbloom.common.wire.orders import REPLIES, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["conclude", "fit", "prepare", "train"]
-
 
 @enough_memory()
 def train(client: Client, order: TrainOrder) -> TrainResult:

@@ -16,8 +16,6 @@ from hyperbloom.client.work.sgd import Network, draw_batches
 from hyperbloom.common.data import Examples
 from hyperbloom.common.wire.orders import SGD
 
-__all__ = ["train_rows"]
-
 
 def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequence[int]) -> Tensor:
     """Take all clients' SGD steps in place and return each client's mean loss, `(C,)`.

@@ -24,8 +24,6 @@ from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_chest", "read_chest_14"]
-
 FILE = "nih_chestxray_1000.npz"
 KEYS = ("x", "y", "patient")
 CLASSES = ("no finding", "pneumonia")

@@ -17,8 +17,6 @@ from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["CIFAR10", "CIFAR100", "COARSE_OF_FINE", "read_cifar10", "read_cifar100"]
-
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 COARSE = 20

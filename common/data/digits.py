@@ -18,8 +18,6 @@ from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["SCALING", "read_diabetes", "read_digits"]
-
 # Mean and standard deviation of all pixels after division by 16.
 SCALING = Scaling(16.0, (0.3053,), (0.3760,))
 

@@ -5,8 +5,6 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FIXED_SEED", "IntArray", "generator", "hold_out", "three_parts"]
-
 IntArray = NDArray[np.int64]
 
 # Seed of the splits of registered data sets. All runs have the same test set, whatever their own seed.

@@ -13,8 +13,6 @@ from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
-__all__ = ["ClientData", "Examples"]
-
 
 @dataclass(frozen=True)
 class Examples:

@@ -17,8 +17,6 @@ from hyperbloom.common.data.pool import Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.errors import DataError
 
-__all__ = ["check_labels", "download", "first_existing", "missing", "need", "read_arrays", "with_validation"]
-
 HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN paper's code does
 
 

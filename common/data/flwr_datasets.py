@@ -19,8 +19,6 @@ from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["FLWR_SPLITS", "HUB", "flwr_owners", "read_hub"]
-
 HUB = "hf:"
 """Beginning of such a data set's name: `hf:NAME`, `hf:FOLDER`, `hf:NAME?label=COLUMN&input=COLUMN&subset=SUBSET`."""
 

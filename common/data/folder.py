@@ -15,8 +15,6 @@ from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.table import read_cells, with_units
 from hyperbloom.common.errors import DataError
 
-__all__ = ["ENDINGS", "ImageBlock", "read_folder"]
-
 LIST = "labels.csv"
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp")

@@ -14,8 +14,6 @@ from hyperbloom.common.errors import DataError
 from hyperbloom.common.program.importing import current_directory, describe, find_function
 from hyperbloom.common.program.plugins import Plugin
 
-__all__ = ["read_function", "read_plugin"]
-
 PARTS = ("train", "val", "test")
 _WHAT = "a function without arguments"
 EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays or tensors, or a ClientData"

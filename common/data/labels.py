@@ -8,8 +8,6 @@ from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.errors import DataError
 
-__all__ = ["LabelKind", "as_labels", "count_outputs", "label_kind", "strata_of"]
-
 LabelKind = Literal["classification", "multilabel", "regression", "segmentation"]
 
 BINS = 10

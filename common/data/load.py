@@ -16,8 +16,6 @@ from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["DataSource", "data_source", "load_client_data"]
-
 
 class DataSource:
     """An open data set with its partition, which all clients of one process share.

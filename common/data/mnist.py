@@ -18,8 +18,6 @@ from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["FASHION", "MNIST", "read_fashion_mnist", "read_mnist"]
-
 SIDE = 28
 IMAGE_HEADER, LABEL_HEADER = 16, 8  # bytes
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -11,8 +11,6 @@ from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_npz"]
-
 FORMS = """x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or without; or MedMNIST's train_images,
 train_labels, ...; class_names may be added, and owner and group with the same endings as y""".replace("\n", " ")
 

@@ -21,8 +21,6 @@ from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_omniglot"]
-
 FILE = "omniglot.npz"
 KEYS = tuple(f"{part}_{key}" for part in ("bg", "ev") for key in ("bits", "label", "names"))
 RAW = 105

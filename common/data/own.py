@@ -12,18 +12,6 @@ from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
-__all__ = [
-    "BYTES",
-    "build_pool",
-    "check_groups",
-    "check_inputs",
-    "check_pair",
-    "check_parts",
-    "number",
-    "split_three",
-    "split_train",
-]
-
 CHANNELS = (1, 3, 4)
 
 BYTES = Scaling(255.0)

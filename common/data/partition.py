@@ -20,8 +20,6 @@ from hyperbloom.common.data.registry import DATASETS
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["PARTITIONERS", "Deal", "Partitioner", "deal_to_clients", "find_partitioner"]
-
 Shares = NDArray[np.float64]
 NOBODY = -1
 REDRAWS = 100

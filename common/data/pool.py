@@ -19,8 +19,6 @@ from hyperbloom.common.data.labels import LabelKind, count_outputs, label_kind, 
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import Schema
 
-__all__ = ["ArrayBlock", "Block", "FileBlock", "Pool", "Portion"]
-
 
 class Block(Protocol):
     """A sequence of stored inputs with access by row."""

@@ -14,8 +14,6 @@ from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 
-__all__ = ["read_reference"]
-
 
 def read_reference(spec: DataSpec, most: int) -> Tensor:
     """Return up to `most` inputs of a data set, float32 `(n, *shape)`, which depend only on the seed.

@@ -20,8 +20,6 @@ from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.program.plugins import find_plugin, plugins
 
-__all__ = ["DATASETS", "DatasetInfo", "read_pool"]
-
 Reader = Callable[[DataSpec], Pool]
 
 

@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["AnyArray", "Scaling"]
-
 AnyArray = NDArray[Any]
 
 

@@ -18,18 +18,6 @@ from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.errors import ConfigError, DataError
 
-__all__ = [
-    "FIRST_ROW",
-    "LONGEST_SCHEMA",
-    "Column",
-    "Schema",
-    "Table",
-    "difference",
-    "load_schema",
-    "propose",
-    "read_schema",
-]
-
 Table = Mapping[str, list[str]]
 """A table's cells by column, as text; all columns have the same length."""
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from hyperbloom.common.errors import DataError
 
-__all__ = ["TABLES", "DataSpec"]
-
 TABLES = (".csv", ".parquet")
 
 

@@ -20,8 +20,6 @@ from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["read_cells", "read_heart", "read_table", "schema_of", "with_units"]
-
 _HEART = Path(__file__).with_name("heart_disease.csv")
 
 

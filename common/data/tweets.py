@@ -17,8 +17,6 @@ from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
-__all__ = ["LENGTH", "random_words", "read_tweets", "tokens"]
-
 FILE = "airline_tweets.csv"
 COLUMNS = ("airline_sentiment", "name", "text")
 CLASSES = ("negative", "neutral", "positive")

@@ -16,8 +16,6 @@ from hyperbloom.common.data.spec import TABLES
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
-__all__ = ["Inputs", "is_unlabelled", "read_inputs", "scaling_of_bytes"]
-
 FILES_AT_ONCE = 256
 
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import MLP, LeNet
 
-__all__ = ["BATCH", "Encoder", "encode", "encode_backward", "is_image", "per_sample"]
-
 BATCH = 1024
 """Samples that are encoded at once. The descriptor of a larger set is the average over such batches."""
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.encoders.base import DENSE, Encoder, is_image
 
-__all__ = ["DeepSet"]
-
 POOLED = 200
 """Width of the dense layer after each convolution. Half of it is pooled by mean, half by maximum."""
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.encoders.base import DENSE, Encoder, is_image
 
-__all__ = ["DSS"]
-
 
 class _Layer(nn.Module):
     """`L(x)_i = A x_i + B mean_j x_j` (theorem 1), with a mean so that values do not grow with the set."""

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from hyperbloom.common.encoders.base import BATCH, Encoder, per_sample
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["Private"]
-
 ROUNDING = 1e-5
 """Relative error by which float32 may exceed the bounds on the norms of the features and of the tail's output."""
 LARGEST_TERMS = 1e30  # sums of such terms are far from overflow in float32

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.encoders.base import Encoder, per_sample
 
-__all__ = ["SetTransformer"]
-
 WIDTH, HEADS, INDUCING = 64, 4, 16
 
 

@@ -41,8 +41,6 @@ from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
 from hyperbloom.common.program.importing import describe
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
-__all__ = ["OPSET", "Card", "ModelFile", "check_writable", "read_model", "write_model"]
-
 OPSET = 18
 """ONNX operator set of the files. Torch writes it without conversion, and runtimes since early 2023 read it."""
 

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-__all__ = ["untouched"]
-
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:

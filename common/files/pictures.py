@@ -9,8 +9,6 @@ import numpy as np
 
 from hyperbloom.common.files.storage import write_bytes
 
-__all__ = ["write_mask"]
-
 PALETTE = bytes(
     channel
     for colour in range(256)

@@ -14,8 +14,6 @@ from filelock import lock_descriptor
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["claim", "keep", "locked", "write_bytes", "write_json", "write_tensors"]
-
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write `content` to `path` atomically: a crash leaves the old file or the new one."""

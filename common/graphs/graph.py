@@ -22,8 +22,6 @@ from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.layout import Layout
 
-__all__ = ["MAX_PARAMETERS", "Graph", "Node"]
-
 # Bounds for what arrives over the wire; the deepest networks of torchvision have some 600 nodes.
 MAX_NODES = 2048
 MAX_EDGES = 8192

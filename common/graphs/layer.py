@@ -14,8 +14,6 @@ from functools import cached_property
 
 from hyperbloom.common.errors import ModelError, WireError
 
-__all__ = ["ACTIVATIONS", "NORMS", "LayerError", "LayerType"]
-
 
 class LayerError(ModelError):
     """The values form no valid layer type. Callers add where the values come from."""

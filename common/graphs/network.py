@@ -50,8 +50,6 @@ from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.seeds import derive
 
-__all__ = ["SHARED", "GraphHypernetwork", "Mode", "Settings", "part_of", "parts_of"]
-
 Mode = Literal["graph", "no-graph", "linear"]
 SHARED = "gnn"
 """Name of the part that every architecture needs. The text of a layer type names every other part."""

@@ -11,8 +11,6 @@ from torch import nn
 
 from hyperbloom.common.graphs.layer import ACTIVATIONS, CONVOLUTIONS, NORMS, POOLS, LayerType
 
-__all__ = ["PASSES", "layer_of", "plain_name", "supported", "type_of_call"]
-
 PASSES = frozenset(
     {"alphadropout", "clone", "contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "featurealphadropout"}
     | {"flatten", "float", "identity", "reshape", "squeeze", "stochasticdepth", "to", "unflatten", "unsqueeze", "view"}

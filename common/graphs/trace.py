@@ -23,8 +23,6 @@ from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerError, LayerType
 from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
 
-__all__ = ["Norms", "trace"]
-
 Norms = Literal["generated", "local"]
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))

@@ -12,8 +12,6 @@ from hyperbloom.common.files.modes import untouched
 from hyperbloom.common.program.importing import current_directory, describe, find_function
 from hyperbloom.common.program.plugins import Plugin
 
-__all__ = ["build_from_factory", "build_from_plugin", "check_plugin"]
-
 _WHAT = "a function (input_shape, num_classes) that returns a torch.nn.Module"
 EXPECTED = f"expected {_WHAT}"
 

@@ -15,8 +15,6 @@ from torch.nn.utils import parametrize
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.files.modes import untouched
 
-__all__ = ["last_layer", "represent"]
-
 
 def last_layer(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     """Find the last layer with parameters by a batch of zeros of `input_shape`; the network stays unchanged.

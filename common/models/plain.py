@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.models.residual import check_image
 
-__all__ = ["PlainCNN"]
-
 
 class PlainCNN(nn.Module):
     """`layers - 1` 3x3 convolutions of `width` channels with batch normalisation and ReLU, average pooling, head.

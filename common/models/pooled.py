@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
 
-__all__ = ["LAYERS", "PooledCNN"]
-
 LAYERS = ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
 """Numbers of convolutions and linear layers with the head. The fourth is for clients of one architecture."""
 

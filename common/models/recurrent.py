@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
 
-__all__ = ["VOCABULARY", "TextLSTM"]
-
 VOCABULARY = 10_000
 """Rows of the embedding. Token 0 is padding, and tokens beyond the table share its last row."""
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
 
-__all__ = ["ResidualCNN", "check_image"]
-
 # (channels in units of width, stride, skip): with skip a residual block of two convolutions, without one convolution.
 Step = tuple[int, int, bool]
 ARCHITECTURES: tuple[tuple[Step, ...], ...] = (

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
 
-__all__ = ["UNet"]
-
 HALVINGS = 2
 
 

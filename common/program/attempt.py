@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["attempt"]
-
 T = TypeVar("T")
 
 

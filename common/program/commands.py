@@ -15,8 +15,6 @@ from hyperbloom import __version__
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.program.signals import terminate_as_interrupt
 
-__all__ = ["FILE", "FOLDER", "JSON", "Flag", "Program", "command", "execute", "given", "group", "names", "section"]
-
 FILE = click.Path(readable=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, readable=False, path_type=Path)
 FILE.name, FOLDER.name = "file", "dir"  # as `--help` shows them

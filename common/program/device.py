@@ -4,8 +4,6 @@ import torch
 
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["pick_device"]
-
 
 def pick_device(name: str, mps: bool = True) -> torch.device:
     """Resolve 'auto' to CUDA, else MPS, else the CPU.

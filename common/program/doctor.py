@@ -21,17 +21,6 @@ from cryptography import x509
 
 from hyperbloom.common.errors import HyperbloomError
 
-__all__ = [
-    "Finding",
-    "check_expiry",
-    "check_file",
-    "check_folder",
-    "check_machine",
-    "check_packages",
-    "check_server",
-    "report",
-]
-
 State = Literal["ok", "warning", "failure"]
 TIMEOUT_S = 5.0
 SOON = dt.timedelta(days=30)

@@ -9,8 +9,6 @@ from typing import Any
 
 from hyperbloom.common.errors import HyperbloomError
 
-__all__ = ["current_directory", "describe", "find_function"]
-
 
 @contextmanager
 def current_directory() -> Iterator[None]:

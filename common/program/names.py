@@ -4,8 +4,6 @@ import re
 
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["check_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

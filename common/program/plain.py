@@ -4,8 +4,6 @@ import ipaddress
 
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["check_insecure", "is_loopback", "listening_at"]
-
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address is on this machine's loopback interface."""

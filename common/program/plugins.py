@@ -16,8 +16,6 @@ from typing import Literal
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.program.importing import find_function
 
-__all__ = ["Kind", "Plugin", "find_plugin", "plugin_lines", "plugins"]
-
 Kind = Literal["strategies", "models", "datasets", "tasks"]
 
 

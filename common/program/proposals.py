@@ -8,7 +8,6 @@ import click
 if TYPE_CHECKING:
     from hyperbloom.common.program.plugins import Kind
 
-__all__ = ["DATASETS", "MODELS", "SPLITS", "STRATEGIES", "proposed"]
 
 STRATEGIES = """fedavg fedavg-ft fedhenn fedhenn-homogeneous fedma fedper fedprox fedrep ghn
 ghn-server hafl-distillation lg-fedavg local odpfl per-fedavg pfedhn pfedhn-heads pfedhn-pc

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-__all__ = ["run_program", "terminate_as_interrupt", "uninterrupted"]
-
 GRACE_S = 3.0
 
 

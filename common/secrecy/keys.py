@@ -18,24 +18,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes
 
-__all__ = [
-    "BoundKey",
-    "check_private",
-    "fingerprint",
-    "fingerprint_of_der",
-    "make_key",
-    "parse_public_key",
-    "public_der",
-    "public_pem",
-    "read_fingerprints",
-    "read_private_key",
-    "read_public_key",
-    "server_of",
-    "sign",
-    "verify",
-    "write_private_key",
-]
-
 _NIST = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _ECDSA = ec.ECDSA(hashes.SHA256())
 

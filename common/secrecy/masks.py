@@ -37,29 +37,6 @@ from numpy.typing import NDArray
 from hyperbloom.common.config import FEWEST_CLIENTS, MOST_CLIENTS
 from hyperbloom.common.errors import WireError
 
-__all__ = [
-    "DIGEST_BYTES",
-    "KEY_BYTES",
-    "LARGEST_LOSS_SUMMED",
-    "SEALED_BYTES",
-    "SHARE_BYTES",
-    "Agreement",
-    "Scale",
-    "Words",
-    "add_mask",
-    "agree",
-    "combine",
-    "commit",
-    "new_key",
-    "pair_mask",
-    "public_key",
-    "read_key",
-    "seal",
-    "split",
-    "threshold_of",
-    "unseal",
-]
-
 Words = NDArray[np.uint32]
 
 KEY_BYTES = DIGEST_BYTES = 32

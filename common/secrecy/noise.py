@@ -26,8 +26,6 @@ from torch import Tensor
 from hyperbloom.common.config import PrivacyConfig
 from hyperbloom.common.errors import WireError
 
-__all__ = ["add_noise", "clip_norm", "delta_of", "epsilon_of", "noise", "noisy_mean", "promise", "release", "smallest"]
-
 RandomBytes = Callable[[int], bytes]
 
 _SUMMANDS = 4

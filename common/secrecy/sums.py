@@ -22,8 +22,6 @@ from hyperbloom.common.methods import Method
 from hyperbloom.common.wire.masks import MaskedOrder
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["LARGEST_SUM", "Parts", "pack_places", "part_digests", "signed_keys", "signed_set", "told"]
-
 LARGEST_SUM = 2**29
 """Most numbers in a sum, so that a server cannot exhaust a client's memory."""
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.tasks.measures import BINS, Metric, histogram_of
 
-__all__ = ["Measured", "Task", "TaskSpec"]
-
 
 @dataclass(frozen=True)
 class TaskSpec:

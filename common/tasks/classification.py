@@ -12,8 +12,6 @@ from hyperbloom.common.tasks import measures
 from hyperbloom.common.tasks.base import Task
 from hyperbloom.common.tasks.measures import Metric, confusion_of
 
-__all__ = ["Classification", "balanced_weights", "check_classes", "distil_classes"]
-
 
 class Classification(Task):
     """One class for each example, by cross-entropy."""

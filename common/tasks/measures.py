@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BINS", "GRID", "REACH", "Metric", "confusion_of", "grid_of", "histogram_of", "sums_of"]
-
 BINS = 100
 """Bins of scores between 0 and 1, in which clients count their positive and negative examples."""
 

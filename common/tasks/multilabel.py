@@ -12,8 +12,6 @@ from hyperbloom.common.tasks import measures
 from hyperbloom.common.tasks.base import Task
 from hyperbloom.common.tasks.measures import Metric
 
-__all__ = ["THRESHOLD", "Multilabel"]
-
 THRESHOLD = 0.5
 """Probability from which on a label counts as present."""
 

@@ -11,8 +11,6 @@ from hyperbloom.common.tasks import measures
 from hyperbloom.common.tasks.base import Task
 from hyperbloom.common.tasks.measures import Metric, grid_of, sums_of
 
-__all__ = ["Regression"]
-
 
 class Regression(Task):
     """Targets (N,) or (N, T), by squared error.

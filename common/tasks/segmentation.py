@@ -13,8 +13,6 @@ from hyperbloom.common.tasks.base import Task
 from hyperbloom.common.tasks.classification import balanced_weights, check_classes, distil_classes
 from hyperbloom.common.tasks.measures import Metric, confusion_of
 
-__all__ = ["Segmentation"]
-
 
 class Segmentation(Task):
     """Masks (N, H, W) of classes, 0 for the background, by the cross-entropy of each pixel.

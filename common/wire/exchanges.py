@@ -32,25 +32,6 @@ from typing import ClassVar
 from hyperbloom.common.wire.orders import EvaluateOrder, Order, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = [
-    "BackpropOrder",
-    "BackpropResult",
-    "DescribeOrder",
-    "DescribeResult",
-    "ErrorsOrder",
-    "ErrorsResult",
-    "Fit",
-    "FitOrder",
-    "FitResult",
-    "MomentsOrder",
-    "MomentsResult",
-    "ReferenceOrder",
-    "ReferenceResult",
-    "RepresentOrder",
-    "RepresentResult",
-    "TryOrder",
-]
-
 
 @dataclass(frozen=True)
 class ReferenceResult:

@@ -17,20 +17,6 @@ from typing import ClassVar
 
 from hyperbloom.common.wire.orders import Order, TrainOrder
 
-__all__ = [
-    "ConfirmOrder",
-    "ConfirmResult",
-    "KeysOrder",
-    "KeysResult",
-    "MaskedOrder",
-    "MaskedResult",
-    "Masking",
-    "SharesOrder",
-    "SharesResult",
-    "UnmaskOrder",
-    "UnmaskResult",
-]
-
 
 @dataclass(frozen=True)
 class KeysResult:

@@ -16,8 +16,6 @@ from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.orders import Notice, Order
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["Delivery", "Description", "Offer"]
-
 
 @dataclass(frozen=True)
 class Description:

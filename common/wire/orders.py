@@ -24,28 +24,6 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = [
-    "ASKS",
-    "PRIVATE",
-    "REFINED",
-    "REPLIES",
-    "SGD",
-    "EvaluateOrder",
-    "EvaluateResult",
-    "Failed",
-    "Greeting",
-    "Introduction",
-    "Noise",
-    "Notice",
-    "Order",
-    "Refinement",
-    "Scope",
-    "SplitScore",
-    "Target",
-    "TrainOrder",
-    "TrainResult",
-]
-
 ASKS = ("own", "types", "graph")
 """What a strategy must know of clients' own models: only that they exist, their layer types, or their graphs."""
 

@@ -25,8 +25,6 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Failed
 from hyperbloom.common.wire.weights import Weights
 
-__all__ = ["LONGEST_LAYOUT", "LONGEST_REASON", "pack", "shown", "unpack", "unpack_answer", "weigh"]
-
 LONGEST_LAYOUT = 2**22
 """Most characters of names and shapes as JSON; ResNet-152 has about 30,000."""
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 
-__all__ = ["LARGEST_NORM", "Weights"]
-
 LARGEST_NORM = 1e6
 """Largest accepted norm of a client's result. Normal ones are of order 1 to 1,000. Squares of much larger ones would
 overflow in the product with the Jacobian and reach all clients as NaN."""

@@ -25,8 +25,6 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.secrecy.keys import check_private, make_key, read_private_key, write_private_key
 
-__all__ = ["Certificates", "check_files", "default_folder", "describe", "init", "names", "renew"]
-
 CA_DAYS = 3650
 _ALWAYS = ("localhost", "127.0.0.1", "::1")  # Flower uses the certificate for its own loopback port as well
 

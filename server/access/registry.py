@@ -16,8 +16,6 @@ from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.secrecy.keys import fingerprint, parse_public_key
 
-__all__ = ["ClientRegistry", "RegisteredClient"]
-
 
 @dataclass(frozen=True)
 class RegisteredClient:

@@ -2,8 +2,6 @@
 
 from hyperbloom.server.broker.flower import build_fab_from_files
 
-__all__ = ["bundle"]
-
 _BUNDLE = {
     "pyproject.toml": """\
 [project]

@@ -51,8 +51,6 @@ from hyperbloom.server.broker.limits import MOST_WORDS
 from hyperbloom.server.broker.log import say
 from hyperbloom.server.broker.port import Connections
 
-__all__ = ["Door", "Keys"]
-
 UPLOAD = "/flwr.proto.Fleet/PushObject"
 
 READING_S, UPLOAD_S = 20.0, 900.0

@@ -25,8 +25,6 @@ from hyperbloom.server.broker.flower import (
 )
 from hyperbloom.server.broker.state import State
 
-__all__ = ["Hosted"]
-
 LOOK_EVERY_S = 1.0
 """Seconds between looks at all orders: for those that expired, and those whose node is gone."""
 

@@ -22,17 +22,6 @@ from dataclasses import dataclass
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker.flower import InMemoryObjectStore, NoObjectInStoreError, ObjectTree, get_object_id
 
-__all__ = [
-    "LARGEST_VARIABLE",
-    "MOST_OBJECTS",
-    "MOST_WORDS",
-    "TOO_LARGE",
-    "Reply",
-    "Store",
-    "largest_message",
-    "reply_limit",
-]
-
 LARGEST_VARIABLE, LARGEST_MIB = "HYPERBLOOM_MESSAGE_MIB", 512
 
 MOST_OBJECTS = 64

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
-__all__ = ["follow", "say", "trace"]
-
 AGAIN_AFTER_S = 60.0
 MOST = 1000  # different lines remembered
 

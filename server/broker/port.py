@@ -27,8 +27,6 @@ from hyperbloom.server.broker.limits import largest_message
 from hyperbloom.server.broker.log import say
 from hyperbloom.server.broker.state import MOST_WAITING
 
-__all__ = ["Connections", "fleet_server", "options"]
-
 PATIENCE = 10
 SILENT_S = 20.0
 MOST_STRANGERS = 256

@@ -27,8 +27,6 @@ from hyperbloom.server.broker.flower import (
 from hyperbloom.server.broker.limits import MOST_OBJECTS, MOST_REPLIES, Reply, Store
 from hyperbloom.server.broker.state import State
 
-__all__ = ["LONGEST_WAIT_S", "Fleet"]
-
 LONGEST_WAIT_S = 60.0
 
 

@@ -24,8 +24,6 @@ from hyperbloom.server.broker.flower import (
 )
 from hyperbloom.server.broker.limits import Store
 
-__all__ = ["MOST_WAITING", "State", "state_factory"]
-
 MOST_WAITING = 2000
 """Most nodes whose calls wait for an order. Each takes a thread; the others ask again after a while."""
 

@@ -25,8 +25,6 @@ from hyperbloom.server.broker.servicer import Fleet
 from hyperbloom.server.broker.state import State, state_factory
 from hyperbloom.server.grids.live import LiveGrid
 
-__all__ = ["Tls", "free_port", "superlink"]
-
 FREE_PORTS = (12_000, 30_000)
 LOOK_EVERY_S = 0.3
 STOPPING_S = 2.0

@@ -7,8 +7,6 @@ import click
 from hyperbloom.common.program.commands import FILE, Flag, command, group
 from hyperbloom.server.flags import set_flag
 
-__all__ = ["app"]
-
 
 @command(
     "new",

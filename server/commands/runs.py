@@ -10,8 +10,6 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, names
 from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, WEB, set_flag
 
-__all__ = ["compare", "export", "report", "reproduce", "serve", "watch"]
-
 _RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
 
 

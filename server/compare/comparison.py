@@ -28,8 +28,6 @@ from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over
 from hyperbloom.server.runs.running import Run, begin, go_on
 from hyperbloom.strategies import strategy_names
 
-__all__ = ["Cell", "Watcher", "check_cells", "open_comparison", "plan", "run_cells", "shared_by"]
-
 SHARED = "comparison.yaml"
 FINISHED = "cell.json"
 BY_STRATEGY = "options_by_strategy"

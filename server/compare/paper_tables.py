@@ -32,8 +32,6 @@ from hyperbloom.common.config import Positive, RunConfig, Section, check, make_r
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies import find_strategy
 
-__all__ = ["Column", "Figure", "Method", "PaperTable", "load_table", "table_names"]
-
 Percent = Annotated[float, Field(ge=0, le=100)]
 Written = Percent | tuple[Percent, Percent] | dict[str, Percent | tuple[Percent, Percent]]
 WHOLE = ""

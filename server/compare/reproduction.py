@@ -19,11 +19,9 @@ from hyperbloom.server.compare.comparison import Cell, check_cells, open_compari
 from hyperbloom.server.compare.paper_tables import WHOLE, PaperTable
 from hyperbloom.server.compare.table import markdown, mean_and_deviation, plus_minus, read_results
 from hyperbloom.server.compare.view import ComparisonView
-from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.course import Course
-
-__all__ = ["Reproduction", "choose_column", "describe", "reproduce"]
 
 
 @dataclass(frozen=True)

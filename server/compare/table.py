@@ -19,8 +19,6 @@ from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.course import Course, read_course
 from hyperbloom.server.watch.board import amount
 
-__all__ = ["PAGE", "markdown", "mean_and_deviation", "plus_minus", "read_results", "write_table"]
-
 PAGE = "comparison.html"
 BELOW = (
     "{metric}: test{unit}, mean over clients, at the round that validation selected; +- is the sample's deviation "

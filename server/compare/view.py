@@ -17,7 +17,6 @@ from hyperbloom.server.watch.view import print_line
 if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["ComparisonView"]
 
 MOST_TROUBLES = 5
 """Most different troubles shown for a cell; its run folder has all."""

@@ -54,8 +54,6 @@ from hyperbloom.server.broker.flower import (
 )
 from hyperbloom.server.grids.live import LiveGrid
 
-__all__ = ["Attached", "attached"]
-
 PATIENCE_S = 30.0  # with a SuperLink that does not answer
 
 

@@ -22,8 +22,6 @@ from hyperbloom.server.grids.fleet import Machines, Say, Tell, open_superlink
 from hyperbloom.server.grids.inline import InlineGrid, TrainAll, answer
 from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
 
-__all__ = ["VirtualClients", "client_settings", "inline_grid", "open_grid", "virtual_clients"]
-
 Opened = tuple[Grid, Callable[[], None]]
 """A grid, and a function to call while waiting for clients; it raises if a client started here has failed."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from hyperbloom.server.grids.live import LiveGrid
 
-__all__ = ["Machines", "allow_many_files", "check_port", "log_to", "open_for_newcomers", "open_superlink", "sayer"]
-
 
 Say = Callable[..., None]
 """Prints a line literally; the optional second argument is a rich style."""

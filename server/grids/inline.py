@@ -13,8 +13,6 @@ from hyperbloom.common.program.attempt import attempt
 from hyperbloom.common.wire import TrainOrder
 from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeInfo, Run, TaskIdentity
 
-__all__ = ["InlineGrid", "answer"]
-
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
 

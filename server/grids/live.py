@@ -46,8 +46,6 @@ from hyperbloom.server.broker.limits import (
 )
 from hyperbloom.server.loop.post import UNREADABLE
 
-__all__ = ["STALL_S", "UPLOAD_DEADLINE_S", "LiveGrid", "SuperLink"]
-
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
 SLOWEST_LINE = 2**17  # bytes per second
 LONGEST_ALLOWANCE_S = OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S

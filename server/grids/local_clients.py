@@ -18,8 +18,6 @@ from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_k
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.strategies import find_strategy
 
-__all__ = ["client_settings", "local_clients", "make_keys", "printed_line"]
-
 LEAVE_TIMEOUT_S = 10
 KEY = "key.pem"
 

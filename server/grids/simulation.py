@@ -24,8 +24,6 @@ from flwr.serverapp import Grid, ServerApp
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.signals import terminate_as_interrupt
 
-__all__ = ["check_ray", "simulation_grid"]
-
 
 def check_ray() -> None:
     """Raise a ConfigError if Ray is not installed."""

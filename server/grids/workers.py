@@ -20,8 +20,6 @@ from flwr.app import Context, Message
 from hyperbloom.common.program.attempt import attempt
 from hyperbloom.server.grids.inline import TrainAll
 
-__all__ = ["workers"]
-
 WATCH_S = 1.0
 
 

@@ -15,8 +15,6 @@ from hyperbloom.server.pages.report import REPORT
 from hyperbloom.server.pages.report_data import read_member
 from hyperbloom.server.watch.board import amount, duration
 
-__all__ = ["SCRIPT", "overview_parts", "page", "run_parts"]
-
 SCRIPT = (files("hyperbloom.server.pages") / "templates" / "live.js").read_text()
 
 ROWS = 60

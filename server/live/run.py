@@ -18,8 +18,6 @@ from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.watching import is_running
 
-__all__ = ["LiveRun", "Standing", "Watched", "find_runs", "how_far"]
-
 CHUNK = 4_000_000
 """Most bytes that are read of a file at once, which takes about 50 ms."""
 

@@ -34,8 +34,6 @@ from hyperbloom.server.live.parts import SCRIPT, overview_parts, page, run_parts
 from hyperbloom.server.live.run import LiveRun, find_runs
 from hyperbloom.server.pages.report import REPORT
 
-__all__ = ["application", "serve", "served_beside"]
-
 LOOK_EVERY_S = 0.5
 FIRST_LOOK_S = 0.2
 """Longest reading before a page is sent. What is not read by then follows as events."""

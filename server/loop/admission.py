@@ -19,8 +19,6 @@ from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client
 
-__all__ = ["Admission", "check_introduction"]
-
 LONGEST_VERSION = 100
 MOST_NUMBERS = 10_000
 """Most numbers in an introduction: shape, means, deviations and class shares."""

@@ -32,8 +32,6 @@ from hyperbloom.server.loop.rounds import (
 from hyperbloom.strategies.algorithm import Evaluation
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
 
-__all__ = ["run_asynchronously"]
-
 STALENESS_PER_COHORT = 20
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["FIRST_TERM", "PATIENCE", "Conduct"]
-
 PATIENCE = 3
 """Number of refused replies that lead to a quarantine."""
 

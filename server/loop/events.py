@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["Event", "Kind"]
-
 
 class Kind(StrEnum):
     """What an event is about, for code that counts or filters. A plain string has no kind."""

@@ -26,8 +26,6 @@ from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 
-__all__ = ["Accepted", "Director", "Evaluated", "Outcome", "Refused", "Sent", "accept", "capped_examples", "told"]
-
 BYTES_AT_ONCE = 32 * 2**20
 """Bytes of weights written into messages at a time. Until it is sent, a message holds them once or twice more."""
 

@@ -19,8 +19,6 @@ from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause, Post
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.exchange import Client
 
-__all__ = ["Federation"]
-
 VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
 GOODBYE_S = 30.0  # a client that is training hears the goodbye afterwards

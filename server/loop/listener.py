@@ -12,8 +12,6 @@ if TYPE_CHECKING:  # `flower-server watch` must start without these imports
     from hyperbloom.server.loop.roster import Roster
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["NOTHING_DONE", "Checkpoint", "Listener", "Progress", "Resume", "RoundReport", "Selection"]
-
 
 @dataclass(frozen=True)
 class RoundReport:

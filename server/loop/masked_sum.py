@@ -12,8 +12,6 @@ from hyperbloom.common.secrecy.masks import Scale, Words
 from hyperbloom.common.secrecy.sums import part_digests
 from hyperbloom.common.wire import Weights
 
-__all__ = ["MaskedSum"]
-
 log = logging.getLogger("hyperbloom.server")
 
 

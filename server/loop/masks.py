@@ -52,8 +52,6 @@ from hyperbloom.server.loop.masked_sum import MaskedSum
 from hyperbloom.strategies.algorithm import Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, through
 
-__all__ = ["Masks"]
-
 AnswerT = TypeVar("AnswerT")
 Blame = Callable[[Client, str, Outcome], None]
 

@@ -16,19 +16,6 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
 from hyperbloom.common.wire.pack import pack, shown, weigh
 
-__all__ = [
-    "FASTEST_POLL_S",
-    "SLOWEST_POLL_S",
-    "UNREADABLE",
-    "Arrival",
-    "Failure",
-    "Letter",
-    "Pause",
-    "Post",
-    "Traffic",
-    "waiting",
-]
-
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 
 NETWORK_ERRORS = (3, 4, 5)

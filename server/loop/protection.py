@@ -17,8 +17,6 @@ from hyperbloom.common.wire import Noise, TrainOrder
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, Train, Update, through, train
 
-__all__ = ["Protection", "check_protection"]
-
 Release = Callable[[Sequence[str]], None]
 
 

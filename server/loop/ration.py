@@ -8,8 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ModelError
 
-__all__ = ["MOST_BYTES", "Ration"]
-
 MOST_BYTES = 2**30
 """Most bytes of the server's parameters. Training takes three times as many, for gradients and momentum."""
 

@@ -15,8 +15,6 @@ from hyperbloom.common.wire import Introduction
 from hyperbloom.server.loop.conduct import Conduct
 from hyperbloom.strategies.exchange import Client
 
-__all__ = ["Roster"]
-
 
 class Roster:
     """All clients ever admitted, in order of their rows.

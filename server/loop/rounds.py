@@ -16,20 +16,6 @@ from hyperbloom.server.loop.protection import Protection, Release
 from hyperbloom.strategies.algorithm import Algorithm, Evaluation, Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
 
-__all__ = [
-    "FRUITLESS_ROUNDS",
-    "NEVER_EVALUATED",
-    "Run",
-    "Save",
-    "better",
-    "due",
-    "evaluated",
-    "exhausted",
-    "give_up",
-    "run_rounds",
-    "select",
-]
-
 FRUITLESS_ROUNDS = 10
 NEVER_EVALUATED = (
     "no client could be evaluated in any round; see the log for each client's reason. The selecting metric may also be "

@@ -26,8 +26,6 @@ from hyperbloom.server.runs.folder import read_run
 from hyperbloom.strategies import find_strategy, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["Session", "check_run", "greeting_of"]
-
 
 @dataclass
 class Session:

@@ -26,8 +26,6 @@ from hyperbloom.server.runs.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.odpfl import ODPFL
 
-__all__ = ["ModelMaker", "OnDemandService", "check_on_demand"]
-
 VISIT_EVERY_S = 0.1
 TTL_S = 600.0
 USUAL = 0.95

@@ -13,8 +13,6 @@ from hyperbloom.server.pages.report_data import Member
 from hyperbloom.server.pages.svg import Frame, Point, picture, short, tag, thin
 from hyperbloom.server.runs.course import Course
 
-__all__ = ["Series", "class_colour", "clients_in_order", "lines", "matrix", "plane", "style_of"]
-
 PERCENT = scale_of("accuracy")
 
 SHADES = 9

@@ -8,8 +8,6 @@ from safetensors import SafetensorError, safe_open
 
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["FEWEST", "flatten_by_pca", "flatten_by_tsne", "read_embeddings"]
-
 FEWEST = 10
 """Fewest clients for t-SNE, which preserves neighbourhoods."""
 

@@ -26,7 +26,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import HEAD, build, head_layout
 from hyperbloom.common.program.names import check_name
-from hyperbloom.server.grids.engine import client_settings
+from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import read_run
@@ -34,8 +34,6 @@ from hyperbloom.server.watch.watching import read_environment
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.pfedhn import PFedHN
-
-__all__ = ["MOST", "Mixed", "mix_and_match"]
 
 MOST = 30
 """Most clients that are mixed, since the work grows with the square; others are left out."""

@@ -8,8 +8,6 @@ from markupsafe import Markup
 from hyperbloom import __version__
 from hyperbloom.server.pages.charts import style_of
 
-__all__ = ["render", "render_blocks"]
-
 _TEMPLATES = Environment(
     loader=PackageLoader("hyperbloom.server.pages", "templates"),
     autoescape=True,

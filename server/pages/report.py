@@ -24,7 +24,6 @@ from hyperbloom.server.watch.board import amount, duration
 if TYPE_CHECKING:
     from hyperbloom.server.pages.mix_and_match import Mixed
 
-__all__ = ["REPORT", "write_report"]
 
 REPORT = "report.html"
 

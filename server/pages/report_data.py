@@ -16,8 +16,6 @@ from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, re
 from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.watching import is_running
 
-__all__ = ["LeftOut", "Member", "RunData", "Spread", "read_member", "read_run_data"]
-
 COMPARISON, CELL = "comparison.yaml", "cell.json"  # written by `flower-server compare`
 
 

@@ -11,8 +11,6 @@ from hyperbloom.server.pages.charts import Series, lines
 from hyperbloom.server.pages.report_data import RunData
 from hyperbloom.server.pages.svg import Frame, picture, tag
 
-__all__ = ["ScoreChart", "score_charts"]
-
 MOST = 8
 """Most labels with a curve, or targets with a chart; these are the first ones."""
 

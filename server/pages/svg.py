@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-__all__ = ["Frame", "nice_ticks", "picture", "short", "tag", "thin"]
-
 Point = tuple[float, float]
 
 MOST_POINTS = 400

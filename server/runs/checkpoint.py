@@ -29,17 +29,6 @@ from hyperbloom.common.files.storage import claim, keep, write_json, write_tenso
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder
 
-__all__ = [
-    "begun_as",
-    "has_begun",
-    "has_checkpoint",
-    "is_over",
-    "locked",
-    "read_resume",
-    "selected_file",
-    "write_checkpoint",
-]
-
 FORMAT = 1
 KEPT = 2
 LOCK_PATIENCE_S = 0.5  # a watcher tries the lock too, and holds it for a moment

@@ -8,8 +8,6 @@ from typing import Any
 from hyperbloom.common.metrics import Scale, scale_of
 from hyperbloom.server.runs.lines import METRICS, Line, read_lines
 
-__all__ = ["Course", "read_course"]
-
 
 @dataclass(frozen=True)
 class Course:

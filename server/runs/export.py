@@ -25,8 +25,6 @@ from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 
-__all__ = ["Export", "Personal"]
-
 _SENT = (
     "its name and secret, the version of its program, the sizes of its data sets, the shape of its inputs; weights of "
     "this model and {change}, in each round in which it took part; metrics and mean losses on "

@@ -43,8 +43,6 @@ from hyperbloom.server.runs.checkpoint import read_resume, selected_file, write_
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["RunFolder", "adopt_identities", "new_run_folder", "read_run"]
-
 _DAMAGED = (
     *(OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError),
     *(RecursionError, OverflowError),  # from JSON written in malice

@@ -15,7 +15,6 @@ from hyperbloom.common.config import RunConfig
 if TYPE_CHECKING:
     from hyperbloom.server.loop.listener import RoundReport
 
-__all__ = ["CLIENTS", "EVENTS", "METRICS", "Line", "Tail", "client_lines", "metrics_line", "phase_folder", "read_lines"]
 
 METRICS, CLIENTS, EVENTS = "metrics.jsonl", "clients.jsonl", "events.jsonl"
 

@@ -7,8 +7,6 @@ from typing import Any
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 
-__all__ = ["read_config"]
-
 
 def read_config(folder: Path, own_code: bool = True) -> RunConfig:
     """Return a run's configuration.

@@ -25,8 +25,6 @@ from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
 from hyperbloom.server.watch.view import TerminalView, results_table, results_title
 
-__all__ = ["Run", "begin", "go_on", "run_federation"]
-
 LARGEST_FOR_REPORT = 100_000_000
 """Most bytes of lines for which a run writes its report at its end; this many take five seconds."""
 

@@ -19,8 +19,6 @@ from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
 
-__all__ = ["Trained", "read_trained"]
-
 
 @dataclass(frozen=True)
 class Trained:

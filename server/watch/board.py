@@ -17,8 +17,6 @@ from rich.text import Text
 from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.runs.lines import Line
 
-__all__ = ["Board", "amount", "duration", "plain_text"]
-
 EVENTS_SHOWN = 4
 STRAGGLERS_SHOWN = 3
 PACE_OVER = 50

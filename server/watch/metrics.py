@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hyperbloom.server.loop.federation import Federation
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["RunMetrics", "served"]
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 """Seconds of a round: from fast virtual clients to cohorts that wait for a deadline."""

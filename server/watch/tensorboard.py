@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from hyperbloom.strategies.algorithm import Algorithm
 
-__all__ = ["TensorBoard", "check_tensorboard"]
-
 
 def check_tensorboard() -> None:
     """Raise a ConfigError if TensorBoard is not installed."""

@@ -18,8 +18,6 @@ from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, p
 from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.view import TerminalView, print_line, results_table, results_title
 
-__all__ = ["is_running", "read_environment", "watch"]
-
 LOOK_EVERY_S = 0.5
 GLANCE_S = 0.2  # another watcher holds the lock for a moment, a server until its run ends
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from hyperbloom.common.layout import Layout
 from hyperbloom.strategies.hypernetworks.mlp import trunk
 
-__all__ = ["ChunkedHypernetwork"]
-
 
 class ChunkedHypernetwork(nn.Module):
     """Trunk and head as in `MLPHypernetwork`. The input is a client's descriptor with a chunk's embedding.

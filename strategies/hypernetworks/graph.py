@@ -14,8 +14,6 @@ from torch import Tensor
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, part_of
 from hyperbloom.common.layout import Layout
 
-__all__ = ["Target", "average_parts", "follow", "split_parts"]
-
 
 def split_parts(layout: Layout, values: Tensor) -> dict[str, Tensor]:
     """Split a vector of hypernetwork parameters into its parts, as views; each part is contiguous."""

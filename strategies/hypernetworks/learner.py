@@ -21,7 +21,6 @@ from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHyper
 Hypernetwork = MLPHypernetwork | LinearHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
-__all__ = ["Hypernetwork", "HypernetworkLearner", "Reply", "UpdateRule", "by_size", "set_worth"]
 
 UpdateRule = Literal["proximal", "mean", "sequential", "target"]
 

@@ -14,8 +14,6 @@ from torch.nn.utils.parametrizations import spectral_norm as normalise
 
 from hyperbloom.common.layout import Layout
 
-__all__ = ["LinearHypernetwork", "MLPHypernetwork"]
-
 
 def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
     """Return `Linear(inputs, H)`, then `hidden_layers` times `ReLU, Linear(H, H)`."""

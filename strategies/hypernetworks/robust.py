@@ -9,8 +9,6 @@ from torch import Tensor
 
 from hyperbloom.strategies.hypernetworks.learner import Reply, by_size
 
-__all__ = ["clip_changes", "clip_norms"]
-
 
 def clip_changes(replies: Sequence[Reply], norm: float | Literal["median"]) -> list[Reply]:
     """Return a cohort's replies, in their order, with changes of at most `norm`; `median`: of the norms of one size."""

@@ -38,7 +38,8 @@ def test_twine_has_nothing_to_say(dist: Path) -> None:
 def test_the_wheel_from_the_sdist_is_whole(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     templates = (TOP / "server/pages/templates").iterdir()
-    expected = {"hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in [*SOURCES, *PAPERS, *templates])}
+    shipped = [*SOURCES, *PAPERS, *templates, *(TOP / "common/data").glob("heart_disease.*")]
+    expected = {"hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in shipped)}
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("hyperbloom/")} == expected
 
 
