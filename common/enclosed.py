@@ -16,21 +16,19 @@ MOST_ENCLOSED = 768 * 2**10
 _KEY = "objects"
 
 
-def enclose(message: Any, objects: Iterable[tuple[str, bytes]]) -> set[str]:
-    """Put objects into a message; return the names of those that fitted.
+def enclose(message: Any, objects: Iterable[tuple[str, bytes]]) -> None:
+    """Put those objects into a message that fit.
 
     Args:
         message: Flower's announcement, as a protocol buffer.
         objects: names and contents. An empty content is one that is not there yet.
     """
-    room, enclosed = MOST_ENCLOSED, set()
+    room = MOST_ENCLOSED
     record = message.content.items.add(key=_KEY).config_record
     for name, content in objects:
         if content and len(content) <= room:
             record.items.add(key=name).value.bytes = content
             room -= len(content)
-            enclosed.add(name)
-    return enclosed
 
 
 def take_enclosed(message: Any) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ from hyperbloom.server.broker.flower import (
 from hyperbloom.server.broker.state import State
 
 LOOK_EVERY_S = 1.0
-"""Seconds between looks at all orders: for those that expired, and those whose node is gone."""
+"""Seconds between looks at all orders: for those that expired, whose node is gone, or for whom nobody waits."""
 
 
 class Hosted:
@@ -67,10 +67,11 @@ class Hosted:
         asked, moment = self._state.take_replied(orders), time.monotonic()
         if moment - self._looked >= LOOK_EVERY_S:
             asked, self._looked = set(orders), moment
+            self._close(self._state.get_message_ids_from_run_id(self.run_id) - asked)
         if not asked:
             return []
         found = self._state.get_message_res(message_ids=asked, run_id=self.run_id)
-        self._state.delete_messages({message.metadata.reply_to_message_id for message in found})
+        self._close({message.metadata.reply_to_message_id for message in found})
         announced = []
         for message in found:
             try:
@@ -79,6 +80,12 @@ class Hosted:
                 continue
             announced.append((message_to_proto(message).metadata, tree))
         return announced
+
+    def _close(self, orders: set[str]) -> None:
+        """Delete orders, with their objects if they are still there."""
+        self._state.delete_messages(orders)
+        for order in orders:
+            self._store.delete(order)
 
     def content(self, name: str) -> bytes | None:
         """Return an object, b"" if it is not there yet, or None if it will never be."""

@@ -50,19 +50,19 @@ class Fleet(FleetServicer):
         seconds = _wait(context)
         if seconds is None:
             return super().PullMessages(request, context)
-        self.state.wait_for_order(request.node.node_id, seconds, lambda bell: context.add_callback(bell.set))
-        if not context.is_active():  # or the order would be lost with the connection
+        if not self.state.wait_for_order(request.node.node_id, seconds, lambda bell: context.add_callback(bell.set)):
             return PullMessagesResponse()
         response = super().PullMessages(request, context)
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             names = [node.object_id for node in iterate_object_tree(tree)]
-            if enclose(message, ((name, self.store.get(name) or b"") for name in names)) >= set(names):
-                self.store.delete(message.metadata.message_id)
+            enclose(message, ((name, self.store.get(name) or b"") for name in names))
         return response
 
     def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
         """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
         enclosed = take_enclosed(request.messages_list[0]) if request.messages_list else {}
+        for message in request.messages_list:
+            self.state.note_answer(message.metadata.src_node_id, message.metadata.reply_to_message_id)
         for tree in request.message_object_trees:
             ids = [node.object_id for node in iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:

@@ -4,6 +4,9 @@ Flower's own looks through all messages whenever a node asks for one, so a round
 each node has a queue. A node's call can wait for its next order (`wait_for_order`), and the server for a reply
 (`came`), so neither has to ask again and again.
 
+A call's answer may be lost with its connection. A client of ours answers each order before it asks for the next one, so
+if it asks without having answered, it has not received its last order, and gets it again.
+
 The run's task is this process, so its token never expires.
 """
 
@@ -40,6 +43,7 @@ class State(InMemoryLinkState):
         super().__init__(*args)  # type: ignore[arg-type]
         self.came = threading.Event()
         self._queues: dict[int, deque[str]] = {}  # ids of the orders that were not handed over, by node
+        self._handed: dict[int, str] = {}  # the order that was handed over last and is not answered, by node
         self._replied: set[str] = set()  # orders whose replies were announced and not pulled
         self._bells: dict[int, threading.Event] = {}  # of the nodes whose calls wait
         self._is_closed = False
@@ -51,10 +55,11 @@ class State(InMemoryLinkState):
             for bell in self._bells.values():
                 bell.set()
 
-    def wait_for_order(self, node_id: int, seconds: float, tell: Callable[[threading.Event], object]) -> None:
-        """Wait until a node has an order, at most `seconds`.
+    def wait_for_order(self, node_id: int, seconds: float, tell: Callable[[threading.Event], object]) -> bool:
+        """Wait until a node has an order, at most `seconds`; return whether this is still its latest call.
 
-        It returns at once if too many calls wait. A second call of the same node ends the wait of the first.
+        An order that was handed over and not answered is there again. It returns at once if too many calls wait. A
+        second call of the same node, or a new session, ends the wait of the first.
 
         Args:
             node_id: the node.
@@ -62,21 +67,30 @@ class State(InMemoryLinkState):
             tell: receives the event that ends the wait, to set it when the call is lost.
         """
         with self.lock:
-            if self._queues.get(node_id) or self._is_closed:
-                return
-            self._ring(node_id)
-            if len(self._bells) >= MOST_WAITING:
-                return
+            self._dismiss(node_id)
+            if lost := self._handed.pop(node_id, None):
+                self._queues.setdefault(node_id, deque()).appendleft(lost)
+            if self._queues.get(node_id) or self._is_closed or len(self._bells) >= MOST_WAITING:
+                return True
             bell = self._bells[node_id] = threading.Event()
         tell(bell)
         bell.wait(seconds)
         with self.lock:
-            if self._bells.get(node_id) is bell:
+            is_latest = self._bells.get(node_id) is bell
+            if is_latest:
                 del self._bells[node_id]
+        return is_latest
 
-    def _ring(self, node_id: int) -> None:
+    def _dismiss(self, node_id: int) -> None:
+        """End the wait of a node's call, which gets no order."""
         if bell := self._bells.pop(node_id, None):
             bell.set()
+
+    def note_answer(self, node_id: int, order: str) -> None:
+        """Note that a node has answered an order, even if the answer is of no use."""
+        with self.lock:
+            if self._handed.get(node_id) == order:
+                del self._handed[node_id]
 
     def store_message_ins(self, message: Message) -> str | None:
         """Store an order, whose objects must be there already; return its id, or None if the node is gone."""
@@ -85,7 +99,8 @@ class State(InMemoryLinkState):
             stored = super().store_message_ins(message)
             if stored:
                 self._queues.setdefault(node_id, deque()).append(stored)
-                self._ring(node_id)
+                if bell := self._bells.get(node_id):
+                    bell.set()
         return stored
 
     def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
@@ -98,6 +113,7 @@ class State(InMemoryLinkState):
                 if message and message.metadata.created_at + message.metadata.ttl > time.time():
                     message.metadata.delivered_at = now().isoformat()
                     found.append(message)
+                    self._handed[node_id] = message.metadata.message_id
             if not queue:
                 self._queues.pop(node_id, None)
         return found
@@ -117,16 +133,18 @@ class State(InMemoryLinkState):
         return found
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """Let a node in. A call of its earlier session gets none of its orders."""
+        """Let a node in. A call of its earlier session gets none of its orders, and it none of that session's."""
         with self.lock:
-            self._ring(node_id)
+            self._dismiss(node_id)
+            self._handed.pop(node_id, None)
             return super().activate_node(node_id, heartbeat_interval)
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
         """Remove a node, and its orders."""
         with self.lock:
             self._queues.pop(node_id, None)
-            self._ring(node_id)
+            self._handed.pop(node_id, None)
+            self._dismiss(node_id)
             super().delete_node(owner_aid, node_id)
 
     def _cleanup_expired_task_tokens_locked(self) -> None:

@@ -9,7 +9,7 @@ def test_what_is_enclosed_is_taken_out_again_and_the_message_is_as_before() -> N
     message = Message()
     message.content.SetInParent()
     before = message.SerializeToString()
-    assert enclose(message, [("a", b"1"), ("b", b"22")]) == {"a", "b"}
+    enclose(message, [("a", b"1"), ("b", b"22")])
     assert take_enclosed(message) == {"a": b"1", "b": b"22"}
     assert message.SerializeToString() == before
 
@@ -25,9 +25,7 @@ def test_a_message_with_an_error_has_no_content_afterwards() -> None:
 def test_what_is_too_large_or_not_there_stays_out_and_the_rest_goes_in() -> None:
     message = Message()
     large = bytes(MOST_ENCLOSED)
-    assert enclose(message, [("small", b"1"), ("large", large), ("missing", b""), ("other", b"2")]) == {
-        "small",
-        "other",
-    }
+    enclose(message, [("small", b"1"), ("large", large), ("missing", b""), ("other", b"2")])
     assert take_enclosed(message) == {"small": b"1", "other": b"2"}
-    assert enclose(message, [("large", large)]) == {"large"}
+    enclose(message, [("large", large)])
+    assert take_enclosed(message) == {"large": large}

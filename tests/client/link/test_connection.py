@@ -23,6 +23,7 @@ from hyperbloom.common.enclosed import MOST_ENCLOSED
 from hyperbloom.common.secrecy.keys import make_key, public_pem, server_of
 from hyperbloom.server.access.certificates import init
 from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker import hosted
 from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.flower import FleetServicer, TaskIdentity
 from hyperbloom.server.broker.hosted import Hosted
@@ -34,13 +35,18 @@ from hyperbloom.server.grids.live import LiveGrid
 
 
 class Server:
-    """A SuperLink that counts calls, with our servicer or with Flower's."""
+    """A SuperLink that counts calls, with our servicer or with Flower's.
+
+    Attributes:
+        lost: methods whose next answer is lost on its way, after the call was served.
+    """
 
     def __init__(self, stock: bool, registry: ClientRegistry | None = None, tls: Any = None, name: str = "") -> None:
         factory = state_factory()
         self.state = cast(State, factory.state())
         self.grid = LiveGrid(Hosted(self.state, "0.1.0"))
         self.calls = Counter[str]()
+        self.lost: list[str] = []
         connections = Connections()
         keys = Keys(self.state, [registry]) if registry else None
         door = Door(factory, keys, connections, name)
@@ -51,9 +57,18 @@ class Server:
         self.server.start()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Count a call."""
-        self.calls[details.method.rpartition("/")[2]] += 1
-        return continuation(details)
+        """Count a call, and lose its answer."""
+        method, handler = details.method.rpartition("/")[2], continuation(details)
+        self.calls[method] += 1
+
+        def serve(requests: Any, context: grpc.ServicerContext) -> Any:
+            answer = handler.stream_unary(requests, context)
+            if method in self.lost:
+                self.lost.remove(method)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was cut")
+            return answer
+
+        return grpc.stream_unary_rpc_method_handler(serve)
 
     def close(self) -> None:
         self.state.close()
@@ -115,6 +130,32 @@ def test_what_does_not_fit_takes_calls_of_its_own(down: int, up: int) -> None:
         assert server.calls["PullObject"] == server.calls["ConfirmMessageReceived"] == (down > up)
         assert server.calls["PushObject"] == (up > down)
         assert len(server.state.object_store) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["PullMessages", "PullObject", "ConfirmMessageReceived", "PushMessages"])
+@pytest.mark.parametrize("size", [1024, MOST_ENCLOSED])
+def test_an_order_is_played_once_whichever_answer_of_the_server_is_lost(method: str, size: int) -> None:
+    with serving(False) as server, session(Link(server.address, insecure=True)) as client:
+        server.lost.append(method)
+        for _ in range(2):
+            exchange(server, client, size, 1024)
+        assert bool(server.lost) == (server.calls[method] == 0)
+        assert server.calls["PullMessages"] == 2 + (method == "PullMessages")
+        assert len(server.state.object_store) == 0  # type: ignore[arg-type]
+
+
+def test_an_order_that_nobody_waits_for_is_handed_to_nobody_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted, "LOOK_EVERY_S", 0.0)
+    with serving(False) as server, session(Link(server.address, insecure=True)) as client:
+        received, forgotten, last = (
+            server.grid.push_messages([Message(content(1024), client.node_id, kind)])[0]
+            for kind in ("train", "train.again", "evaluate")
+        )
+        order = client.receive()
+        assert order is not None and order.metadata.message_id == received
+        server.grid.pull_messages([last])
+        order = client.receive()
+        assert order is not None and order.metadata.message_id == last and forgotten not in server.state.object_store
 
 
 def test_flowers_own_servicer_gets_the_calls_that_it_knows() -> None:

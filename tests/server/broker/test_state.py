@@ -21,6 +21,7 @@ class Link:
     def __init__(self) -> None:
         self.state = cast(State, state_factory().state())
         self.hosted = Hosted(self.state, "0.1.0")
+        self.latest: list[bool] = []  # what each wait that has ended returned
 
     def node(self, key: bytes) -> int:
         node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
@@ -42,7 +43,7 @@ class Link:
             bells.append(bell)
             waits.set()
 
-        thread = threading.Thread(target=self.state.wait_for_order, args=(node, LONG_S, tell))
+        thread = threading.Thread(target=lambda: self.latest.append(self.state.wait_for_order(node, LONG_S, tell)))
         thread.start()
         assert waits.wait(30)
         return thread, bells[0]
@@ -87,6 +88,32 @@ def test_an_order_ends_the_wait_of_its_node_and_of_no_other(link: Link) -> None:
     assert ended(other)
 
 
+def test_an_unanswered_order_goes_to_the_same_session_again_and_to_no_other(link: Link) -> None:
+    a, b = link.node(b"a"), link.node(b"b")
+    sent = [link.send(a), link.send(a)]
+
+    def ask(node: int) -> list[str]:
+        assert link.state.wait_for_order(node, 0.0, lambda bell: None)
+        return [each.metadata.message_id for each in link.state.get_message_ins(node, 1)]
+
+    assert [ask(a), ask(b), ask(a)] == [sent[:1], [], sent[:1]]
+    link.state.note_answer(b, sent[0])
+    link.state.note_answer(a, sent[1])
+    assert ask(a) == sent[:1], "neither was for what it has"
+    link.state.note_answer(a, sent[0])
+    assert [ask(a), ask(a)] == [sent[1:], sent[1:]]
+    link.state.activate_node(a, 30)
+    assert ask(a) == []
+
+
+def test_a_call_that_another_has_followed_gets_no_order(link: Link) -> None:
+    node = link.node(b"a")
+    (first, _), (second, _) = link.wait(node), link.wait(node)
+    assert ended(first) and link.latest == [False]
+    link.send(node)
+    assert ended(second) and link.latest == [False, True]
+
+
 def test_a_second_call_a_new_session_a_revocation_and_the_end_end_a_wait(link: Link) -> None:
     node = link.node(b"a")
     first, _ = link.wait(node)
@@ -97,7 +124,7 @@ def test_a_second_call_a_new_session_a_revocation_and_the_end_end_a_wait(link: L
     third, _ = link.wait(node)
     link.send(node)
     assert ended(third)
-    link.state.get_message_ins(node, None)
+    link.state.note_answer(node, link.state.get_message_ins(node, 1)[0].metadata.message_id)
     fourth, _ = link.wait(node)
     link.state.delete_node(NOOP_FLWR_AID, node)
     assert ended(fourth)
