@@ -25,6 +25,7 @@ CONNECTION = section(
     Flag("--insecure", _PLAIN, count=True, show_default=False),
     Flag("--root-certificates", "CA of the server's certificate", type=FILE, show_default="the system's"),
     Flag("--key", "this client's private key (flower-client keygen)", type=FILE),
+    Flag("--stock-superlink", "the server is Flower's own SuperLink: signatures do not name it", is_flag=True),
 )
 SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")
 VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=True)
@@ -77,8 +78,8 @@ def check_security(flags: Mapping[str, Any]) -> None:
         ConfigError: a flag is missing, or flags contradict each other.
     """
     ca, key, times = flags["root_certificates"], flags["key"], flags["insecure"]
-    if times and (ca or key):
-        flag = "--root-certificates" if ca else "--key"
+    if times and (ca or key or flags["stock_superlink"]):
+        flag = "--root-certificates" if ca else "--key" if key else "--stock-superlink"
         raise ConfigError(f"{flag}: expected without --insecure: plain text uses neither keys nor certificates")
     if ca and not ca.is_file():
         raise ConfigError(f"--root-certificates: expected a file, found none at {ca}")
@@ -97,7 +98,7 @@ def make_link(flags: Mapping[str, Any]) -> "Link":
     from hyperbloom.common.secrecy.keys import read_private_key
 
     key = read_private_key(flags["key"], "--key") if flags["key"] else None
-    return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key)
+    return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key, flags["stock_superlink"])
 
 
 def log_to(name: str, verbose: bool) -> None:

@@ -23,6 +23,8 @@ REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
     "this server from whoever runs it",
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
+    "Invalid signature": "it refuses signatures that name the CA of --root-certificates; get the ca.pem of this server "
+    "from whoever runs it, or say --stock-superlink if they tell you that it is Flower's own SuperLink",
     "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
 }
 """Explanations of permanent errors by a part of their text; the first match counts."""
@@ -38,18 +40,20 @@ _REFUSALS = ("is unknown or revoked", "key is damaged", "another client's")
 class Link:
     """How to reach the server: `HOST:PORT` of its Fleet API, the CA of its certificate, and this client's own key.
 
-    Without `root_certificates` the system's CAs apply. Without a key Flower makes one for each session.
+    Without `root_certificates` the system's CAs apply. Without a key Flower makes one for each session. Signatures name
+    the server, unless it is a `stock` SuperLink: a lying server could show those to other servers that do not ask more.
     """
 
     address: str
     insecure: bool = False
     root_certificates: Path | None = None
     key: ec.EllipticCurvePrivateKey | None = None
+    stock: bool = False
 
     @property
     def name(self) -> str:
-        """Return the server's name for signatures."""
-        return server_of(self.root_certificates)
+        """Return the server's name for signatures, "" if they name none."""
+        return "" if self.stock else server_of(self.root_certificates)
 
 
 def speaks_tls(address: str) -> bool:

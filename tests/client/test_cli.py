@@ -109,7 +109,9 @@ def test_certificates_and_the_key_go_to_the_link(
 
 def test_the_systems_certificates_do_without_a_flag(start: Callable[..., int], joined: Joined, key: Path) -> None:
     assert start("--key", str(key)) == 0
-    assert joined[0][0].root_certificates is None
+    assert (joined[0][0].root_certificates, joined[0][0].stock) == (None, False)
+    assert start("--key", str(key), "--stock-superlink") == 0
+    assert joined[1][0].stock
 
 
 def test_without_a_key_there_is_plain_text_only(
@@ -123,6 +125,8 @@ def test_without_a_key_there_is_plain_text_only(
     )
     assert start("--insecure", "--key", str(key)) == 2
     assert "--key: expected without --insecure" in capsys.readouterr().err
+    assert start("--insecure", "--stock-superlink") == 2
+    assert "--stock-superlink: expected without --insecure" in capsys.readouterr().err
     key.chmod(0o644)
     assert start("--key", str(key)) == 2
     assert f"everyone on this machine can use {key} (mode 0644)" in capsys.readouterr().err

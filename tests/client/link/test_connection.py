@@ -14,11 +14,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto import fleet_pb2, fleet_pb2_grpc
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
 
 from hyperbloom.client.link import connection as client_connection
 from hyperbloom.client.link.connection import Connection
 from hyperbloom.client.link.runtime import _retries
-from hyperbloom.client.link.server import Link
+from hyperbloom.client.link.server import Link, explanation
 from hyperbloom.common.enclosed import MOST_ENCLOSED
 from hyperbloom.common.secrecy.keys import make_key, public_pem, server_of
 from hyperbloom.server.access.certificates import init
@@ -49,7 +50,10 @@ class Server:
         self.lost: list[str] = []
         connections = Connections()
         keys = Keys(self.state, [registry]) if registry else None
-        door = Door(factory, keys, connections, name)
+        door: grpc.ServerInterceptor = Door(factory, keys, connections, name)
+        if stock and keys:
+            keys.follow()
+            door = NodeAuthServerInterceptor(factory)
         servicer = FleetServicer(factory, factory.objectstore_factory, False) if stock else Fleet(factory, bool(keys))
         self.address = f"127.0.0.1:{free_port()}"
         served = (servicer, fleet_pb2_grpc.add_FleetServicer_to_server)
@@ -60,6 +64,8 @@ class Server:
         """Count a call, and lose its answer."""
         method, handler = details.method.rpartition("/")[2], continuation(details)
         self.calls[method] += 1
+        if handler.stream_unary is None:
+            return handler
 
         def serve(requests: Any, context: grpc.ServicerContext) -> Any:
             answer = handler.stream_unary(requests, context)
@@ -199,6 +205,19 @@ def test_over_tls_with_a_key_of_its_own_and_the_right_ca(tmp_path: Path) -> None
         session(replace(known, address=server.address)),
     ):
         pass
+
+
+def test_a_stock_superlink_takes_keys_if_the_client_is_told_that_it_is_one(tmp_path: Path) -> None:
+    files, registry, key = init(tmp_path / "certs", [], 30), ClientRegistry(tmp_path / "clients.json"), make_key()
+    registry.add("ward-7", public_pem(key))
+    tls = (files.ca.read_bytes(), files.server.read_bytes(), files.server_key.read_bytes())
+    with serving(True, registry, tls) as server:
+        link = Link(server.address, root_certificates=files.ca, key=key)
+        with pytest.raises(grpc.RpcError) as caught, session(link):
+            pass
+        assert "--stock-superlink" in str(explanation(link, caught.value))
+        with session(replace(link, stock=True)) as client:
+            exchange(server, client, 1024, 1024)
 
 
 class Hanging(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
