@@ -1,4 +1,9 @@
-"""Segmentation: a class for each pixel of an image."""
+"""Segmentation: a class for each pixel of an image.
+
+The loss is cross-entropy and soft Dice, in equal parts as in F. Isensee et al., "nnU-Net", Nature Methods 2021,
+https://arxiv.org/abs/1809.10486. Dice as a loss is from F. Milletari, N. Navab, S.-A. Ahmadi, "V-Net", 3DV 2016,
+https://arxiv.org/abs/1606.04797. Cross-entropy alone settles on the background if most pixels are.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,8 +19,12 @@ from hyperbloom.common.tasks.classification import balanced_weights, check_class
 from hyperbloom.common.tasks.measures import Metric, confusion_of
 
 
+SMOOTH = 1e-3
+"""Share of a batch's pixels that is added to both parts of the Dice fraction, for classes that do not occur in it."""
+
+
 class Segmentation(Task):
-    """Masks (N, H, W) of classes, 0 for the background, by the cross-entropy of each pixel.
+    """Masks (N, H, W) of classes, 0 for the background, by the cross-entropy of each pixel and the Dice of each class.
 
     Dice and IoU are means over the classes except the background, over all pixels of a client together.
     """
@@ -42,6 +51,26 @@ class Segmentation(Task):
             found = f"{tuple(outputs.shape[1:])} for a mask {tuple(labels.shape[1:])}"
             raise ModelError(f"expected a network with logits (B, K, H, W) of pixels, such as unet, found {found}")
         return F.cross_entropy(outputs, labels, reduction="none"), None
+
+    def loss(
+        self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None, share: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean as in `Task.loss`, and 1 - the mean soft Dice of the classes but the background.
+
+        With p the probability of class c and y whether a pixel is of c, each as means over a batch's pixels:
+
+            dice_c = (2 mean(p y) + s) / (mean(p) + mean(y) + s),   s = SMOOTH
+        """
+        crossed = super().loss(outputs, labels, weights, share)
+        classes = torch.arange(outputs.shape[1], device=outputs.device).view(1, -1, 1, 1)
+        truth = (labels.unsqueeze(1) == classes).to(outputs)  # (B, K, H, W)
+        told = outputs.softmax(1)
+        of_examples = torch.stack([told * truth, told, truth]).mean((3, 4))  # (3, B, K)
+        if share is not None:
+            of_examples = of_examples * (share * (len(share) / share.sum())).view(1, -1, 1)
+        both, told_part, true_part = of_examples.mean(1)[:, 1:]
+        dice = (2 * both + SMOOTH) / (told_part + true_part + SMOOTH)
+        return crossed + (1 - dice).sum() / max(1, len(dice))
 
     def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return the loss of classification, for each pixel."""

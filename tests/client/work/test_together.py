@@ -182,7 +182,7 @@ def _travels(private: str) -> str:
 
 
 def test_every_model_trains_at_once_or_alone() -> None:
-    assert sorted([*SHAPES, *ALONE, "unet"]) == sorted(MODELS)  # it has masks, in test_vectorised.py
+    assert sorted([*SHAPES, *ALONE]) == sorted(MODELS)
 
 
 def test_own_models_and_those_with_batch_normalisation_train_one_by_one(

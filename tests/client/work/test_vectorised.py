@@ -1,6 +1,7 @@
 """The arithmetic of training at once is that of training one after the other, up to float rounding."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from hyperbloom.client.work.vectorised import train_rows
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, body_layout, build, full_layout, head_layout
+from hyperbloom.common.tasks import TaskSpec, make_task
 
 from ..orders import train_order
 
 SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)} | {f"cnn-{n}": (1, 9, 8) for n in range(1, 6)}
+SHAPES["unet"] = (1, 4, 8)
+PLAIN = TaskSpec()
 LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
 
 
@@ -25,16 +29,28 @@ def split(spec: ModelSpec, private: str) -> tuple[Layout, Layout]:
     return shared, Layout(tuple(item for item in full.shapes if item not in shared.shapes))
 
 
-def some_examples(name: str, count: int, dtype: torch.dtype, device: str) -> Examples:
-    """Return labelled noise; float64 inputs get past the check for float32 on purpose."""
+def some_examples(name: str, count: int, dtype: torch.dtype, device: str, spec: TaskSpec = PLAIN) -> Examples:
+    """Return labelled noise for a task, masks for a U-Net; float64 inputs get past the check for float32 on purpose."""
     generator = torch.Generator().manual_seed(count)
     inputs = 3 * torch.randn(count, *SHAPES[name], generator=generator)
-    data = Examples(inputs, torch.randint(4, (count,), generator=generator)).to(device)
+    if name == "unet":
+        spec = replace(spec, name="segmentation")
+    labels = {
+        "classification": torch.randint(4, (count,), generator=generator),
+        "multilabel": torch.tensor([0.0, 1.0, torch.nan])[torch.randint(3, (count, 4), generator=generator)],
+        "regression": 5 + 2 * torch.randn(count, 4, generator=generator),
+        "segmentation": torch.randint(4, (count, *SHAPES[name][1:]), generator=generator),
+    }[spec.name]
+    data = Examples(inputs, labels).under(make_task(spec)).to(device)
     object.__setattr__(data, "inputs", data.inputs.to(dtype))
+    if labels.is_floating_point():
+        object.__setattr__(data, "labels", data.labels.to(dtype))
     return data
 
 
-def three_rounds(name: str, private: str, dtype: torch.dtype, device: str = "cpu") -> Sequence[tuple[Tensor, Tensor]]:
+def three_rounds(
+    name: str, private: str, dtype: torch.dtype, device: str = "cpu", task: TaskSpec = PLAIN
+) -> Sequence[tuple[Tensor, Tensor]]:
     """Train three clients in both ways; returns pairs of everything that either leaves, one by one first.
 
     The first client's personal part comes with momentum from the start, as if it had trained before the others.
@@ -42,7 +58,7 @@ def three_rounds(name: str, private: str, dtype: torch.dtype, device: str = "cpu
     spec = ModelSpec(name, "S", SHAPES[name], 4)
     torch.manual_seed(3)
     starts = [build(spec).to(device, dtype) for _ in LENGTHS]
-    data = [some_examples(name, count, dtype, device) for count in LENGTHS]
+    data = [some_examples(name, count, dtype, device, task) for count in LENGTHS]
     sgd = train_order(private, batch_size=5, clip=0.5, weights=None).sgd
     layouts = split(spec, private)
     alone = [tuple(FlatPart(module, layout) for layout in layouts) for module in starts]
@@ -77,6 +93,24 @@ def three_rounds(name: str, private: str, dtype: torch.dtype, device: str = "cpu
 def test_at_once_is_one_by_one_to_the_last_digits_of_float64(name: str, private: str) -> None:
     for one, together in three_rounds(name, private, torch.float64):
         tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6  # losses are summed in float32
+        torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("mlp", TaskSpec("classification", balanced=True)),
+        ("mlp", TaskSpec("multilabel")),
+        ("mlp", TaskSpec("multilabel", balanced=True)),
+        ("mlp", TaskSpec("regression")),
+        ("mlp", TaskSpec("regression", (5.0,) * 4, (2.0,) * 4)),
+        ("unet", TaskSpec("segmentation", balanced=True)),
+    ],
+    ids=str,
+)
+def test_every_task_at_once_is_one_by_one(name: str, task: TaskSpec) -> None:
+    for one, together in three_rounds(name, "head", torch.float64, task=task):
+        tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6
         torch.testing.assert_close(together, one, rtol=tolerance, atol=tolerance)
 
 

@@ -67,6 +67,18 @@ def test_the_loss_of_several_labels_is_that_of_the_known_ones_alone() -> None:
     assert MULTILABEL.loss(outputs[3:4], labels[3:4]).item() == 0.0
 
 
+def test_the_loss_of_masks_is_cross_entropy_and_the_dice_of_each_class_but_the_background() -> None:
+    outputs, labels = noise(5, 3, 4, 6), torch.randint(3, (5, 4, 6), generator=torch.Generator().manual_seed(2))
+    probabilities, dice = outputs.softmax(1), []
+    for each in (1, 2):
+        told, true = probabilities[:, each].flatten(), (labels == each).float().flatten()
+        dice.append(2 * (told @ true) / (told.sum() + true.sum()))
+    expected = F.cross_entropy(outputs, labels) + 1 - (dice[0] + dice[1]) / 2
+    torch.testing.assert_close(MASKS.loss(outputs, labels), expected, atol=2e-3, rtol=0)  # but for the smoothing
+    perfect = 100.0 * F.one_hot(labels, 4).movedim(3, 1)  # class 3 is nowhere, and nobody says so
+    assert MASKS.loss(perfect, labels).item() == pytest.approx(0.0, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", list(TASKS))
 def test_a_share_of_zero_leaves_an_example_out(name: str) -> None:
     task = make_task(TaskSpec(name))
