@@ -160,7 +160,7 @@ class Task(ABC):
             metric = self.metrics[name]
             found[name] = metric.counted(counts) if metric.counted else _by_label(metric, *_not_none(pairs))
         flat = [counts.flatten(), *([histogram_of(*pairs).flatten()] if pairs else [])]
-        return Measured(_defined(found), tuple(torch.cat(flat).tolist()))
+        return Measured(self._defined(found), tuple(torch.cat(flat).tolist()))
 
     def pooled(self, counts: Sequence[float], outputs: int, names: Sequence[str]) -> dict[str, float]:
         """Return the metrics of summed counts, without those that only the scores themselves can give."""
@@ -171,7 +171,19 @@ class Task(ABC):
                 found[name] = metric.counted(own)
             elif metric.binned:
                 found[name] = torch.stack([metric.binned(each) for each in bins])
-        return _defined(found)
+        return self._defined(found)
+
+    def _defined(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the means over labels that are defined, and the values of single labels if there are several."""
+        values = {}
+        for name, each in found.items():
+            whole = each.nanmean()
+            if bool(whole.isfinite()):
+                values[name] = float(whole)
+                if each.numel() > 1:
+                    numbered = enumerate(each.tolist(), self.metrics[name].first)
+                    values |= {f"{name}/{at}": value for at, value in numbered if value == value}
+        return values
 
     def unpacked(self, counts: Sequence[float], outputs: int) -> tuple[Tensor, Tensor]:
         """Return counts as `self.counts` gives them, and histograms of scores `(L, 2, BINS)`, perhaps of no label."""
@@ -219,15 +231,3 @@ def _by_label(metric: Metric, scores: Tensor, truth: Tensor) -> Tensor:
         mixed = 0 < positives < int(known.sum())
         values.append(metric.scored(score[known], each[known].long()) if mixed else torch.tensor(torch.nan))
     return torch.stack([value.double().cpu() for value in values])
-
-
-def _defined(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the means over labels that are defined, and the values of single labels if there are several."""
-    values = {}
-    for name, each in found.items():
-        whole = each.nanmean()
-        if bool(whole.isfinite()):
-            values[name] = float(whole)
-            if each.numel() > 1:
-                values |= {f"{name}/{at}": value for at, value in enumerate(each.tolist()) if value == value}
-    return values

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BINS = 100
+BINS = 150
 """Bins of scores between 0 and 1, in which clients count their positive and negative examples."""
+
+CALIBRATION_BINS = 15
+"""Bins of the calibration error; each is so many whole bins of the counts."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class Metric:
         scored: computes it from scores `(N,)` and truths `(N,)` of one label, in place of `counted`.
         binned: computes it from one label's histogram `(2, BINS)`, if `scored` has such a form.
         mean: whether it is a mean over examples, so that values and numbers of examples are enough to pool it.
+        first: the class, label or target of its first value.
     """
 
     counted: Callable[[Tensor], Tensor] | None = None
     scored: Callable[[Tensor, Tensor], Tensor] | None = None
     binned: Callable[[Tensor], Tensor] | None = None
     mean: bool = False
+    first: int = 0
 
 
 def confusion_of(answers: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -106,7 +111,7 @@ ACCURACY, LABEL_ACCURACY = Metric(_accuracy, mean=True), Metric(_accuracy)
 BALANCED_ACCURACY = Metric(_recall)
 MACRO_F1 = Metric(_f1)
 LABEL_F1 = Metric(lambda counts: 2 * counts[:, 1, 1] / (counts[:, 1].sum(1) + counts[:, :, 1].sum(1)))
-DICE, IOU = Metric(lambda counts: _f1(counts)[1:]), Metric(lambda counts: _iou(counts)[1:])
+DICE, IOU = Metric(lambda counts: _f1(counts)[1:], first=1), Metric(lambda counts: _iou(counts)[1:], first=1)
 MAE = Metric(lambda sums: sums[:, 1] / sums[:, 0], mean=True)
 RMSE = Metric(lambda sums: (sums[:, 2] / sums[:, 0]).sqrt())
 R2 = Metric(_r2)
@@ -129,7 +134,7 @@ def _average_precision(scores: Tensor, truth: Tensor) -> Tensor:
 def _calibration_error(scores: Tensor, truth: Tensor) -> Tensor:
     from torchmetrics.functional.classification import binary_calibration_error
 
-    return binary_calibration_error(scores, truth, n_bins=15)
+    return binary_calibration_error(scores, truth, n_bins=CALIBRATION_BINS)
 
 
 def _binned_auroc(bins: Tensor) -> Tensor:
@@ -145,6 +150,13 @@ def _binned_average_precision(bins: Tensor) -> Tensor:
     return (steps * (positive / (positive + negative)).nan_to_num()).sum() / positive[-1]
 
 
+def _binned_calibration_error(bins: Tensor) -> Tensor:
+    """Return the error for scores in the middles of their bins."""
+    middles = (torch.arange(BINS) + 0.5) / BINS
+    above = bins[1] - bins.sum(0) * middles  # positives beyond those that the scores promise
+    return above.view(CALIBRATION_BINS, -1).sum(1).abs().sum() / bins.sum()
+
+
 AUROC = Metric(scored=_auroc, binned=_binned_auroc)
 AVERAGE_PRECISION = Metric(scored=_average_precision, binned=_binned_average_precision)
-CALIBRATION_ERROR = Metric(scored=_calibration_error)
+CALIBRATION_ERROR = Metric(scored=_calibration_error, binned=_binned_calibration_error)

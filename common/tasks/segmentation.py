@@ -18,7 +18,6 @@ from hyperbloom.common.tasks.base import Task
 from hyperbloom.common.tasks.classification import balanced_weights, check_classes, distil_classes
 from hyperbloom.common.tasks.measures import Metric, confusion_of
 
-
 SMOOTH = 1e-3
 """Share of a batch's pixels that is added to both parts of the Dice fraction, for classes that do not occur in it."""
 
@@ -70,7 +69,8 @@ class Segmentation(Task):
             of_examples = of_examples * (share * (len(share) / share.sum())).view(1, -1, 1)
         both, told_part, true_part = of_examples.mean(1)[:, 1:]
         dice = (2 * both + SMOOTH) / (told_part + true_part + SMOOTH)
-        return crossed + (1 - dice).sum() / max(1, len(dice))
+        missed: Tensor = (1 - dice).sum() / max(1, len(dice))
+        return crossed + missed
 
     def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return the loss of classification, for each pixel."""

@@ -14,7 +14,7 @@ SIDE = 16
 
 
 def write_shapes(path: Path, count: int, seed: int) -> None:
-    """Write noisy images of a bright disc and a grey square, which may lie over it, with masks: a fifth of the pixels."""
+    """Write noisy images of a bright disc and a grey square, which may lie over it, with their masks."""
     generator = np.random.default_rng(seed)
     x = generator.normal(0, 0.15, (count, 1, SIDE, SIDE)).astype(np.float32)
     y = np.zeros((count, SIDE, SIDE), np.int64)

@@ -92,7 +92,9 @@ def test_binned_scores_of_several_clients_give_the_figures_of_all_their_examples
     truth, scores = labels.numpy(), probabilities.numpy()
     assert found["auroc"] == pytest.approx(reference.roc_auc_score(truth, scores), **CLOSE)
     assert found["average-precision"] == pytest.approx(reference.average_precision_score(truth, scores), **CLOSE)
-    assert "calibration-error" not in found  # it takes the scores themselves
+    each = values(task("multilabel"), probabilities.logit(), labels)
+    assert found["calibration-error"] == pytest.approx(each["calibration-error"], **CLOSE)
+    assert 0.05 < found["calibration-error"] < 0.5
 
 
 def test_one_class_alone_has_no_curve() -> None:
@@ -126,5 +128,8 @@ def test_masks() -> None:
         "iou": reference.jaccard_score(truth, guess, labels=[1, 2, 3], average="macro"),
         "accuracy": reference.accuracy_score(truth, guess),
     }
+    each = reference.f1_score(truth, guess, labels=[1, 2], average=None)
+    expected |= {f"dice/{number}": value for number, value in enumerate(each, 1)}
     for found in (values(task("segmentation"), outputs, labels), summed(task("segmentation"), outputs, labels)):
         assert {name: found[name] for name in expected} == pytest.approx(expected, **CLOSE)
+        assert "dice/0" not in found
