@@ -7,13 +7,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from hyperbloom.common.metrics import axis_of
-from hyperbloom.server.live.run import LiveRun, Standing, Watched
+from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render, render_blocks
 from hyperbloom.server.pages.report import REPORT
 from hyperbloom.server.pages.report_data import read_member
-from hyperbloom.server.watch.board import amount, duration
+from hyperbloom.server.watch.board import Board, Standing, amount, duration
 
 SCRIPT = (files("hyperbloom.server.pages") / "templates" / "live.js").read_text()
 
@@ -68,14 +68,14 @@ def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
     return render_blocks("live_runs.html", runs=looked, duration=duration)
 
 
-def _curve(courses: Sequence[Watched], name: str) -> Markup:
-    series = [Series(course.board.name, course.means) for course in courses]
-    board = courses[0].board
+def _curve(courses: Sequence[Board], name: str) -> Markup:
+    series = [Series(course.name, course.means) for course in courses]
+    board = courses[0]
     title = f"Test {board.title} over rounds, mean over clients"
     return lines(f"{name}-curve", title, axis_of(board.metric), series, percent=board.scale.percent)
 
 
-def _in_order(course: Watched, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
+def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
     """Return the clients: those in trouble first, then those that lose most or have the least accuracy."""
 
     def key(entry: tuple[str, Standing]) -> tuple[bool, float, str]:
@@ -94,4 +94,4 @@ def _map(run: LiveRun, name: str) -> Markup | None:
     points, (first, second) = flatten_by_pca(embeddings)
     axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
     accuracy = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
-    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes, run.main.board.scale)
+    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes, run.main.scale)

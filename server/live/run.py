@@ -7,7 +7,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,74 +24,6 @@ EVENTS_KEPT = 200
 
 WHOLE_FILES = (REPORT, "roster.json", "hypernetwork.safetensors")
 """Files that are replaced as a whole, and are shown too."""
-
-
-@dataclass
-class Standing:
-    """A client in one strategy: its last training, its last score, and how often it was left out and why."""
-
-    trained: int | None = None
-    accuracy: float | None = None
-    left_out: int = 0
-    left_out_in: int = -1
-    why: str = ""
-
-    @property
-    def well(self) -> bool:
-        """Return whether the client has trained since it was last left out."""
-        return self.trained is not None and self.trained > self.left_out_in
-
-
-@dataclass
-class Watched:
-    """One strategy of a run, as far as its lines have been read.
-
-    Attributes:
-        board: the last round, the pace and the time left.
-        means, worsts: test accuracy in percent by evaluated round, over clients.
-        clients: their standing, by name.
-        bytes_down, bytes_up: of training, since the beginning.
-        trained, left_out: how many times a client trained or was left out, over all clients.
-    """
-
-    board: Board
-    means: list[tuple[float, float]] = field(default_factory=list)
-    worsts: list[tuple[float, float]] = field(default_factory=list)
-    clients: dict[str, Standing] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    trained: int = 0
-    left_out: int = 0
-
-    def add_round(self, line: Line) -> None:
-        """Add a line of metrics.jsonl."""
-        self.board.add_round(line)
-        self.bytes_down += line.get("bytes_down", 0)
-        self.bytes_up += line.get("bytes_up", 0)
-        self.trained += line["clients"]
-        if "test_mean" in line:
-            self.means.append((line["round"], line["test_mean"]))
-            self.worsts.append((line["round"], line["test_worst"]))
-
-    def add_client(self, line: Line) -> None:
-        """Add a line of clients.jsonl."""
-        client = self.clients.setdefault(line["client"], Standing())
-        if "refused" in line:
-            self.left_out += 1
-            client.left_out, client.left_out_in, client.why = client.left_out + 1, line["round"], line["refused"]
-        elif (value := line.get(f"test_{self.board.metric}")) is not None:
-            client.accuracy = self.board.scale.factor * value
-        elif "seconds" in line:
-            client.trained = line["round"]
-
-    def gains_over(self, other: "Watched") -> dict[str, float]:
-        """Return each client's last accuracy minus its last one in another strategy, in points."""
-        pairs = ((name, each.accuracy, other.clients.get(name)) for name, each in self.clients.items())
-        return {
-            name: mine - theirs.accuracy
-            for name, mine, theirs in pairs
-            if mine is not None and theirs is not None and theirs.accuracy is not None
-        }
 
 
 class LiveRun:
@@ -116,7 +47,7 @@ class LiveRun:
     def _begin(self) -> None:
         self.events: deque[Line] = deque(maxlen=EVENTS_KEPT)
         self.courses = {
-            name: Watched(Board(name, self.config.rounds)) for name in (self.config.strategy, *self.config.baselines)
+            name: Board(name, self.config.rounds) for name in (self.config.strategy, *self.config.baselines)
         }
         self._tails = [(Tail(self.folder / EVENTS), self.events.append)]
         for name, course in self.courses.items():
@@ -152,14 +83,14 @@ class LiveRun:
                 self.version += 1
 
     @property
-    def main(self) -> Watched:
+    def main(self) -> Board:
         """Return the run's own strategy."""
         return self.courses[self.config.strategy]
 
     @property
-    def current(self) -> Watched:
+    def current(self) -> Board:
         """Return the strategy that has come furthest in the run's order."""
-        begun = [course for course in self.courses.values() if course.board.done or course.means]
+        begun = [course for course in self.courses.values() if course.done or course.means]
         return begun[-1] if begun else self.main
 
     @property
@@ -170,7 +101,7 @@ class LiveRun:
     @property
     def complete(self) -> bool:
         """Return whether all strategies have had all their rounds."""
-        return all(course.board.done >= self.config.rounds for course in self.courses.values())
+        return all(course.done >= self.config.rounds for course in self.courses.values())
 
     @property
     def state(self) -> str:
@@ -214,12 +145,12 @@ def how_far(folder: Path, as_json: bool) -> str:
     run = LiveRun(folder)
     run.look(float("inf"))
     if not as_json:
-        begun = [course.board.sentence() for course in run.courses.values() if course.means]
-        where = f"{run.current.board.name}: round {run.current.board.done} of {run.config.rounds}"
+        begun = [course.sentence() for course in run.courses.values() if course.means]
+        where = f"{run.current.name}: round {run.current.done} of {run.config.rounds}"
         return "\n".join([*begun, f"{run.state}: {where}"])
     strategies = {
         name: {
-            "round": course.board.done,
+            "round": course.done,
             "test_mean": dict(course.means),
             "test_worst": dict(course.worsts),
             "bytes_down": course.bytes_down,
@@ -228,5 +159,5 @@ def how_far(folder: Path, as_json: bool) -> str:
         }
         for name, course in run.courses.items()
     }
-    told = {"state": run.state, "rounds": run.config.rounds, "seconds_left": run.current.board.seconds_left}
+    told = {"state": run.state, "rounds": run.config.rounds, "seconds_left": run.current.seconds_left}
     return json.dumps({**told, "strategies": strategies}, indent=1)

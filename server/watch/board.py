@@ -6,6 +6,7 @@ files.
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -23,32 +24,57 @@ PACE_OVER = 50
 """Rounds over which the pace is measured: older rounds say little about the time left."""
 
 
+@dataclass
+class Standing:
+    """A client in one strategy: its last training, its last score, and how often it was left out and why."""
+
+    trained: int | None = None
+    accuracy: float | None = None
+    left_out: int = 0
+    left_out_in: int = -1
+    why: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Return whether the client has trained since it was last left out."""
+        return self.trained is not None and self.trained > self.left_out_in
+
+
 class Board:
-    """The state of one strategy.
+    """The state of one strategy, as far as its lines have been added.
 
     Args:
         name: of the strategy.
         rounds: number of rounds of the run.
+
+    Attributes:
+        done: the last round.
+        means, worsts: test accuracy in percent by evaluated round, over clients.
+        clients: their standing, by name.
+        bytes_down, bytes_up: of training, since the beginning.
+        trained, left_out: how many times a client trained or was left out, over all clients.
     """
 
     def __init__(self, name: str, rounds: int) -> None:
         """Start before the first round."""
         self.name, self.rounds = name, rounds
-        self.done = 0
+        self.done = self.bytes_down = self.bytes_up = self.trained = self.left_out = 0
+        self.means: list[tuple[float, float]] = []
+        self.worsts: list[tuple[float, float]] = []
+        self.clients: dict[str, Standing] = {}
         self._times: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=PACE_OVER + 1)
         self._last: Line = {}  # the last round's line
         self._evaluated: Line = {}  # of the last evaluated round
         self._worst: str | None = None
-        self._best: tuple[float, int] | None = None
         self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
-        self._down = self._up = 0
-        self._left_out: dict[str, tuple[int, int, str]] = {}  # by client: how often, last round, reason
         self._events: tuple[str, ...] = ()
 
     def add_round(self, line: Line) -> None:
         """Add a line of metrics.jsonl."""
         number = line["round"]
-        self._down, self._up = self._down + line.get("bytes_down", 0), self._up + line.get("bytes_up", 0)
+        self.bytes_down += line.get("bytes_down", 0)
+        self.bytes_up += line.get("bytes_up", 0)
+        self.trained += line["clients"]
         # Asynchronous mode reports an evaluation after later rounds.
         if number >= self.done:
             self.done, self._last, self._seconds = number, line, {}
@@ -56,22 +82,34 @@ class Board:
                 self._times.append((number, line["elapsed"]))
         if "test_mean" in line:
             self._evaluated, self._worst = line, None
-            best = None if self._best is None else self._best[0]
-            if best is None or self.scale.best((best, line["test_mean"])) != best:
-                self._best = line["test_mean"], number
+            self.means.append((number, line["test_mean"]))
+            self.worsts.append((number, line["test_worst"]))
 
     def add_client(self, line: Line) -> None:
         """Add a line of clients.jsonl, after the line of its round."""
         name, number = line["client"], line["round"]
+        client = self.clients.setdefault(name, Standing())
         if "refused" in line:
-            times = self._left_out.get(name, (0, 0, ""))[0] + 1
-            self._left_out[name] = times, number, line["refused"]
-        elif "seconds" in line and number == self.done:
-            self._seconds[name] = line["seconds"]
-        value, worst = line.get(f"test_{self.metric}"), self._evaluated.get("test_worst", math.nan)
-        here = number == self._evaluated.get("round") and self._worst is None
-        if here and value is not None and math.isclose(self.scale.factor * value, worst, abs_tol=1e-9):
-            self._worst = name
+            self.left_out += 1
+            client.left_out, client.left_out_in, client.why = client.left_out + 1, number, line["refused"]
+        elif (value := line.get(f"test_{self.metric}")) is not None:
+            client.accuracy = self.scale.factor * value
+            here = number == self._evaluated.get("round") and self._worst is None
+            if here and math.isclose(client.accuracy, self._evaluated["test_worst"], abs_tol=1e-9):
+                self._worst = name
+        elif "seconds" in line:
+            client.trained = number
+            if number == self.done:
+                self._seconds[name] = line["seconds"]
+
+    def gains_over(self, other: "Board") -> dict[str, float]:
+        """Return each client's last accuracy minus its last one in another strategy, in points."""
+        pairs = ((name, each.accuracy, other.clients.get(name)) for name, each in self.clients.items())
+        return {
+            name: mine - theirs.accuracy
+            for name, mine, theirs in pairs
+            if mine is not None and theirs is not None and theirs.accuracy is not None
+        }
 
     def add_event(self, text: str) -> None:
         """Add an event; the last `EVENTS_SHOWN` are shown."""
@@ -148,15 +186,17 @@ class Board:
         if self._worst is not None:
             text.append(f" ({plain_text(self._worst)})")
         text.append(f", at round {line['round']}")
-        if self._best and self._best[1] != line["round"]:
-            text.append(f"; best mean {self.scale.show(self._best[0])} at round {self._best[1]}", style="dim")
+        best = self.scale.best([mean for _, mean in self.means])
+        at = next(number for number, mean in self.means if mean == best)
+        if at != line["round"]:
+            text.append(f"; best mean {self.scale.show(best)} at round {at}", style="dim")
         return text
 
     def _training_row(self) -> str:
         line = self._last
         parts = [f"loss {line['loss']:.3g}"] if "loss" in line else []
         parts.append(f"{line['clients']} client{'' if line['clients'] == 1 else 's'} in {line['seconds']:.2f} s")
-        parts.append(f"{amount(self._down)} down, {amount(self._up)} up in all")
+        parts.append(f"{amount(self.bytes_down)} down, {amount(self.bytes_up)} up in all")
         if len(self._seconds) > 1:
             slowest, seconds = max(self._seconds.items(), key=lambda pair: pair[1])
             if seconds > 2 * median(self._seconds.values()):
@@ -164,10 +204,12 @@ class Board:
         return " · ".join(parts)
 
     def _stragglers(self) -> list[str]:
-        often = sorted(self._left_out.items(), key=lambda pair: (-pair[1][0], pair[0]))
+        left_out = ((name, client) for name, client in self.clients.items() if client.left_out)
+        often = sorted(left_out, key=lambda pair: (-pair[1].left_out, pair[0]))
         lines = [
-            f"{plain_text(name)} {times} time{'' if times == 1 else 's'}, last in round {number}: {plain_text(why)}"
-            for name, (times, number, why) in often[:STRAGGLERS_SHOWN]
+            f"{plain_text(name)} {client.left_out} time{'' if client.left_out == 1 else 's'}, "
+            f"last in round {client.left_out_in}: {plain_text(client.why)}"
+            for name, client in often[:STRAGGLERS_SHOWN]
         ]
         return lines + ([f"and {len(often) - STRAGGLERS_SHOWN} more"] if len(often) > STRAGGLERS_SHOWN else [])
 

@@ -24,7 +24,7 @@ def test_rounds_and_clients_are_read_as_they_come(tmp_path: Path) -> None:
     before = run.version
     run.look(1)
     assert run.version > before
-    assert run.main.board.done == 2 and run.main.means == [(2, 21.0)] and run.main.worsts == [(2, 20.0)]
+    assert run.main.done == 2 and run.main.means == [(2, 21.0)] and run.main.worsts == [(2, 20.0)]
     first, second = run.main.clients["a"], run.main.clients["b"]
     assert (first.trained, first.accuracy, first.left_out) == (2, 20.0, 0)
     assert (second.trained, second.left_out, second.left_out_in, second.why) == (None, 1, 2, "out of memory")
@@ -72,13 +72,13 @@ def test_a_run_that_went_back_is_read_anew(tmp_path: Path) -> None:
     recording.go(2)
     recording.go(3)
     run.look(1)
-    assert run.main.board.done == 3
+    assert run.main.done == 3
     for path, length in zip((metrics, clients), lengths, strict=True):
         with path.open("r+b") as file:
             file.truncate(length)
     for _ in range(3):
         run.look(1)
-    assert run.main.board.done == 1 and run.main.means == [] and run.main.trained == 1
+    assert run.main.done == 1 and run.main.means == [] and run.main.trained == 1
 
 
 def test_a_large_folder_is_read_a_little_at_a_time(tmp_path: Path) -> None:
