@@ -3,27 +3,21 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
 from hyperbloom.common.config import dump_run_config
-from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
-from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, matrix, plane
+from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.lines import Line
-from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import amount, duration
-
-if TYPE_CHECKING:
-    from hyperbloom.server.pages.mix_and_match import Mixed
-
 
 REPORT = "report.html"
 
@@ -40,40 +34,23 @@ EVENTS = 200
 """Most events shown; these are the last ones."""
 
 
-def write_report(
-    folder: Path, out: Path | None = None, mix: bool = True, root: Path | None = None, own_code: bool = False
-) -> Path:
+def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
     Args:
         folder: the folder of a run or a comparison.
         out: the file; None: `report.html` in the run's folder.
-        mix: test all heads on all feature extractors, which needs the data and takes time.
-        root: folder with the data set's files; None: as in the run.
-        own_code: import what the folder names as `package.module:name`.
 
     Raises:
         ConfigError: there is no run, one of its files is damaged, or no round is over.
     """
     run = read_run_data(folder)
     path = out or run.folder / REPORT
-    write_bytes(path, _page(run, *_mixed(run, mix, root, own_code)))
+    write_bytes(path, _page(run))
     return path
 
 
-def _mixed(run: RunData, mix: bool, root: Path | None, own_code: bool) -> tuple["Mixed | None", str]:
-    """Return the matrix with its names, or the reason why there is none."""
-    if not mix:
-        return None, "it takes the data and some time; flower-server report computes it"
-    from hyperbloom.server.pages.mix_and_match import mix_and_match
-
-    try:
-        return mix_and_match(run.folder, read_config(run.folder, own_code), root), ""
-    except HyperbloomError as error:
-        return None, str(error)
-
-
-def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
+def _page(run: RunData) -> bytes:
     main, details = run.main, run.by_client
     members = sorted(run.members, key=lambda member: _by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
@@ -101,9 +78,6 @@ def _page(run: RunData, mixed: "Mixed | None", why_not: str) -> bytes:
         members=members[:ROWS],
         worst_off=sorted(of, key=lambda name: sign * of[name])[:WORST],
         **_map(run),
-        mixed=mixed,
-        matrix=matrix(mixed.names, mixed.values, scale) if mixed else None,
-        why_no_matrix=why_not,
         bytes=lines(
             "bytes",
             "Bytes of training per client and round",

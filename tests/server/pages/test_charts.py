@@ -2,9 +2,7 @@
 
 import re
 
-import numpy as np
-
-from hyperbloom.server.pages.charts import Series, lines, matrix, style_of
+from hyperbloom.server.pages.charts import Series, lines, style_of
 
 
 def test_areas_lie_behind_lines_and_points_before_them() -> None:
@@ -29,8 +27,3 @@ def test_an_axis_of_percent_begins_below_all_that_is_shown() -> None:
 
 def test_colours_come_again_after_the_last() -> None:
     assert [style_of(index) for index in (0, 7, 8)] == ["s0", "s7", "s0"]
-
-
-def test_a_row_in_which_all_are_the_same_has_one_shade() -> None:
-    chart = matrix(["a", "b"], np.array([[50.0, 50.0], [20.0, 80.0]]))
-    assert re.findall(r'class="cell (q\d)', chart) == ["q8", "q8", "q0", "q8"]

@@ -21,7 +21,7 @@ HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
-    path = write_report(Recording(tmp_path / "run-7").whole(), mix=False)
+    path = write_report(Recording(tmp_path / "run-7").whole())
     assert path == tmp_path / "run-7" / "report.html"
     check_self_contained(path)
     page = Page(path)
@@ -46,7 +46,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_the_curve_is_where_the_numbers_are(tmp_path: Path) -> None:
-    path = write_report(Recording(tmp_path, config=some_config(baselines=())).whole(), mix=False)
+    path = write_report(Recording(tmp_path, config=some_config(baselines=())).whole())
     page = Page(path)
     (main_line,) = page.styled("line main s0")[:1]
     points = [tuple(map(float, pair.split())) for pair in str(main_line["d"])[1:].split("L")]
@@ -69,7 +69,7 @@ def test_what_clients_are_called_is_text(tmp_path: Path) -> None:
     run.begin("pfedhn")
     for number in range(1, ROUNDS + 1):
         run.go(number, **{HOSTILE[0]: f"tensor {HOSTILE[1]}: shape"} if number == 5 else {})
-    path = write_report(tmp_path, mix=False)
+    path = write_report(tmp_path)
     check_self_contained(path)
     page = Page(path)
     named = [row[0] for row in page.tables["Test accuracy in percent, at the round that validation selected"][1:-1]]
@@ -88,7 +88,7 @@ def test_what_clients_are_called_is_text(tmp_path: Path) -> None:
 
 def test_many_clients_are_one_picture_and_the_worst_are_named(tmp_path: Path) -> None:
     names = [f"ward-{index:02d}" for index in range(BARS + 16)]
-    path = write_report(Recording(tmp_path, names, state={"embeddings": torch.randn(len(names), 4)}).whole(), mix=False)
+    path = write_report(Recording(tmp_path, names, state={"embeddings": torch.randn(len(names), 4)}).whole())
     check_self_contained(path)
     page = Page(path)
     assert {"clients", "pca", "tsne"} < set(page.pictures())
@@ -100,7 +100,7 @@ def test_many_clients_are_one_picture_and_the_worst_are_named(tmp_path: Path) ->
 
 def test_clients_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     names = ["ward-10", "ward-2", "7", "icu", "ward-1"]
-    page = Page(write_report(Recording(tmp_path, names, state={"embeddings": torch.randn(5, 4)}).whole(), mix=False))
+    page = Page(write_report(Recording(tmp_path, names, state={"embeddings": torch.randn(5, 4)}).whole()))
     rows = page.tables["Test accuracy in percent, at the round that validation selected"][1:-1]
     assert [row[0] for row in rows] == ["7", "icu", "ward-1", "ward-2", "ward-10"]
     assert [row[3] for row in rows] == ["62.0", "63.0", "64.0", "61.0", "60.0"]  # each its own
@@ -109,7 +109,7 @@ def test_clients_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shares", "coloured"), [((), "by test accuracy"), ((0.75, 0.25), "by the classes")])
 def test_points_are_coloured_by_what_is_known(tmp_path: Path, shares: tuple[float, ...], coloured: str) -> None:
     disclosed = [(*shares, *[0.0] * 8), (0.0, 1.0, *[0.0] * 8), (*shares, *[0.0] * 8)] if shares else ()
-    page = Page(write_report(Recording(tmp_path, shares=disclosed).whole(), mix=False))
+    page = Page(write_report(Recording(tmp_path, shares=disclosed).whole()))
     assert f"Coloured {coloured}" in page.text
     if shares:
         slices = [each["d"] for name, each in page.elements if name == "path" and "A" in str(each["d"])]
@@ -127,7 +127,7 @@ def test_what_failed_and_when(tmp_path: Path) -> None:
     run.go(2, b="no reply", c="MemoryError")
     run.go(3)
     run.folder.event("b left")
-    page = Page(write_report(tmp_path, mix=False))
+    page = Page(write_report(tmp_path))
     assert page.tables["Clients left out of rounds of pfedhn"][1:] == [
         ["b", "2", "2", "no reply"],
         ["c", "1", "2", "MemoryError"],
@@ -143,16 +143,14 @@ def test_a_run_without_an_evaluation_yet(tmp_path: Path) -> None:
     run = Recording(tmp_path)
     run.begin("pfedhn")
     run.go(1)
-    path = write_report(tmp_path, mix=False)
+    path = write_report(tmp_path)
     check_self_contained(path)
     assert "After 1 of 6 rounds of pfedhn nothing has been evaluated yet." in Page(path).text
 
 
 def test_a_strategy_without_embeddings_has_no_map(tmp_path: Path) -> None:
     config = some_config(strategy="fedavg", baselines=())
-    page = Page(
-        write_report(Recording(tmp_path, config=config, state={"fc1.weight": torch.ones(2)}).whole(), mix=False)
-    )
+    page = Page(write_report(Recording(tmp_path, config=config, state={"fc1.weight": torch.ones(2)}).whole()))
     assert "There is no map: fedavg has no embedding of each client on the server" in page.text
 
 
@@ -181,7 +179,7 @@ def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) ->
         (folder / "environment.json").write_text(json.dumps(environment))
         (folder / "cell.json").write_text("{}")
     assert [course.name for course in read_run_data(tmp_path).courses] == ["pfedhn", "fedavg"]
-    assert write_report(tmp_path, mix=False) == tmp_path / "pfedhn-seed0" / "report.html"
+    assert write_report(tmp_path) == tmp_path / "pfedhn-seed0" / "report.html"
     page = Page(tmp_path / "pfedhn-seed0" / "report.html")
     assert "The other strategies are runs of the same comparison with seed 0." in page.text
     assert [course.name for course in read_run_data(tmp_path / "fedavg-seed1").courses] == ["fedavg"]
@@ -205,21 +203,16 @@ def test_a_damaged_run_is_told_in_one_line(tmp_path: Path, file: str, content: s
     else:
         path.write_text(content)
     with pytest.raises(ConfigError, match=message) as caught:
-        write_report(tmp_path, mix=False)
+        write_report(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_the_command_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Recording(tmp_path / "run", config=some_config(strategy="fedavg", baselines=())).whole()
     out = tmp_path / "elsewhere" / "r.html"
-    assert main(["report", str(run), "--out", str(out), "--no-matrix"]) == 0
+    assert main(["report", str(run), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"the report is {out}\n"
-    assert "flower-server report computes it" in Page(out).text
-
-
-def test_why_there_is_no_matrix_is_said(tmp_path: Path) -> None:
-    run = Recording(tmp_path, config=some_config(strategy="fedavg", baselines=())).whole()
-    assert "No matrix: fedavg writes no feature extractor for each client." in Page(write_report(run)).text
+    assert "After 6 rounds of fedavg" in Page(out).text
 
 
 # ---------------------------------------------------------------------- at the end of a run

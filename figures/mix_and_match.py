@@ -2,11 +2,17 @@
 
     value[i, j] on client i's test examples, with the head of client i on the feature extractor of client j
 
+    python -m figures.mix_and_match RUN --root /data    # draws RUN/mix-and-match.png
+
+If a row looks the same throughout, extractors are not personal; blocks are clients that could share one. Each row is
+shaded from its least to its greatest value, as in the paper. Of more than 30 clients the first 30 are mixed.
+
 This needs the test examples of all clients, so their data must be those of the run's `data` section. In pFedHN, the
 server generates the heads. In pFedHN-PC, the paper's case, clients keep them. They must then be in the run folder,
-where clients on the server's machine keep their state.
+where clients on the server's machine keep their state; the matrix is then of the last round.
 """
 
+import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,14 +28,15 @@ from torch.func import functional_call
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import Examples, data_source
-from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import HEAD, build, head_layout
 from hyperbloom.common.program.names import check_name
 from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.watching import read_environment
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client
@@ -53,6 +60,7 @@ class Mixed(NamedTuple):
     names: list[str]
     values: npt.NDArray[np.float64]
     of_last_round: bool
+    metric: str
 
     @property
     def own(self) -> float:
@@ -103,7 +111,7 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
         rows.append([_value(module, {**body, **only}, test, strategy.metrics[0]) for body in written])
     if np.isnan(rows).any():
         raise ConfigError(f"{strategy.metrics[0]} is undefined on the test examples of a client")
-    return Mixed([client.client_id for client in clients], np.array(rows), kept)
+    return Mixed([client.client_id for client in clients], np.array(rows), kept, strategy.metrics[0])
 
 
 def _kept_head(folder: Path, client: Client, run_id: str) -> Tensor:
@@ -149,3 +157,49 @@ def _value(module: nn.Module, weights: Parameters, test: Examples, metric: str) 
     outputs = torch.cat([functional_call(module, dict(weights), (inputs,)) for inputs in test.inputs.split(AT_ONCE)])
     value = test.task.measure(test.task.answers(outputs), test.labels, outputs.shape[1], [metric]).values.get(metric)
     return math.nan if value is None else scale_of(metric).factor * value
+
+
+def draw(mixed: Mixed, path: Path) -> None:
+    """Write the matrix as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names, values, metric = mixed.names, mixed.values, mixed.metric
+    least, most = values.min(axis=1, keepdims=True), values.max(axis=1, keepdims=True)
+    canvas, axis = pyplot.subplots(figsize=(7.2, 6.6), constrained_layout=True)
+    axis.imshow((values - least) / np.maximum(most - least, 1e-12), cmap="Blues")
+    if len(names) <= 15:
+        for (i, j), value in np.ndenumerate(values):
+            axis.text(j, i, scale_of(metric).cell(value), ha="center", va="center", fontsize=7)
+    ticks = range(len(names))
+    axis.set_xticks(ticks, names, rotation=90, fontsize=7)
+    axis.set_yticks(ticks, names, fontsize=7)
+    axis.set_xlabel("feature extractor of")
+    axis.set_ylabel("head of")
+    axis.set_title(f"{title_of(metric)} on the test examples of the head's client", fontsize=10)
+    canvas.savefig(path, dpi=110)
+    pyplot.close(canvas)
+
+
+def main() -> None:
+    """Print the means on the diagonal and beside it, and draw the matrix."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="run folder of pfedhn or pfedhn-pc")
+    parser.add_argument("--root", type=Path, help="folder with the data set's files, by default as in the run")
+    parser.add_argument("--own-code", action="store_true", help="import what RUN names as package.module:name")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="by default in the run's folder")
+    args = parser.parse_args()
+    try:
+        config = read_config(args.run, args.own_code)
+        mixed = mix_and_match(args.run, config, args.root)
+    except HyperbloomError as error:
+        raise SystemExit(f"no matrix: {error}") from None
+    draw(mixed, args.figure or args.run / "mix-and-match.png")
+    show = scale_of(mixed.metric).show
+    print(f"on their own feature extractor {show(mixed.own)}, on others' {show(mixed.others)}")
+
+
+if __name__ == "__main__":
+    main()

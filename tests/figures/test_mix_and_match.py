@@ -1,22 +1,21 @@
 """Heads on others' feature extractors, against models that are put together and scored by hand."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from figures.mix_and_match import main as program
+from figures.mix_and_match import mix_and_match
 from hyperbloom.common.data import DataSpec, data_source
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import HEAD, ModelSpec, build
 from hyperbloom.server.cli import main
-from hyperbloom.server.pages.mix_and_match import mix_and_match
-from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.runs.recorded import read_config
-
-from ..html import Page, check_self_contained
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_diagonal_is_what_the_run_has_reported(run: Path) -> None:
-    names, values, last = mix_and_match(run, read_config(run), None)
+    names, values, last, _ = mix_and_match(run, read_config(run), None)
     accuracy = json.loads((run / "summary.json").read_text())["pfedhn"]["test_accuracy"]
     assert names == list(accuracy) and not last
     np.testing.assert_allclose(np.diag(values), list(accuracy.values()))
@@ -39,7 +38,7 @@ def test_the_diagonal_is_what_the_run_has_reported(run: Path) -> None:
 
 def test_every_pair_is_the_model_put_together_by_hand(run: Path) -> None:
     config = read_config(run)
-    _, values, _ = mix_and_match(run, config, None)
+    _, values, _, _ = mix_and_match(run, config, None)
     tensors, roster = read_run(run)
     about = next(iter(roster)).about
     spec = ModelSpec.choose(config.model, "M", about.input_shape, about.num_classes)
@@ -76,22 +75,33 @@ def test_heads_that_clients_have_kept_are_theirs(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
     accuracy = {each["client"]: 100 * each["test_accuracy"] for each in lines if "test_total" in each}
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    names, values, last = mix_and_match(tmp_path / "run", read_config(tmp_path / "run"), None)
+    names, values, last, _ = mix_and_match(tmp_path / "run", read_config(tmp_path / "run"), None)
     np.testing.assert_allclose(np.diag(values), [accuracy[name] for name in names])
     assert np.abs(values - np.diag(values)[:, None]).max() > 1 and last
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
-def test_the_report_shows_it(run: Path) -> None:
-    path = write_report(run)
-    check_self_contained(path)
-    page = Page(path)
-    assert len(page.styled("cell")) == 16 and len(page.styled("cell own")) == 4
-    _, values, _ = mix_and_match(run, read_config(run), None)
+def test_the_program_tells_the_means_and_draws(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mix_and_match", str(run), "--figure", str(tmp_path / "matrix.png")])
+    program()
+    _, values, _, _ = mix_and_match(run, read_config(run), None)
     own = np.eye(4, dtype=bool)
-    assert f"right on {values[own].mean():.1f} % on average, with another client's on {values[~own].mean():.1f} %" in (
-        page.text
-    )
+    means = f"on their own feature extractor {values[own].mean():.1f} %, on others' {values[~own].mean():.1f} %\n"
+    assert capsys.readouterr().out.endswith(means)
+    assert (tmp_path / "matrix.png").stat().st_size > 5000
+
+
+def test_the_program_says_why_there_is_no_matrix(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in run.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = (run / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(config.replace("strategy: pfedhn", "strategy: fedavg"))
+    monkeypatch.setattr(sys, "argv", ["mix_and_match", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no matrix: "):
+        program()
 
 
 def test_data_of_their_own_are_not_taken_for_those_of_the_run(run: Path, tmp_path: Path) -> None:
