@@ -119,7 +119,7 @@ _FLAGS = [
     ),
     *section(
         "Machines",
-        Flag("--engine", "clients over gRPC, or virtual ones in this process or in Ray", type=ENGINES, default="grpc"),
+        Flag("--engine", "clients over gRPC, or virtual ones in this process", type=ENGINES, default="grpc"),
         Flag(
             "--device", "where the server's networks are: auto (CUDA where there is one), cpu, cuda:1", default="auto"
         ),
@@ -219,11 +219,6 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {machines.engine}")
     if machines.workers > 1 and (machines.engine != "inline" or machines.vectorise):
         raise ConfigError("--workers: expected with --engine inline and without --vectorise")
-    if config.secure_aggregation and machines.engine == "ray":
-        raise ConfigError(
-            "--engine ray: expected grpc or inline with secure_aggregation: clients keep a round's secrets in the "
-            "memory of one process"
-        )
     if not 0 <= machines.local_clients <= config.clients:
         found = machines.local_clients
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {found}")

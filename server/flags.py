@@ -4,7 +4,7 @@ import click
 
 from hyperbloom.common.program.commands import FOLDER, Flag, section
 
-ENGINES = click.Choice(["grpc", "inline", "ray"])
+ENGINES = click.Choice(["grpc", "inline"])
 HOST = Flag("--host", "address that clients connect to", default="127.0.0.1")
 PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
 CERTS = Flag(
@@ -20,7 +20,7 @@ WEB = "serve the live page for browsers there, without a host on loopback; 0 tak
 
 SERIES = [
     Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),
-    Flag("--engine", "clients as processes over gRPC, in this process, or in Ray", type=ENGINES, default="inline"),
+    Flag("--engine", "clients as processes over gRPC, or in this process", type=ENGINES, default="inline"),
 ]
 """Flags that `compare` and `reproduce` share."""
 

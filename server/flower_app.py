@@ -4,6 +4,8 @@ It uses Flower's public interface only. `flower-server app new` writes a project
 """
 
 import os
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -11,9 +13,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hyperbloom.client.app import app
+from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import DataSource, DataSpec, data_source
+from hyperbloom.common.program.attempt import attempt
 from hyperbloom.server.flower_project import RUN_DIR, run_of
 from hyperbloom.server.flower_strategy import FlowerStrategy
-from hyperbloom.server.grids.engine import VirtualClients
+from hyperbloom.server.grids.inline import answer
+from hyperbloom.server.grids.local_clients import client_settings
 
 _NUMBERS = {"partition-id", "num-partitions"}
 """The node config of a node that is only a number, as in Flower's simulation."""
@@ -26,9 +34,32 @@ class _Client(ClientApp):
         """Answer an order."""
         own = {key: value for key, value in context.node_config.items() if key not in _NUMBERS}
         if "partition-id" in context.node_config and not own:
-            return VirtualClients(run_of(context.run_config), _folder(context))(message, context)
+            return answer_as_numbered(run_of(context.run_config), _folder(context), message, context)
         named = Context(context.run_id, context.node_id, own, context.state, context.run_config)
         return app(message, named)
+
+
+def answer_as_numbered(config: RunConfig, folder: Path, message: Message, context: Context) -> Message:
+    """Answer as the client of a run whose number is the node's `partition-id`; its state is under `folder`."""
+    settings = client_settings(config, int(context.node_config["partition-id"]), folder.resolve())
+    own = Context(context.run_id, context.node_id, settings.to_node_config(), context.state, context.run_config)
+    # Flower would wrap an exception from an actor in two tracebacks, and cut the end of the message off.
+    return answer(attempt(_answer, settings, message, own), message)
+
+
+def _answer(settings: ClientSettings, message: Message, context: Context) -> Message:
+    _held(settings.folder.parent, replace(settings.data, partition=None))
+    if message.metadata.message_type.partition(".")[0] == "query":
+        return app(message, context)
+    # Another actor may still work on an order that the server has given up.
+    with ClientState(settings.folder).lock():
+        return app(message, context)
+
+
+@lru_cache(1)
+def _held(clients: Path, spec: DataSpec) -> DataSource:
+    """Return the data set of the run whose clients' state is there; the cache keeps it open in this process."""
+    return data_source(spec)
 
 
 server = ServerApp()

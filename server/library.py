@@ -64,14 +64,14 @@ class Run:
 
 def run(
     config: RunConfig | Mapping[str, Any] | str | Path,
-    engine: Literal["inline", "ray", "grpc"] = "inline",
+    engine: Literal["inline", "grpc"] = "inline",
     run_dir: str | Path | None = None,
 ) -> Run:
     """Run a federation on this machine, and return it when it is over.
 
     Args:
         config: the run: keys and values (`{"strategy": "pfedhn", "local.steps": 20}`), or the path of a YAML file.
-        engine: clients in this process, in Ray's processes, or as processes over gRPC.
+        engine: clients in this process, or as processes over gRPC.
         run_dir: folder for all output. If the run has begun there, it goes on. Default: `runs/DATE-STRATEGY`.
 
     Raises:

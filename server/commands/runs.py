@@ -47,22 +47,18 @@ def watch(run: Path, web: str | None, once: bool, as_json: bool) -> None:
     "report",
     click.Argument(["run"], help="the run's folder, or a comparison's", type=FOLDER),
     Flag("--out", "where to write it", type=FILE, show_default="RUN/report.html"),
-    Flag("--root", "folder with the data set's files, for the matrix", type=FOLDER),
-    Flag("--no-matrix", "leave the matrix out, which takes time and the data", is_flag=True),
-    OWN_CODE,
-    example="flower-server report runs/20260102-030405-pfedhn --root /data",
+    example="flower-server report runs/20260102-030405-pfedhn",
 )
-def report(run: Path, out: Path | None, root: Path | None, no_matrix: bool, own_code: bool) -> None:
+def report(run: Path, out: Path | None) -> None:
     """Write a run's report, one HTML file with all figures.
 
     It can be read without a network. RUN may also be a comparison's folder (`flower-server compare`); the report is
     then of the run that was begun first, with the other strategies of its seed. A run writes its report itself when it
-    ends, but without the matrix of heads on other clients' feature extractors. The matrix needs the data, from --root
-    or from where the run found them. Without the data the report says why there is no matrix.
+    ends.
     """
     from hyperbloom.server.pages.report import write_report
 
-    print(f"the report is {write_report(run, out, not no_matrix, root, own_code)}")
+    print(f"the report is {write_report(run, out)}")
 
 
 @command("serve", _RUN, OWN_CODE, *LISTENING, example="flower-server serve runs/20260101-120000-odpfl --host 0.0.0.0")
@@ -176,17 +172,15 @@ def compare(
 
     from hyperbloom.server.compare.comparison import check_cells, open_comparison, plan, run_cells, shared_by
     from hyperbloom.server.compare.table import write_table
-    from hyperbloom.server.compare.view import ComparisonView
 
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
-    check_cells(cells, engine)
+    check_cells(cells)
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
     with open_comparison(out, shared_by(cells[0].config, engine), cells):
         going_on = f"the same command with --out {out} goes on where this one stops"
         told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")
-        with ComparisonView(Console(stderr=as_json), cells) as view:
-            failures = run_cells(cells, engine, view)
+        failures = run_cells(cells, engine, Console(stderr=as_json))
         table = write_table(out, cells)
     print((out / "comparison.json").read_text() if as_json else f"\n{table}")
     told.print(f"everything is in {out}")

@@ -16,16 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from rich.console import Console
 
 from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make_run_config, read_yaml
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
+from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over, locked
 from hyperbloom.server.runs.running import Run, begin, go_on
+from hyperbloom.server.watch.view import TerminalView, print_line
 from hyperbloom.strategies import strategy_names
 
 SHARED = "comparison.yaml"
@@ -52,20 +56,13 @@ class Cell:
         return (self.folder / FINISHED).exists()
 
 
-class Watcher(Protocol):
-    """Receives the progress of the cells."""
+class _View(TerminalView):
+    """The board of a cell's run, without a line for each client that joins."""
 
-    def kept(self, cell: Cell) -> None:
-        """The cell was finished before."""
-
-    def begin(self, cell: Cell) -> Listener:
-        """The cell starts; return the listener for its rounds."""
-
-    def done(self, cell: Cell, seconds: float, after: int) -> None:
-        """The cell is finished. It was resumed after round `after`, or ran from the start if that is 0."""
-
-    def failed(self, cell: Cell, error: HyperbloomError) -> None:
-        """The cell failed; the others continue."""
+    def event(self, text: str) -> None:
+        """Show an event."""
+        if not (isinstance(text, Event) and text.kind is Kind.JOINED):
+            super().event(text)
 
 
 # ---------------------------------------------------------------------- the plan
@@ -156,17 +153,13 @@ def _put(options: dict[str, Any], path: str, value: Any) -> None:
     options[name] = value
 
 
-def check_cells(cells: Sequence[Cell], engine: str) -> None:
+def check_cells(cells: Sequence[Cell]) -> None:
     """Check every cell before anything starts.
 
     Raises:
-        ConfigError: a strategy, an option, a model or a split is wrong, or Ray is not installed.
+        ConfigError: a strategy, an option, a model or a split is wrong.
         ModelError: the target network does not fit the data set.
     """
-    if engine == "ray":
-        from hyperbloom.server.grids.simulation import check_ray
-
-        check_ray()
     for name, cell in {cell.name: cell for cell in cells}.items():
         try:
             # The run to start from does not exist yet.
@@ -247,8 +240,8 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
 # ---------------------------------------------------------------------- running
 
 
-def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[HyperbloomError]:
-    """Run the unfinished cells, each from its last checkpoint if it has one.
+def run_cells(cells: Sequence[Cell], engine: str, console: Console) -> list[HyperbloomError]:
+    """Run the unfinished cells, each from its last checkpoint if it has one, and show them on a console.
 
     Returns:
         the errors of cells whose clients could not be trained or do not fit; the other cells continue.
@@ -257,22 +250,26 @@ def run_cells(cells: Sequence[Cell], engine: str, watcher: Watcher) -> list[Hype
         HyperbloomError: any other error, as it would stop every other cell too.
     """
     failures: list[HyperbloomError] = []
-    for cell in cells:
+    for number, cell in enumerate(cells, start=1):
+        name, place = cell.folder.name, f"{number}/{len(cells)}"
         if cell.finished:
-            watcher.kept(cell)
+            print_line(console, f"{name}: finished before, kept; {place}")
             continue
         if cell.after and not cell.after.finished:  # reported when that cell failed
             continue
-        start = time.perf_counter()
+        print_line(console, f"{name}: begins")
+        start, view = time.perf_counter(), _View(console)
         try:
-            after = _run(cell, engine, watcher.begin(cell))
+            after = _run(cell, engine, view)
         except (CohortError, RefusedError) as error:
             failures.append(error)
-            watcher.failed(cell, error)
+            print_line(console, f"{name}: failed: {error}; {place}", "yellow")
             continue
+        finally:
+            view.close()
         seconds = time.perf_counter() - start
         write_json(cell.folder / FINISHED, {"seconds": round(seconds, 3)})
-        watcher.done(cell, seconds, after)
+        print_line(console, f"{name}: {seconds:.0f} s{f' from round {after} on' if after else ''}; {place}")
     return failures
 
 

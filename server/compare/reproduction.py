@@ -18,7 +18,6 @@ from hyperbloom.common.metrics import title_of
 from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
 from hyperbloom.server.compare.paper_tables import WHOLE, PaperTable
 from hyperbloom.server.compare.table import markdown, mean_and_deviation, plus_minus, read_results
-from hyperbloom.server.compare.view import ComparisonView
 from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.course import Course
@@ -167,14 +166,12 @@ def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
     if not cells:
         print(_report(wanted, {}, out))
         raise ConfigError(f"--column {wanted.column}: none of its methods can be run here; the reasons are above")
-    check_cells(cells, engine)
+    check_cells(cells)
     data_source(client_settings(cells[0].config, 0, out).data)  # raise now, not after a client has failed
-    console = Console()
     shared = {"engine": engine, "table": wanted.name, "column": wanted.column}
     with open_comparison(out, shared, cells):
         print(f"{len(cells)} runs in {out}; the same command goes on where this one stops")
-        with ComparisonView(console, cells) as view:
-            failures = run_cells(cells, engine, view)
+        failures = run_cells(cells, engine, Console())
         results = {name: [result for _, result in found] for name, found in read_results(cells).items()}
         text = _report(wanted, results, out)
         write_bytes(out / "reproduction.md", text.encode())

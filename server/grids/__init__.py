@@ -1,1 +1,1 @@
-"""Grids that reach clients over the SuperLink, in this process or in Ray, and the clients started here."""
+"""Grids that reach clients over the SuperLink or in this process, and the clients started here."""

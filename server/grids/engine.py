@@ -2,24 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from hyperbloom.client.app import app
 from hyperbloom.client.app import train_all as train_at_once
-from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data import DataSource, DataSpec, data_source
-from hyperbloom.common.program.attempt import attempt
+from hyperbloom.common.data import data_source
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, open_superlink
-from hyperbloom.server.grids.inline import InlineGrid, TrainAll, answer
+from hyperbloom.server.grids.inline import InlineGrid, TrainAll
 from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
 
 Opened = tuple[Grid, Callable[[], None]]
@@ -52,55 +46,6 @@ def inline_grid(
     return InlineGrid(app, configs, train_all, source)
 
 
-class VirtualClients(ClientApp):
-    """The `ClientApp` for nodes that know only their number, as in Flower's simulation. It is pickled to Ray's actors.
-
-    Args:
-        config: the run.
-        folder: holds the clients' state; all actors must see it.
-    """
-
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        """Store the arguments; clients are made when a message comes."""
-        super().__init__()
-        self.config, self.folder = config, folder
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer as the client with the number in the node's `partition-id`."""
-        settings = client_settings(self.config, int(context.node_config["partition-id"]), self.folder)
-        own = Context(context.run_id, context.node_id, settings.to_node_config(), context.state, context.run_config)
-        # Flower would wrap an exception from an actor in two tracebacks, and cut the end of the message off.
-        return answer(attempt(self._answer, message, own), message)
-
-    def _answer(self, message: Message, context: Context) -> Message:
-        settings = ClientSettings.from_node_config(context.node_config)
-        _held(self.folder, replace(settings.data, partition=None))
-        if message.metadata.message_type.partition(".")[0] == "query":
-            return app(message, context)
-        # Another actor may still work on an order that the server has given up.
-        with ClientState(settings.folder).lock():
-            return app(message, context)
-
-
-@lru_cache(1)
-def _held(folder: Path, spec: DataSpec) -> DataSource:
-    """Return a run's data set; the cache keeps it open in this actor."""
-    return data_source(spec)
-
-
-def virtual_clients(config: RunConfig, folder: Path) -> VirtualClients:
-    """Return the `ClientApp` of `config.clients` virtual clients whose state is under `folder`.
-
-    Raises:
-        DataError: the data set is missing, or cannot be split like this.
-    """
-    folder = folder.resolve()  # an actor may have another working directory
-    source = data_source(client_settings(config, 0, folder).data)
-    for index in range(config.clients):
-        source.client(index)  # raises now, as in `inline_grid`
-    return VirtualClients(config, folder)
-
-
 @contextmanager
 def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
     """Open a run's grid on its engine, and start the clients that belong to it.
@@ -116,12 +61,6 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
         return
     if machines.engine == "inline":
         yield inline_grid(config, folder, machines.vectorise), lambda: None
-        return
-    if machines.engine == "ray":
-        from hyperbloom.server.grids.simulation import simulation_grid
-
-        with simulation_grid(virtual_clients(config, folder), config.clients) as simulated:
-            yield simulated
         return
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
     keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")

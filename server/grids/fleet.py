@@ -48,7 +48,7 @@ class Machines(Section):
     port: int = 9092
     insecure: int = 0
     certs: Path | None = None
-    engine: Literal["grpc", "inline", "ray"] = "grpc"
+    engine: Literal["grpc", "inline"] = "grpc"
     vectorise: bool | None = None
     device: str = "auto"
     workers: int = 1
@@ -114,9 +114,6 @@ class Machines(Section):
 
 LARGEST_LOG = 2**24
 
-MOST_FILES = 65_536
-"""Open files that a server wants, as in the units of `deploy/`."""
-
 SECURITY = {"insecure", "certs"}
 """Fields that belong together: giving one of them anew replaces both."""
 
@@ -139,19 +136,6 @@ def check_port(host: str, port: int) -> None:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
 
-def allow_many_files() -> None:
-    """Let this process and its children open `MOST_FILES` files, or as many as the system lets them.
-
-    Each connection is one, and the usual limit of 1,024 is soon reached by connections that say nothing.
-    """
-    import resource  # not on Windows, where only clients run
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 @contextmanager
 def open_superlink(
     machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
@@ -162,7 +146,6 @@ def open_superlink(
     """
     from hyperbloom.server.broker.superlink import Tls, superlink
 
-    allow_many_files()
     files, tls = machines.certificates(), None
     if machines.superlink:
         from hyperbloom.server.grids.attached import attached

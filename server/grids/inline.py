@@ -16,7 +16,25 @@ from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeIn
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
 
-class InlineGrid(Grid):
+class RunlessGrid(Grid):
+    """The parts of Flower's `Grid` that no grid of ours has a use for."""
+
+    def set_run(self, run: Run) -> None:
+        """Ignore the run."""
+
+    @property
+    def run(self) -> Run:
+        """Raise a NotImplementedError: there is no record of a Flower run."""
+        raise NotImplementedError("this grid has no record of a Flower run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message (Flower's deprecated interface)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+class InlineGrid(RunlessGrid):
     """A grid whose nodes are contexts of one `ClientApp`. It answers a message when its reply is pulled.
 
     Args:
@@ -43,20 +61,6 @@ class InlineGrid(Grid):
         self._waiting: dict[str, Message] = {}
         self._ids = count(1)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
-
-    def set_run(self, run: Run) -> None:
-        """Ignore the run: this grid has none."""
-
-    @property
-    def run(self) -> Run:
-        """Raise a NotImplementedError: there is no Flower run."""
-        raise NotImplementedError("the inline engine has no Flower run")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message (Flower's deprecated interface)."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all virtual clients."""

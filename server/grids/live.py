@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from flwr.app import Error, Message, Metadata, RecordDict
-from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker.flower import (
@@ -29,7 +28,6 @@ from hyperbloom.server.broker.flower import (
     NodeInfo,
     ObjectTree,
     ProtoMetadata,
-    Run,
     inflate_object_from_contents,
     iterate_object_tree,
     make_message,
@@ -44,6 +42,7 @@ from hyperbloom.server.broker.limits import (
     largest_message,
     reply_limit,
 )
+from hyperbloom.server.grids.inline import RunlessGrid
 from hyperbloom.server.loop.post import UNREADABLE
 
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
@@ -99,7 +98,7 @@ class SuperLink(Protocol):
         """Wait until there may be something new, at most `seconds`."""
 
 
-class LiveGrid(Grid):
+class LiveGrid(RunlessGrid):
     """Flower's grid that pulls replies as soon as they are complete.
 
     Args:
@@ -113,20 +112,6 @@ class LiveGrid(Grid):
         self._sizes: Mapping[str, int] = {}  # bytes of the open orders, by message id
         self._aside: Mapping[str, _Upload] = {}  # by id of the order
         self._activated: Mapping[int, str] = {}
-
-    def set_run(self, run: Run) -> None:
-        """Ignore the run: the SuperLink knows it."""
-
-    @property
-    def run(self) -> Run:
-        """Raise a NotImplementedError: nothing here needs Flower's record of the run."""
-        raise NotImplementedError("a live grid has no record of its run")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message (Flower's deprecated interface)."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push messages. The largest one decides how large a reply may be.

@@ -1,4 +1,4 @@
-"""Events beside the orders: clients join, leave, are refused, are waited for."""
+"""Events beside the orders: clients join, leave, are refused."""
 
 from enum import StrEnum
 
@@ -8,22 +8,15 @@ class Kind(StrEnum):
 
     JOINED = "joined"
     REFUSED = "refused"
-    WAITING = "waiting"
 
 
 class Event(str):
-    """A line for people, with its kind. It is a string because most receivers only show or write it.
-
-    Attributes:
-        kind: what it is about.
-        reason: the text without names and times, so that equal events of different clients can be grouped.
-    """
+    """A line for people, with its kind. It is a string because most receivers only show or write it."""
 
     kind: Kind
-    reason: str
 
-    def __new__(cls, text: str, kind: Kind, reason: str = "") -> "Event":
-        """Make an event; `reason` defaults to the text."""
+    def __new__(cls, text: str, kind: Kind) -> "Event":
+        """Make an event."""
         event = super().__new__(cls, text)
-        event.kind, event.reason = kind, reason or text
+        event.kind = kind
         return event

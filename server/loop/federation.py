@@ -104,8 +104,7 @@ class Federation:
         if self.idle_count >= wanted:
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        waiting = f"waiting for {wanted - self.idle_count} clients"
-        self._on_event(Event(f"{waiting} until {until}", Kind.WAITING, waiting))
+        self._on_event(f"waiting for {wanted - self.idle_count} clients until {until}")
         deadline, pause = time.monotonic() + timeout_s, Pause(self.post.wait)
         while self.idle_count < wanted:
             self._watch()
@@ -211,7 +210,7 @@ class Federation:
             self._admit(node, about)
         except (RefusedError, WireError) as error:
             why = shown(str(error))  # it may quote the introduction
-            self._on_event(Event(f"refused node {node}: {why}", Kind.REFUSED, why))
+            self._on_event(Event(f"refused node {node}: {why}", Kind.REFUSED))
             self._notify([node], Notice("refused", why))
 
     def _admit(self, node: int, about: Introduction) -> None:

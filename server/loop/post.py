@@ -75,11 +75,6 @@ class Arrival:
         return isinstance(self.content, Failure) and self.content.reason.is_lie
 
 
-def waiting(grid: Grid) -> Callable[[float], None]:
-    """Return a function that waits for so many seconds. On the grid over the network an answer ends the wait."""
-    return getattr(grid, "wait", None) or (lambda seconds: time.sleep(seconds))
-
-
 class Pause:
     """Waits between looks for answers: longer each time while nothing comes.
 
@@ -117,7 +112,7 @@ class Post:
         self._traffic = Traffic()
         # Ids of orders whose announced answers do not arrive. Only the grid over the network has this method.
         self._stalled: Callable[[], Set[str]] = getattr(grid, "stalled", frozenset)
-        self.wait = waiting(grid)
+        self.wait: Callable[[float], None] = getattr(grid, "wait", None) or (lambda seconds: time.sleep(seconds))
 
     def send(
         self, orders: Sequence[tuple[int, Order, Any]], round_number: int = 0, ttl: float | None = None

@@ -80,10 +80,6 @@ def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
     pick_device(machines.device, mps=False)
-    if machines.engine == "ray":
-        from hyperbloom.server.grids.simulation import check_ray
-
-        check_ray()
     if machines.tensorboard:
         from hyperbloom.server.watch.tensorboard import check_tensorboard
 
@@ -192,7 +188,7 @@ def _write_report(folder: Path, say: Say) -> None:
         return
     with log_to(folder / "server.log"):
         try:
-            say(f"report: {write_report(folder, mix=False)}")
+            say(f"report: {write_report(folder)}")
         except Exception as error:
             logging.getLogger(__name__).exception("the report could not be written")
             say(f"the report could not be written ({error}); flower-server report {folder} tries again", "yellow")

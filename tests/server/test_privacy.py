@@ -76,7 +76,6 @@ def test_sums_have_a_mean_loss_and_no_other(tmp_path: Path, capsys: pytest.Captu
     ]
     assert load_run_config(tmp_path / "run/config.yaml", {}).secure_aggregation
     for args, message in (
-        ([*run, "--engine", "ray"], "--engine ray: expected grpc or inline with secure_aggregation"),
         (
             [*run, "--engine", "inline", "--baselines", "pfedhn"],
             "secure_aggregation: it cannot work: pfedhn needs each single reply",

@@ -38,7 +38,7 @@ def proposed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     [
         ("flower-server --strategy pfedhn", {"plain,pfedhn", "plain,pfedhn-pc", "plain,pfedhn-heads"}),
         ("flower-server --model lst", {"plain,lstm-1", "plain,lstm-2"}),
-        ("flower-server --engine ", {"plain,grpc", "plain,inline", "plain,ray"}),
+        ("flower-server --engine ", {"plain,grpc", "plain,inline"}),
         ("flower-server --explain fedav", {"plain,fedavg", "plain,fedavg-ft"}),
         ("flower-server --join", {"plain,--join-timeout"}),
         ("flower-server doc", {"plain,doctor"}),

@@ -1,5 +1,6 @@
 """The Fleet port over real gRPC: what strangers can hold open, and for how long."""
 
+import resource
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
 from hyperbloom.server.broker import port as superlink_port
 from hyperbloom.server.broker.door import Door, Keys
-from hyperbloom.server.broker.port import PATIENCE, Connections, fleet_server
+from hyperbloom.server.broker.port import MOST_FILES, PATIENCE, Connections, fleet_server
 from hyperbloom.server.broker.superlink import free_port
 
 pytestmark = pytest.mark.timeout(60)
@@ -241,3 +242,13 @@ def test_an_open_file_that_is_another_one_by_now_is_left_alone() -> None:
 def test_a_port_that_is_taken_is_told(port: Port) -> None:
     with pytest.raises(ConnectionFailed, match="the port is taken"):
         fleet_server((Answers(), add_FleetServicer_to_server), port.address, None, [], Connections())
+
+
+def test_a_server_may_open_more_files_than_the_usual_limit() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        fleet_server((Answers(), add_FleetServicer_to_server), "127.0.0.1:0", None, [], Connections())
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(before[1], MOST_FILES), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

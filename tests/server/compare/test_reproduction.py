@@ -14,9 +14,9 @@ from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError
 from hyperbloom.server.cli import main
 from hyperbloom.server.compare import paper_tables
-from hyperbloom.server.compare.view import ComparisonView
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.session import Session
+from hyperbloom.server.watch.view import TerminalView
 
 TABLE = """
 paper: A, B
@@ -144,13 +144,13 @@ def test_a_folder_may_be_moved_in_the_midst_of_it(
     flags = ["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--methods", "Five", "--out"]
     rounds = []
 
-    def stop(view: ComparisonView, report: RoundReport) -> None:
+    def stop(view: TerminalView, report: RoundReport) -> None:
         rounds.append(report.number)
         if rounds == [1, 2, 0, 1]:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ComparisonView, "round_done", stop)
+        patch.setattr(TerminalView, "round_done", stop)
         assert main([*flags, "out"]) == 130
     (tmp_path / "out").rename(tmp_path / "moved")
     capsys.readouterr()

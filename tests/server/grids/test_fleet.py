@@ -1,22 +1,11 @@
-"""What a server takes from its machine: open files and logs."""
+"""What a server takes from its machine: its logs."""
 
 import logging
-import resource
 from pathlib import Path
 
 import pytest
 
 from hyperbloom.server.grids import fleet
-
-
-def test_a_server_may_open_more_files_than_the_usual_limit() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        fleet.allow_many_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(before[1], fleet.MOST_FILES), before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_log_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
