@@ -29,24 +29,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import fingerprint
 from hyperbloom.server.access.registry import ClientRegistry
-from hyperbloom.server.broker.flower import (
-    NOOP_ACCOUNT_NAME,
-    NOOP_FLWR_AID,
-    PUBLIC_KEY_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    ActivateNodeRequest,
-    LinkState,
-    LinkStateFactory,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    bytes_to_public_key,
-    get_metadata_bytes,
-    get_metadata_str,
-    now,
-    rpc_error_translator,
-    verify_signature,
-)
+from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.limits import MOST_WORDS
 from hyperbloom.server.broker.log import say
 from hyperbloom.server.broker.port import Connections
@@ -71,7 +54,7 @@ class Keys:
         registries: the files; a client in several of them has the key of the last one.
     """
 
-    def __init__(self, state: LinkState, registries: Sequence[ClientRegistry]) -> None:
+    def __init__(self, state: flower.LinkState, registries: Sequence[ClientRegistry]) -> None:
         """Start without keys."""
         self._state = state
         self._registries = registries
@@ -103,7 +86,7 @@ class Keys:
 
     def _register(self, key: str, name: str) -> None:
         try:
-            node = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key.encode(), 0, name=name)
+            node = self._state.create_node(flower.NOOP_FLWR_AID, flower.NOOP_ACCOUNT_NAME, key.encode(), 0, name=name)
         except ValueError:  # Flower refuses a key that was unregistered before
             say(f"{name} needs a new key, or a new start of the server: this one was taken away from it")
             return
@@ -112,7 +95,7 @@ class Keys:
     def _unregister(self, key: str) -> None:
         node, name = self._nodes.pop(key), self._names.pop(key)
         with suppress(TypeError):  # flwr 1.39 raises this for a node that never came, after removing it
-            self._state.delete_node(NOOP_FLWR_AID, node)
+            self._state.delete_node(flower.NOOP_FLWR_AID, node)
         say(f"{name} may not join any more: its key {fingerprint(key)} was revoked or replaced")
 
 
@@ -127,7 +110,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(
-        self, state_factory: LinkStateFactory, keys: Keys | None, connections: Connections, server: str = ""
+        self, state_factory: flower.LinkStateFactory, keys: Keys | None, connections: Connections, server: str = ""
     ) -> None:
         """Start without calls."""
         self._server = server
@@ -183,24 +166,25 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a message of this method")
         del content
         self._check(request, key, context)
-        with rpc_error_translator(context, details.method):
+        with flower.rpc_error_translator(context, details.method):
             response: bytes = handler.response_serializer(handler.unary_unary(request, context))
         return response
 
     def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
         """Return the public key that signed a call; abort the call if the check fails."""
-        key = get_metadata_bytes(metadata, PUBLIC_KEY_HEADER)
+        key = flower.get_metadata_bytes(metadata, flower.PUBLIC_KEY_HEADER)
         if self._keys is not None:
             self._keys.follow()
             if key and key not in self._keys:
                 self._refuse_key(context, key)
-        stamp, signature = get_metadata_str(metadata, TIMESTAMP_HEADER), get_metadata_bytes(metadata, SIGNATURE_HEADER)
+        stamp = flower.get_metadata_str(metadata, flower.TIMESTAMP_HEADER)
+        signature = flower.get_metadata_bytes(metadata, flower.SIGNATURE_HEADER)
         if not key or not stamp or not signature:
             self._refuse(context, "it does not show one key and one signature", "Missing authentication metadata")
         try:
             texts = {stamp + self._server, stamp}
-            signed = any(verify_signature(_public_key(key), text.encode(), signature) for text in texts)
-            age = (now() - dt.datetime.fromisoformat(stamp)).total_seconds()
+            signed = any(flower.verify_signature(_public_key(key), text.encode(), signature) for text in texts)
+            age = (flower.now() - dt.datetime.fromisoformat(stamp)).total_seconds()
         except Exception:  # parsers may raise anything for hostile bytes
             signed, age = False, 0.0
         if not signed:
@@ -233,13 +217,13 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _check(self, request: Any, key: bytes, context: grpc.ServicerContext) -> None:
         """Refuse a call in another node's name, or with a key that was revoked during the reading."""
-        if isinstance(request, RegisterNodeFleetRequest):
+        if isinstance(request, flower.RegisterNodeFleetRequest):
             return
         if self._keys is not None and key not in self._keys:
             self._refuse_key(context, key)
         state = self._state_factory.state()
         node = state.get_node_id_by_public_key(key)
-        if isinstance(request, ActivateNodeRequest):
+        if isinstance(request, flower.ActivateNodeRequest):
             if request.public_key != key:
                 say(f"refused {context.peer()}: it asked to be another client")
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is another client's public key")
@@ -247,7 +231,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
                 state.deactivate_node(node)
         elif node != (request.node.node_id if hasattr(request, "node") else request.node_id):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid node ID")
-        if isinstance(request, PushMessagesRequest) and any(
+        if isinstance(request, flower.PushMessagesRequest) and any(
             message.metadata.src_node_id != node for message in request.messages_list
         ):
             say(f"refused {context.peer()}: node {node} answered in the name of another")
@@ -275,7 +259,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         raise AssertionError("abort returned")
 
 
-_public_key = lru_cache(maxsize=4096)(bytes_to_public_key)
+_public_key = lru_cache(maxsize=4096)(flower.bytes_to_public_key)
 
 
 def _version(path: Path) -> object:

@@ -6,23 +6,8 @@ from collections.abc import Sequence
 
 from flwr.app import Message
 
+from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.bundle import bundle
-from hyperbloom.server.broker.flower import (
-    NOOP_FEDERATION_ID,
-    NOOP_FLWR_AID,
-    SUPERLINK_NODE_ID,
-    Fab,
-    NodeInfo,
-    NoObjectInStoreError,
-    ObjectTree,
-    ProtoMetadata,
-    TaskIdentity,
-    TaskType,
-    get_all_nested_objects,
-    get_object_tree,
-    message_to_proto,
-    remove_content_from_message,
-)
 from hyperbloom.server.broker.state import State
 
 LOOK_EVERY_S = 1.0
@@ -43,7 +28,7 @@ class Hosted:
         self._state, self._store = state, state.object_store
         self._looked = -LOOK_EVERY_S
 
-    def nodes(self) -> Sequence[NodeInfo]:
+    def nodes(self) -> Sequence[flower.NodeInfo]:
         """Return the nodes that are here."""
         return self._state.get_node_info(node_ids=list(self._state.get_nodes(self.run_id)))
 
@@ -52,17 +37,17 @@ class Hosted:
         ids = []
         for message in messages:
             name = message.metadata.message_id
-            missing = set(self._store.preregister(self.run_id, get_object_tree(message)))
-            for each, item in get_all_nested_objects(message).items():
+            missing = set(self._store.preregister(self.run_id, flower.get_object_tree(message)))
+            for each, item in flower.get_all_nested_objects(message).items():
                 if each in missing:
                     self._store.put(each, item.deflate())
-            stored = self._state.store_message_ins(remove_content_from_message(message))
+            stored = self._state.store_message_ins(flower.remove_content_from_message(message))
             if not stored:
                 self._store.delete(name)
             ids.append(stored or "")
         return ids
 
-    def replies(self, orders: set[str]) -> list[tuple[ProtoMetadata, ObjectTree]]:
+    def replies(self, orders: set[str]) -> list[tuple[flower.ProtoMetadata, flower.ObjectTree]]:
         """Return the replies to `orders` that were announced since the last call; the orders are closed."""
         asked, moment = self._state.take_replied(orders), time.monotonic()
         if moment - self._looked >= LOOK_EVERY_S:
@@ -76,9 +61,9 @@ class Hosted:
         for message in found:
             try:
                 tree = self._store.get_object_tree(message.metadata.message_id)
-            except NoObjectInStoreError:  # its session expired; whoever waits for it hears of that by the next look
-                continue
-            announced.append((message_to_proto(message).metadata, tree))
+            except flower.NoObjectInStoreError:
+                continue  # its session expired; whoever waits for it hears of that by the next look
+            announced.append((flower.message_to_proto(message).metadata, tree))
         return announced
 
     def _close(self, orders: set[str]) -> None:
@@ -104,20 +89,21 @@ class Hosted:
 def _begin(state: State, version: str) -> int:
     """Begin a run, whose task is this process; return its id."""
     content = bundle(version)
-    fab_hash = state.store_fab(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+    fab_hash = state.store_fab(flower.Fab(hashlib.sha256(content).hexdigest(), content, {}))
     run_id = state.create_run(
         fab_id="hyperbloom/hyperbloom",
         fab_version=version,
         fab_hash=fab_hash,
         override_config={},
-        federation_id=NOOP_FEDERATION_ID,
+        federation_id=flower.NOOP_FEDERATION_ID,
         federation_config=None,
-        flwr_aid=NOOP_FLWR_AID,
-        primary_task_type=TaskType.SERVER_APP,
+        flwr_aid=flower.NOOP_FLWR_AID,
+        primary_task_type=flower.TaskType.SERVER_APP,
     )
     (run,) = state.get_run_info(run_ids=[run_id])
     assert run.primary_task_id is not None
     state.claim_task(run.primary_task_id)
     state.activate_task(run.primary_task_id)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = run.primary_task_id, run_id, SUPERLINK_NODE_ID
+    identity = flower.TaskIdentity
+    identity.task_id, identity.run_id, identity.node_id = run.primary_task_id, run_id, flower.SUPERLINK_NODE_ID
     return run_id

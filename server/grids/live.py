@@ -21,19 +21,7 @@ from typing import Protocol, cast
 from flwr.app import Error, Message, Metadata, RecordDict
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.broker.flower import (
-    OBJECT_PUSH_SESSION_TTL_SECONDS,
-    SUPERLINK_NODE_ID,
-    SYSTEM_MESSAGE_TYPE,
-    NodeInfo,
-    ObjectTree,
-    ProtoMetadata,
-    inflate_object_from_contents,
-    iterate_object_tree,
-    make_message,
-    no_object_id_recompute,
-    now,
-)
+from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.limits import (
     LARGEST_VARIABLE,
     MOST_OBJECTS,
@@ -47,7 +35,7 @@ from hyperbloom.server.loop.post import UNREADABLE
 
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
 SLOWEST_LINE = 2**17  # bytes per second
-LONGEST_ALLOWANCE_S = OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S
+LONGEST_ALLOWANCE_S = flower.OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S
 RAREST_LOOK_S = 1.0
 
 
@@ -55,7 +43,7 @@ RAREST_LOOK_S = 1.0
 class _Upload:
     """An announced reply; `missing` names the objects that have not come. Times are monotonic seconds."""
 
-    announced: ProtoMetadata
+    announced: flower.ProtoMetadata
     objects: list[str]
     missing: list[str]
     allowance: float
@@ -79,13 +67,13 @@ class SuperLink(Protocol):
 
     run_id: int
 
-    def nodes(self) -> Sequence[NodeInfo]:
+    def nodes(self) -> Sequence[flower.NodeInfo]:
         """Return the nodes that are here."""
 
     def send(self, messages: Sequence[Message]) -> list[str]:
         """Send orders; return their ids, "" for a node that is gone."""
 
-    def replies(self, orders: set[str]) -> list[tuple[ProtoMetadata, ObjectTree]]:
+    def replies(self, orders: set[str]) -> list[tuple[flower.ProtoMetadata, flower.ObjectTree]]:
         """Return the replies to `orders` that were announced since the last call; the orders are closed."""
 
     def content(self, name: str) -> bytes | None:
@@ -128,7 +116,7 @@ class LiveGrid(RunlessGrid):
                 f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
                 f"{LARGEST_VARIABLE}, up to 2047"
             )
-        with no_object_id_recompute():
+        with flower.no_object_id_recompute():
             for message in outgoing:
                 message.metadata.__dict__["_message_id"] = message.object_id
             ids = self._superlink.send(outgoing)
@@ -139,7 +127,7 @@ class LiveGrid(RunlessGrid):
         """Return the ids of the nodes that are here."""
         return [node.node_id for node in self.get_nodes()]
 
-    def get_nodes(self) -> list[NodeInfo]:
+    def get_nodes(self) -> list[flower.NodeInfo]:
         """Return the nodes that are here.
 
         If a client comes back with its key before Flower misses its node, the node is left out once. It is another
@@ -192,7 +180,7 @@ class LiveGrid(RunlessGrid):
             return {}
         moment, uploads = time.monotonic(), {}
         for metadata, tree in self._superlink.replies(orders):
-            order, objects = metadata.reply_to_message_id, [node.object_id for node in iterate_object_tree(tree)]
+            order, objects = metadata.reply_to_message_id, [node.object_id for node in flower.iterate_object_tree(tree)]
             allowance = min(self._sizes.get(order, 0) / SLOWEST_LINE, LONGEST_ALLOWANCE_S)
             upload = _Upload(metadata, objects, list(objects), allowance, moment, moment, moment)
             if order in orders:
@@ -250,14 +238,14 @@ class LiveGrid(RunlessGrid):
         self._superlink.confirm(upload.announced.message_id)
 
 
-def _inflated(announced: ProtoMetadata, contents: dict[str, bytes]) -> Message:
+def _inflated(announced: flower.ProtoMetadata, contents: dict[str, bytes]) -> Message:
     """Return the message that a reply's objects form.
 
     Raises:
         _Refused: they form no message, or not the announced one.
     """
     try:
-        message = cast(Message, inflate_object_from_contents(announced.message_id, contents))
+        message = cast(Message, flower.inflate_object_from_contents(announced.message_id, contents))
         said = message.metadata
         same = said.src_node_id == announced.src_node_id and said.reply_to_message_id == announced.reply_to_message_id
         same &= message.has_error() or isinstance(message.content, RecordDict)
@@ -283,12 +271,12 @@ def _unreadable(run_id: int, order: str, reason: str) -> Message:
     metadata = Metadata(
         run_id=run_id,
         message_id="",
-        src_node_id=SUPERLINK_NODE_ID,
-        dst_node_id=SUPERLINK_NODE_ID,
+        src_node_id=flower.SUPERLINK_NODE_ID,
+        dst_node_id=flower.SUPERLINK_NODE_ID,
         reply_to_message_id=order,
         group_id="",
-        created_at=now().timestamp(),
+        created_at=flower.now().timestamp(),
         ttl=0,
-        message_type=SYSTEM_MESSAGE_TYPE,
+        message_type=flower.SYSTEM_MESSAGE_TYPE,
     )
-    return make_message(metadata=metadata, error=Error(UNREADABLE, reason))
+    return flower.make_message(metadata=metadata, error=Error(UNREADABLE, reason))
