@@ -46,7 +46,7 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
     from hyperbloom.common.config import LocalConfig
     from hyperbloom.common.wire.pack import pack
     from hyperbloom.server.access.certificates import init
-    from hyperbloom.server.broker.superlink import Tls, free_port, superlink
+    from hyperbloom.server.broker.superlink import free_port, superlink
 
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -58,9 +58,8 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
         data = write_images(folder / "images.npz", IMAGES, IMAGES)
         config = run_config(data, clients, cohorts[0], LocalConfig(steps=1, batch_size=1))
         config = config.model_copy(update={"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S})
-        tls = Tls(files.server, files.server_key, files.ca, (registry,))
         with (
-            superlink(address, folder, __version__, tls) as grid,
+            superlink(address, folder, __version__, files, keys=registry) as grid,
             light_clients(address, files.ca, folder, clients) as go,
         ):
             before, cpu = time.perf_counter(), time.process_time()

@@ -29,36 +29,19 @@ CA_DAYS = 3650
 _ALWAYS = ("localhost", "127.0.0.1", "::1")  # Flower uses the certificate for its own loopback port as well
 
 
-@dataclass(frozen=True)
+@dataclass
 class Certificates:
     """The paths of the files in one folder of certificates."""
 
     folder: Path
 
-    @property
-    def ca(self) -> Path:
-        """Return the path of the CA's certificate, which clients need."""
-        return self.folder / "ca.pem"
-
-    @property
-    def ca_key(self) -> Path:
-        """Return the path of the CA's private key."""
-        return self.folder / "ca.key"
-
-    @property
-    def server(self) -> Path:
-        """Return the path of the server's certificate."""
-        return self.folder / "server.pem"
-
-    @property
-    def server_key(self) -> Path:
-        """Return the path of the server's private key."""
-        return self.folder / "server.key"
-
-    @property
-    def clients(self) -> Path:
-        """Return the path of the registry of clients' keys."""
-        return self.folder / "clients.json"
+    def __post_init__(self) -> None:
+        """Name the files."""
+        self.ca = self.folder / "ca.pem"  # the CA's certificate, which clients need
+        self.ca_key = self.folder / "ca.key"
+        self.server = self.folder / "server.pem"
+        self.server_key = self.folder / "server.key"
+        self.clients = self.folder / "clients.json"  # the registry of clients' keys
 
 
 def default_folder() -> Path:

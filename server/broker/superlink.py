@@ -10,11 +10,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from hyperbloom.common.secrecy.keys import server_of
+from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.flower import add_FleetServicer_to_server
@@ -28,20 +28,6 @@ from hyperbloom.server.grids.live import LiveGrid
 FREE_PORTS = (12_000, 30_000)
 LOOK_EVERY_S = 0.3
 STOPPING_S = 2.0
-
-
-@dataclass(frozen=True)
-class Tls:
-    """PEM files of the server's certificate, its key and its CA, and the registries of clients."""
-
-    certificate: Path
-    key: Path
-    ca: Path
-    registries: tuple[Path, ...] = ()  # re-read while the SuperLink runs
-
-    def read(self) -> tuple[bytes, bytes, bytes]:
-        """Return the contents of CA, certificate and key."""
-        return self.ca.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
 
 
 def free_port() -> int:
@@ -62,8 +48,9 @@ def superlink(
     fleet_address: str,
     folder: Path,
     version: str,
-    tls: Tls | None = None,
+    files: Certificates | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    keys: Path | None = None,
 ) -> Iterator[LiveGrid]:
     """Open a SuperLink whose Fleet API listens at `fleet_address`; yield the grid of a fresh run on it.
 
@@ -71,8 +58,9 @@ def superlink(
         fleet_address: `HOST:PORT` for clients.
         folder: receives the SuperLink's log.
         version: of the app, as the run announces it.
-        tls: certificates and clients' keys; None for plain text and clients without keys.
+        files: certificates, and the registry of clients' keys; None for plain text and clients without keys.
         tell: receives a line for each refused caller, in another thread.
+        keys: another registry.
 
     Raises:
         ConnectionFailed: the port is taken.
@@ -80,15 +68,18 @@ def superlink(
     folder.mkdir(parents=True, exist_ok=True)
     factory = state_factory()
     state = cast(State, factory.state())
-    registries = [ClientRegistry(path.absolute()) for path in tls.registries] if tls else []
+    paths = [path for path in (files.clients, keys) if path] if files else []
+    registries, tls = [ClientRegistry(path.absolute()) for path in paths], None
+    if files:
+        tls = files.ca.read_bytes(), files.server.read_bytes(), files.server_key.read_bytes()
     connections, over = Connections(), threading.Event()
-    keys = Keys(state, registries) if registries else None
-    door = Door(factory, keys, connections, server_of(tls.ca if tls else None))
+    who = Keys(state, registries) if registries else None
+    door = Door(factory, who, connections, server_of(files.ca if files else None))
     with follow(folder / "superlink.log", tell):
         served = (Fleet(factory, bool(registries)), add_FleetServicer_to_server)
-        server = fleet_server(served, fleet_address, tls.read() if tls else None, [door], connections)
+        server = fleet_server(served, fleet_address, tls, [door], connections)
         server.start()
-        looks = threading.Thread(target=_look, args=(keys, door, connections, over), daemon=True)
+        looks = threading.Thread(target=_look, args=(who, door, connections, over), daemon=True)
         looks.start()
         try:
             yield LiveGrid(Hosted(state, version))

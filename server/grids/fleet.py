@@ -144,9 +144,9 @@ def open_superlink(
 
     With `machines.superlink`, the grid is that of a run on the SuperLink there.
     """
-    from hyperbloom.server.broker.superlink import Tls, superlink
+    from hyperbloom.server.broker.superlink import superlink
 
-    files, tls = machines.certificates(), None
+    files = machines.certificates()
     if machines.superlink:
         from hyperbloom.server.grids.attached import attached
 
@@ -157,10 +157,9 @@ def open_superlink(
     if files:
         if not keys and not files.clients.exists():
             say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
-        tls = Tls(files.server, files.server_key, files.ca, (files.clients, *([keys] if keys else [])))
     elif not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
-    with superlink(f"{machines.host}:{machines.port}", folder, __version__, tls, tell) as grid:
+    with superlink(f"{machines.host}:{machines.port}", folder, __version__, files, tell, keys) as grid:
         yield grid
 
 

@@ -679,8 +679,10 @@ def faked_network(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
     """Let the gRPC engine work on virtual clients, and keep what it would have started."""
 
     @contextmanager
-    def fake_superlink(address: str, folder: Path, version: str, tls: Any, tell: Any) -> Iterator[InlineGrid]:
-        started.append((address, tls))
+    def fake_superlink(
+        address: str, folder: Path, version: str, files: Any, tell: Any, keys: Any
+    ) -> Iterator[InlineGrid]:
+        started.append((address, files, keys))
         yield inline_grid(load_run_config(None, {"clients": 3, "data.max_train": 60}), folder)
 
     @contextmanager
@@ -746,7 +748,7 @@ def test_local_clients_need_no_line_and_loopback_no_warning(monkeypatch: pytest.
     assert done.code == 0
     address = started[0][0]
     assert address.startswith("127.0.0.1:")
-    assert started[:2] == [(address, None), (3, "--server", address, "--insecure")]
+    assert started[:2] == [(address, None, None), (3, "--server", address, "--insecure")]
     assert "flower-client" not in done.output
     assert "--insecure" not in done.output
 
@@ -761,7 +763,7 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
     done = execute(tmp_path / "run", *GRPC)
     assert done.code == 0
     found = Certificates(Path("certs"))
-    assert started[0][1] == superlink.Tls(found.server, found.server_key, found.ca, (found.clients,))
+    assert started[0][1] == found
     assert started[1][3:] == ("--root-certificates", str(found.ca))
     assert f"--root-certificates {found.ca} --key NAME.pem --client-id NAME --data" in done.output
     assert "forge" not in done.output
@@ -771,7 +773,7 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
     monkeypatch.chdir(tmp_path / "run")
     ClientRegistry(files.clients).add("ward-7", public_pem(make_key()))
     done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder))
-    assert started[0][1] == superlink.Tls(files.server, files.server_key, files.ca, (files.clients,))
+    assert started[0][1] == files
     assert "no client may join yet" not in done.output
 
 
@@ -782,7 +784,7 @@ def test_local_clients_get_keys_of_their_own(monkeypatch: pytest.MonkeyPatch, tm
     done = execute(tmp_path / "run", *GRPC, "--certs", str(files.folder), "--local-clients", "2")
     assert done.code == 0
     own = tmp_path / "run/clients/clients.json"
-    assert started[0][1].registries == (files.clients, own)
+    assert started[0][1:] == (files, own)
     assert sorted(ClientRegistry(own).keys().values()) == ["client-0", "client-1"]
     for key, name in ClientRegistry(own).keys().items():
         assert public_pem(read_private_key(tmp_path / "run/clients" / name / "key.pem", name)) == key
