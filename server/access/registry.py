@@ -30,7 +30,6 @@ class ClientRegistry:
     """The registry in the file at `path`; a missing file is an empty registry."""
 
     def __init__(self, path: Path) -> None:
-        """Remember the path; reading comes later."""
         self.path = path
 
     def clients(self) -> dict[str, RegisteredClient]:

@@ -55,7 +55,6 @@ class Keys:
     """
 
     def __init__(self, state: flower.LinkState, registries: Sequence[ClientRegistry]) -> None:
-        """Start without keys."""
         self._state = state
         self._registries = registries
         self._nodes: dict[str, int] = {}  # by public key
@@ -112,7 +111,6 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     def __init__(
         self, state_factory: flower.LinkStateFactory, keys: Keys | None, connections: Connections, server: str = ""
     ) -> None:
-        """Start without calls."""
         self._server = server
         self._state_factory = state_factory
         self._keys = keys

@@ -15,15 +15,9 @@ LOOK_EVERY_S = 1.0
 
 
 class Hosted:
-    """A fresh run on a SuperLink in this process, as a `LiveGrid` uses it.
-
-    Args:
-        state: of the SuperLink.
-        version: of the app, as the run announces it.
-    """
+    """A fresh run on a SuperLink in this process, as a `LiveGrid` uses it."""
 
     def __init__(self, state: State, version: str) -> None:
-        """Begin a run."""
         self.run_id = _begin(state, version)
         self._state, self._store = state, state.object_store
         self._looked = -LOOK_EVERY_S

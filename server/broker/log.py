@@ -119,7 +119,6 @@ class _Once(logging.Filter):
     """Lets each line pass once in `AGAIN_AFTER_S` seconds."""
 
     def __init__(self) -> None:
-        """Start with no line."""
         super().__init__()
         self._said: dict[str, float] = {}
 
@@ -138,7 +137,6 @@ class _Told(logging.Handler):
     """Writes lines to the SuperLink's log and tells the server's user."""
 
     def __init__(self, file: IO[str], tell: Callable[[str], None]) -> None:
-        """Store the arguments."""
         super().__init__()
         self._file, self._tell = file, tell
 

@@ -45,7 +45,6 @@ class Connections:
     """The connections to a port of this process. A `peer` is named as in gRPC, for example `ipv4:10.0.0.9:53334`."""
 
     def __init__(self) -> None:
-        """Start without connections."""
         self.port = 0
         self._lock = threading.Lock()
         self._known: set[str] = set()

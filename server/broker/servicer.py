@@ -39,7 +39,6 @@ class Fleet(FleetServicer):
     """
 
     def __init__(self, factory: LinkStateFactory, has_keys: bool) -> None:
-        """Start without replies under upload."""
         super().__init__(factory, factory.objectstore_factory, has_keys)
         self.state = cast(State, factory.state())
         self.store = cast(Store, self.state.object_store)

@@ -39,7 +39,6 @@ class State(InMemoryLinkState):
     """
 
     def __init__(self, *args: object) -> None:
-        """Take Flower's arguments."""
         super().__init__(*args)  # type: ignore[arg-type]
         self.came = threading.Event()
         self._queues: dict[int, deque[str]] = {}  # ids of the orders that were not handed over, by node

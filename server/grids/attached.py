@@ -22,15 +22,9 @@ PATIENCE_S = 30.0  # with a SuperLink that does not answer
 
 
 class Attached:
-    """A run on a SuperLink over HTTP, as a `LiveGrid` uses it.
-
-    Args:
-        client: Flower's client of the SuperLink's Runtime API.
-        run_id: the run.
-    """
+    """A run on a SuperLink over HTTP, as a `LiveGrid` uses it."""
 
     def __init__(self, client: flower.RuntimeHttpClient, run_id: int) -> None:
-        """Store the arguments."""
         self.run_id = run_id
         self._client, self._node = client, flower.Node(node_id=flower.SUPERLINK_NODE_ID)
 

@@ -51,7 +51,6 @@ class InlineGrid(RunlessGrid):
         train_all: TrainAll | None = None,
         keep: object = None,
     ) -> None:
-        """Make the contexts, and the identity that Flower's `Message` needs."""
         self.app = app
         self.train_all = train_all
         self._keep = keep

@@ -87,14 +87,9 @@ class SuperLink(Protocol):
 
 
 class LiveGrid(RunlessGrid):
-    """Flower's grid that pulls replies as soon as they are complete.
-
-    Args:
-        superlink: the run on a SuperLink.
-    """
+    """Flower's grid that pulls replies as soon as they are complete."""
 
     def __init__(self, superlink: SuperLink) -> None:
-        """Start without orders."""
         self._superlink = superlink
         self._largest = 0  # bytes of the largest order
         self._sizes: Mapping[str, int] = {}  # bytes of the open orders, by message id

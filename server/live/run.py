@@ -29,15 +29,11 @@ WHOLE_FILES = (REPORT, "roster.json", "hypernetwork.safetensors")
 class LiveRun:
     """A run that may still grow.
 
-    Args:
-        folder: the run's folder.
-
     Raises:
         ConfigError: the folder holds no run.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read nothing yet but the configuration."""
         self.folder, self.config = folder, read_config(folder)
         self.version = 0
         """Grows with every change."""

@@ -44,7 +44,6 @@ class Admission:
         initial: Mapping[str, Tensor] | None = None,
         schema: str | None = None,
     ) -> None:
-        """Start with no client."""
         self._schema = schema
         self.config, self.algorithm = config, algorithm
         self.setting: Setting | None = None

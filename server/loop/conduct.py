@@ -30,7 +30,6 @@ class Conduct:
     """Counts refused replies by client, and knows who is in quarantine."""
 
     def __init__(self) -> None:
-        """Start with no record."""
         self._records: dict[str, _Record] = {}
 
     def lied(self, name: str, round_number: int) -> int | None:

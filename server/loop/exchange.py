@@ -183,15 +183,9 @@ class Sent:
 
 
 class Director:
-    """Plays the exchanges of algorithms with the clients of a federation.
-
-    Args:
-        federation: the clients.
-        config: the run.
-    """
+    """Plays the exchanges of algorithms with the clients of a federation."""
 
     def __init__(self, federation: Federation, config: RunConfig) -> None:
-        """Start with no open order."""
         self.federation, self.config = federation, config
 
     def play(self, exchanges: Exchanges[ReturnT], outcome: Outcome, cohort: int = 0) -> ReturnT:

@@ -51,7 +51,6 @@ class Federation:
         on_event: Callable[[str], None],
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start with no known node."""
         self.grid, self.roster, self.post = grid, roster, Post(grid)
         self.round, self.late = 0, 0
         self._on_event, self._watch = on_event, watch

@@ -33,7 +33,6 @@ class MaskedSum:
     """
 
     def __init__(self, sent: Mapping[int, Weights], digest: bytes, threshold: int) -> None:
-        """Lay out the sum."""
         self._layouts = {row: weights.layout for row, weights in sent.items()}
         known: dict[tuple[Layout, int], dict[bytes, str]] = {}  # most clients are sent the very same vector
         self._names: dict[int, dict[bytes, str]] = {}

@@ -67,7 +67,6 @@ class Masks:
     """
 
     def __init__(self, config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame) -> None:
-        """Start with no exchange played."""
         self.config, self.turn, self.outcome, self._blame = config, turn, outcome, blame
 
     def round(self, exchanges: Exchanges[None]) -> Exchanges[None]:

@@ -83,7 +83,6 @@ class Pause:
     """
 
     def __init__(self, wait: Callable[[float], None]) -> None:
-        """Begin with the shortest."""
         self._wait, self._seconds = wait, FASTEST_POLL_S
 
     def take(self, came: bool = False) -> None:
@@ -97,15 +96,11 @@ class Pause:
 class Post:
     """Sends orders, and matches replies to them.
 
-    Args:
-        grid: Flower's grid.
-
     Attributes:
         wait: waits for so many seconds, or until an answer has come.
     """
 
     def __init__(self, grid: Grid) -> None:
-        """Start with no open order."""
         self.grid = grid
         self._open: dict[str, Letter] = {}
         self._overdue: dict[str, Letter] = {}  # no longer waited for; their clients still work on them

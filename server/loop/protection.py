@@ -61,7 +61,6 @@ class Protection:
     """
 
     def __init__(self, algorithm: Algorithm, release: Release) -> None:
-        """Read the protection settings of the run."""
         self.config, self._release = algorithm.config, release
         self._codec = Codec.parse(self.config.compression)
         self._reply = algorithm.reply

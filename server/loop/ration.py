@@ -22,7 +22,6 @@ class Ration(TorchDispatchMode):
     """
 
     def __init__(self, config: RunConfig) -> None:
-        """Start with nothing."""
         super().__init__()
         self._is_open = None in (config.input_shape, config.num_classes)
         self._bytes = 0

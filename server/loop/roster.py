@@ -17,14 +17,9 @@ from hyperbloom.strategies.exchange import Client
 
 
 class Roster:
-    """All clients ever admitted, in order of their rows.
-
-    Args:
-        seed: of the run; it decides every cohort.
-    """
+    """All clients ever admitted, in order of their rows. The seed decides every cohort."""
 
     def __init__(self, seed: int) -> None:
-        """Start empty."""
         self.seed = seed
         self.conduct = Conduct()
         self.moments: tuple[float, ...] = ()  # by which clients standardise targets, from the first round on

@@ -54,14 +54,9 @@ def check_on_demand(strategy: Algorithm) -> None:
 
 
 class ModelMaker:
-    """Encoder and hypernetwork of a trained run.
-
-    Args:
-        trained: a run of odpfl.
-    """
+    """Encoder and hypernetwork of a trained run of odpfl."""
 
     def __init__(self, trained: Trained) -> None:
-        """Write the offer for all newcomers."""
         strategy = trained.strategy
         assert isinstance(strategy, ODPFL) and strategy.setting is not None
         self._strategy = strategy

@@ -61,7 +61,6 @@ class Export:
     """
 
     def __init__(self, run: Path, own_code: bool = False) -> None:
-        """Restore the strategy of the selected round."""
         self.trained = read_trained(run, lambda strategy: _check(strategy, run), own_code)
         # Rows follow the order of joining, so a client that joined after the selected round has no row in its state.
         rows = self.trained.tensors.get("embeddings")

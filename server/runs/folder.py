@@ -111,7 +111,6 @@ class RunFolder(Listener):
     def __init__(
         self, path: Path, config: RunConfig, run_id: str | None, machines: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the configuration and the environment."""
         self.path = path
         self.config = config
         self._phase = path

@@ -77,14 +77,9 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 class Tail:
-    """Reads the growth of a file.
-
-    Args:
-        path: the file; it may not exist yet.
-    """
+    """Reads the growth of a file, which may not exist yet."""
 
     def __init__(self, path: Path) -> None:
-        """Start at the beginning of the file."""
         self.path = path
         self._place = 0
         self.cut = False

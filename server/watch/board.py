@@ -43,10 +43,6 @@ class Standing:
 class Board:
     """The state of one strategy, as far as its lines have been added.
 
-    Args:
-        name: of the strategy.
-        rounds: number of rounds of the run.
-
     Attributes:
         done: the last round.
         means, worsts: test accuracy in percent by evaluated round, over clients.
@@ -56,7 +52,6 @@ class Board:
     """
 
     def __init__(self, name: str, rounds: int) -> None:
-        """Start before the first round."""
         self.name, self.rounds = name, rounds
         self.done = self.bytes_down = self.bytes_up = self.trained = self.left_out = 0
         self.means: list[tuple[float, float]] = []

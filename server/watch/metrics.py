@@ -36,7 +36,6 @@ class RunMetrics(Listener):
     """
 
     def __init__(self) -> None:
-        """Register all metrics."""
         self.registry = CollectorRegistry()
         self._strategy = ""
         self.rounds = self._counter("rounds", "rounds that are over", "strategy")

@@ -37,11 +37,7 @@ CURVES = {
 
 
 class TensorBoard(Listener):
-    """Writes scalars per round, and the distribution of the selecting metric over clients per evaluation.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Writes scalars per round, and the distribution of the selecting metric over clients per evaluation."""
 
     def __init__(self, folder: Path) -> None:
         """Set the folder; files are opened at the first round."""

@@ -32,13 +32,9 @@ class TerminalView(Listener):
     """A strategy's board on a console: a live block on a terminal, else a line per evaluation.
 
     As a listener it receives rounds; `flower-server watch` passes it the lines of a run folder.
-
-    Args:
-        console: shows the board.
     """
 
     def __init__(self, console: Console) -> None:
-        """Start without a block."""
         self.console = console
         self.board = Board("", 0)
         self._live: Live | None = None
