@@ -1,13 +1,13 @@
 """Our algorithms as Flower strategies: call `strategy.start(grid=grid, num_rounds=20)` in any ServerApp."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from rich.console import Console
@@ -99,31 +99,13 @@ class FlowerStrategy(Strategy):
     def summary(self) -> None:
         """Print nothing; listeners report the run."""
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuse; see the class."""
-        _refuse()
+    def _refuse(self, *args: Any, **keys: Any) -> NoReturn:
+        """Refuse what Flower's own loop would call."""
+        raise NotImplementedError(
+            "a round may have several exchanges with a client; call start(), which plays them all"
+        )
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refuse; see the class."""
-        _refuse()
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuse; see the class."""
-        _refuse()
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Refuse; see the class."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise NotImplementedError("a round may have several exchanges with a client; call start(), which plays them all")
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse
 
 
 class _Results(Listener):

@@ -14,6 +14,7 @@ from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.runs.course import Course, read_course
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_lines
 from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.watch.board import Standing
 from hyperbloom.server.watch.watching import is_running
 
 COMPARISON, CELL = "comparison.yaml", "cell.json"  # written by `flower-server compare`
@@ -28,15 +29,6 @@ class Spread:
     lower: float  # quartile
     upper: float
     best: float
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """How often a client was left out, and the round and reason of the last time."""
-
-    times: int
-    round: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class ByClient:
     """Data of the run's strategy from clients.jsonl: the spread of accuracy, and the clients left out."""
 
     spreads: list[Spread] = field(default_factory=list)
-    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    left_out: dict[str, Standing] = field(default_factory=dict)
     left_out_in: dict[int, int] = field(default_factory=dict)
 
 
@@ -183,8 +175,7 @@ def _read_clients(folder: Path, novel: Set[str], metric: str) -> ByClient:
     for line in read_lines(folder / CLIENTS):
         number, client = line["round"], line["client"]
         if "refused" in line:
-            before = found.left_out.get(client, LeftOut(0, 0, ""))
-            found.left_out[client] = LeftOut(before.times + 1, number, line["refused"])
+            found.left_out.setdefault(client, Standing()).leave_out(line)
             found.left_out_in[number] = found.left_out_in.get(number, 0) + 1
         elif client not in novel and (value := line.get(f"test_{metric}")) is not None:
             scores.setdefault(number, []).append(scale_of(metric).factor * value)

@@ -39,6 +39,10 @@ class Standing:
         """Return whether the client has trained since it was last left out."""
         return self.trained is not None and self.trained > self.left_out_in
 
+    def leave_out(self, line: Line) -> None:
+        """Count a round in which the client was left out."""
+        self.left_out, self.left_out_in, self.why = self.left_out + 1, line["round"], line["refused"]
+
 
 class Board:
     """The state of one strategy, as far as its lines have been added.
@@ -86,7 +90,7 @@ class Board:
         client = self.clients.setdefault(name, Standing())
         if "refused" in line:
             self.left_out += 1
-            client.left_out, client.left_out_in, client.why = client.left_out + 1, number, line["refused"]
+            client.leave_out(line)
         elif (value := line.get(f"test_{self.metric}")) is not None:
             client.accuracy = self.scale.factor * value
             here = number == self._evaluated.get("round") and self._worst is None
