@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: demo test check versions siege soak docs clean help
+.PHONY: install demo test lint check versions siege soak docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -17,8 +17,13 @@ demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in two
 test: $(VENV)/.installed  ## run the tests, in at most six minutes; `make check` runs the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
-check: $(VENV)/.installed  ## lint, types and all tests: what CI runs
-	scripts/check $(BIN)
+lint: $(VENV)/.installed  ## format, lint, types, and the release as `twine` sees it
+	scripts/lint $(BIN)
+
+check: lint  ## lint, types and all tests, the slow ones too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+install: $(VENV)/.installed  ## make the virtual environment
 
 versions: $(VENV)/.installed  ## run tests with the oldest and the newest libraries and Python, in .versions/
 	scripts/versions $(BIN)

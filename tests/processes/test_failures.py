@@ -122,6 +122,7 @@ def _link(path: Path) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_with_the_clients_that_waited(site: Site, until: Until, tmp_path: Path) -> None:
     run = site.folder / "run"
     args = ["--strategy", "pfedhn-pc", "--clients", "2", "--cohort", "1", "--rounds", "12", "--eval-every", "4"]

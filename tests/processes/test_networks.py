@@ -119,5 +119,7 @@ def test_a_server_stands_behind_nginx(site: Site, house: tuple[Process, Certific
         finally:
             site.port = behind
             running.terminate()
-    assert log.read_text().count("POST /flwr.proto.Fleet/") > 10
-    assert not re.search(r'" [45]\d\d ', log.read_text())
+    calls = log.read_text().splitlines()
+    assert len([line for line in calls if "POST /flwr.proto.Fleet/" in line]) > 10
+    # A client signs off when the run is over, and the server may be gone by then.
+    assert not [line for line in calls if re.search(r'" [45]\d\d ', line) and "/DeactivateNode" not in line]
