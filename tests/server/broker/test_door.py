@@ -19,10 +19,9 @@ from flwr.common.constant import (
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
 )
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.fleet.message_handler import message_handler
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import sign_message
@@ -133,7 +132,9 @@ class House:
     def _answer(self, request: Any, context: Any) -> Any:
         """Answer as Flower's handlers would."""
         if isinstance(request, ActivateNodeRequest):
-            return message_handler.activate_node(request, self.state)
+            node = self.state.get_node_id_by_public_key(request.public_key)
+            assert node is not None and self.state.activate_node(node, request.heartbeat_interval)
+            return ActivateNodeResponse(node_id=node)
         return "answer"
 
     def activate(self, key: Key, whose: Key | None = None) -> int:

@@ -12,13 +12,15 @@ from typing import Any, cast
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.date import now
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.errors import ConnectionFailed
@@ -48,6 +50,19 @@ class Answers(FleetServicer):  # type: ignore[misc]
         return PushObjectResponse(stored=True)
 
 
+class Signed(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    """Signs the time of each call, as Flower's own clients do."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self.key, self.public = key, public_pem(key).encode()
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        stamp = now().isoformat()
+        signature = sign_message(self.key, stamp.encode("ascii"))
+        shown = ((PUBLIC_KEY_HEADER, self.public), (TIMESTAMP_HEADER, stamp), (SIGNATURE_HEADER, signature))
+        return continuation(details._replace(metadata=[*(details.metadata or ()), *shown]), request)
+
+
 class Port:
     """A server with one member."""
 
@@ -71,7 +86,7 @@ class Port:
         """Return a connection of its own, which signs its calls if it has a key."""
         plain = grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
         self._channels.append(plain)
-        return grpc.intercept_channel(plain, NodeAuthClientInterceptor(key, key.public_key())) if key else plain
+        return grpc.intercept_channel(plain, Signed(key)) if key else plain
 
     def member(self) -> FleetStub:
         """Return a new connection of the member."""
@@ -156,7 +171,7 @@ def test_a_member_that_sends_headers_alone_does_not_wait_for_ever(port: Port, mo
             stamped.extend(details.metadata)
             raise KeyError
 
-    signed = grpc.intercept_channel(port.channel(), NodeAuthClientInterceptor(port.key, port.key.public_key()), Note())
+    signed = grpc.intercept_channel(port.channel(), Signed(port.key), Note())
     with pytest.raises(KeyError):
         FleetStub(signed).PullMessages(PullMessagesRequest(node=port.node))
     assert port.knock(port.channel(), stamped) == grpc.StatusCode.CANCELLED
