@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: install demo test lint check versions siege soak docs clean help
+.PHONY: demo test lint check versions siege soak docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,7 +23,6 @@ lint: $(VENV)/.installed  ## format, lint, types, and the release as `twine` see
 check: lint  ## lint, types and all tests, the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-install: $(VENV)/.installed  ## make the virtual environment
 
 versions: $(VENV)/.installed  ## run tests with the oldest and the newest libraries and Python, in .versions/
 	scripts/versions $(BIN)
