@@ -23,7 +23,6 @@ lint: $(VENV)/.installed  ## format, lint, types, and the release as `twine` see
 check: lint  ## lint, types and all tests, the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-
 versions: $(VENV)/.installed  ## run tests with the oldest and the newest libraries and Python, in .versions/
 	scripts/versions $(BIN)
 
