@@ -17,18 +17,6 @@ from typing import ClassVar
 
 from hyperbloom.common.reasons import Reason
 
-__all__ = [
-    "CohortError",
-    "ConfigError",
-    "ConnectionFailed",
-    "DataError",
-    "DiskError",
-    "HyperbloomError",
-    "ModelError",
-    "RefusedError",
-    "WireError",
-]
-
 
 class HyperbloomError(Exception):
     """Base of all errors that a program reports to the user in one line.

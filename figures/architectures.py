@@ -64,7 +64,6 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "distillation": ("hafl-distillation", {"epochs": EPOCHS}, "hafl-0"),
     "local": ("local", {}, "auto"),
     "ghn-server": ("ghn-server", {}, "auto"),
-    "norms local": ("ghn", {"norms": "local"}, "auto"),
     "tile 8": ("ghn", {"tile": 8}, "auto"),
     "by place": ("ghn", {"mode": "linear", "latent": 16}, "auto"),  # layers apart without the graph
 }
@@ -72,7 +71,6 @@ TABLE = tuple(METHODS)[:5]
 SAME_RATE = {  # what is trained in the same way
     "distillation": "upper bound",
     "ghn-server": "local",
-    "norms local": "HAFL-GHN",
     "tile 8": "HAFL-GHN",
     "by place": "HAFL-GHN",
 }

@@ -25,8 +25,6 @@ from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.pfedme import PFedMe
 from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 
-__all__ = ["STRATEGIES", "find_strategy", "make_algorithm", "strategy_names"]
-
 STRATEGIES: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,

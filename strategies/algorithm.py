@@ -68,7 +68,6 @@ class Recipe:
         method: the method of local training; None: plain SGD.
         refinement: local work before weights are scored; None: none.
         resemble: the target for the clients' representations.
-        norms: how the graph of an own model treats norms.
         hypernetwork: settings of the travelling graph hypernetwork, as JSON.
     """
 
@@ -76,7 +75,6 @@ class Recipe:
     method: Method | None = None
     refinement: Refinement | None = None
     resemble: Weights | None = None
-    norms: str | None = None
     hypernetwork: str | None = None
 
 
@@ -146,8 +144,6 @@ class Algorithm(ABC):
     """Whether clients bring models of their own."""
     asks: ClassVar[str] = "own"
     """What clients must disclose of their own models, one of `ASKS`."""
-    norms: str | None = None
-    """How the graph of an own model treats norms."""
     reference: str | None = None
     """Digest of the reference set that clients need."""
 
@@ -271,7 +267,7 @@ class Algorithm(ABC):
     def target(self, number: int) -> Target:
         """Return the description of the target network in orders of round `number`."""
         spec, recipe = self.setting.spec, self.recipe(number)
-        return Target(spec.name, spec.num_classes, recipe.private, recipe.norms, recipe.hypernetwork, self.setting.task)
+        return Target(spec.name, spec.num_classes, recipe.private, recipe.hypernetwork, self.setting.task)
 
     def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
         """Return the exchange in which these clients train."""

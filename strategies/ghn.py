@@ -36,7 +36,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
-from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of
+from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire import Introduction, Refinement, Weights
@@ -55,7 +55,6 @@ KEPT_GRAPHS = 256
 class GHNOptions(Settings):
     """Options of both placements, beside the settings of the hypernetwork."""
 
-    norms: Norms = Field("generated", description="affine parameters of norms: generated, or local, never sent")
     refine_epochs: Annotated[int, Field(ge=0, le=100)] = Field(
         1, description="passes over the client's examples for the head alone before each evaluation"
     )
@@ -74,7 +73,6 @@ class _GraphStrategy(Algorithm):
 
     def check(self) -> None:
         """Separate the settings of the hypernetwork, which travel, from the other options."""
-        self.norms = self.options.norms
         self.settings = Settings.model_validate(self.options.model_dump(include=set(Settings.model_fields)))
 
     # ------------------------------------------------------------------ who takes part
@@ -139,7 +137,7 @@ class _GraphStrategy(Algorithm):
         """Refine the head before an evaluation, as the paper does at inference, with the rate of local training."""
         epochs, local = self.options.refine_epochs, self.config.local
         refinement = Refinement(epochs, local.learning_rate, local.batch_size) if epochs else None
-        return replace(super().recipe(number), refinement=refinement, norms=self.options.norms)
+        return replace(super().recipe(number), refinement=refinement)
 
     # ------------------------------------------------------------------ state
 

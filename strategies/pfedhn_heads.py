@@ -7,7 +7,6 @@ knows nothing of layers. A head has `hidden_dim + 1` times the parameters of the
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +18,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Introduction
-from hyperbloom.strategies.algorithm import Recipe, Setting
+from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.ghn import disclosed_graph, models_of
 from hyperbloom.strategies.hypernetworks import MLPHypernetwork
@@ -42,7 +41,6 @@ class PFedHNHeads(PFedHN):
     options: PFedHNHeadsOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
     asks: ClassVar[str] = "graph"
-    norms = "generated"
     asynchronous: ClassVar[bool] = False
 
     def check(self) -> None:
@@ -89,10 +87,6 @@ class PFedHNHeads(PFedHN):
             torch.manual_seed(derive(self.config.seed, "head", name))
             head = network.add_head(name, layout).to(self.device)
         self.learner.optimizer.param_groups[0]["params"].extend(head.parameters())
-
-    def recipe(self, number: int) -> Recipe:
-        """Generate the affine parameters of norms too."""
-        return replace(super().recipe(number), norms=self.norms)
 
     def head_of(self, client: Client) -> str:
         """Return the digest of the client's graph."""

@@ -2,7 +2,6 @@
 
 import ast
 import configparser
-import importlib
 import io
 import shutil
 import subprocess
@@ -141,26 +140,7 @@ def test_the_commands_import_nothing_heavy_before_they_have_read_their_flags() -
     assert done.stdout == "[]\n"
 
 
-# ---------------------------------------------------------------------- what is public
-
-
-def public_names(path: Path) -> list[str]:
-    """Return what a file lists in `__all__`."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            names: list[str] = ast.literal_eval(node.value)
-            return names
-    return []
-
-
-def test_every_name_that_a_package_lists_exists_once() -> None:
-    wrong = []
-    for path in SOURCES:
-        if names := public_names(path):
-            module = importlib.import_module(dotted(path))
-            bad = {name for name in names if not hasattr(module, name) or name.startswith("_") or names.count(name) > 1}
-            wrong += [f"{relative(path)}: {name}" for name in bad]
-    assert wrong == []
+# ---------------------------------------------------------------------- what modules say
 
 
 def test_every_module_says_what_it_is() -> None:

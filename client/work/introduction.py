@@ -3,7 +3,7 @@
 from hyperbloom import __version__
 from hyperbloom.client.settings import Disclosure
 from hyperbloom.client.work.client import Client
-from hyperbloom.client.work.own_network import own_graph, parse_norms
+from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.errors import RefusedError, WireError
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.reasons import Reason
@@ -24,7 +24,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
     """
     client.adopt(greeting.schema)
     with client.hide_own_model():
-        types, graph = describe_model(client.own, client.settings.disclose, greeting.asks, greeting.norms)
+        types, graph = describe_model(client.own, client.settings.disclose, greeting.asks)
     reference, task = greeting.reference, client.task_for(greeting.task)
     moments = task.moments(client.train_data.labels) if client.settings.disclose_moments else ()
     return Introduction(
@@ -51,7 +51,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
 
 
 def describe_model(
-    spec: ModelSpec | None, disclosure: Disclosure, asks: str | None, norms: str | None
+    spec: ModelSpec | None, disclosure: Disclosure, asks: str | None
 ) -> tuple[tuple[str, ...] | None, str | None]:
     """Return the layer types and the graph of a client's own model for its introduction.
 
@@ -59,7 +59,6 @@ def describe_model(
         spec: the own model, or None if there is none.
         disclosure: the most that the user allows.
         asks: what the server's strategy asks for.
-        norms: how the strategy treats the parameters of norms.
 
     Raises:
         RefusedError: the server chooses the model of all clients, and this one has its own.
@@ -75,7 +74,7 @@ def describe_model(
         )
     if asks == "own":
         return (), None  # only that there is one
-    graph = own_graph(spec, parse_norms(norms))
+    graph = own_graph(spec)
     if asks == "graph":
         return None, graph.to_json() if disclosure == "graph" else None
     return ALL_TYPES if disclosure == "all-types" else tuple(map(str, graph.types)), None

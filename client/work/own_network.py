@@ -11,9 +11,8 @@ In both cases the parameters are in `FlatPart`s, so training is the same as in e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch.func import functional_call
 
 from hyperbloom.client.work.sgd import FlatPart, Network
 from hyperbloom.common.errors import ModelError, WireError
-from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Norms, Settings, part_of, trace
+from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.wire.orders import SGD, Target
@@ -29,10 +28,10 @@ from hyperbloom.common.wire.weights import Weights
 
 
 @cache
-def own_graph(spec: ModelSpec, norms: Norms = "generated") -> Graph:
+def own_graph(spec: ModelSpec) -> Graph:
     """Return the graph of a client's own model; ModelError if it cannot be built or represented."""
     with torch.random.fork_rng(devices=[]):
-        return trace(build_own(spec), spec.input_shape, norms)
+        return trace(build_own(spec), spec.input_shape)
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,11 @@ class OwnNetwork:
 
     Args:
         spec: the model.
-        norms: treatment of the affine parameters of norms. Local ones are the personal part.
         hypernetwork: settings of the hypernetwork that generates the weights; None if the weights arrive.
         types: layer types of the parts that the client's copy of the hypernetwork has.
     """
 
     spec: ModelSpec
-    norms: Norms
     hypernetwork: Settings | None = None
     types: tuple[LayerType, ...] = ()
 
@@ -58,16 +55,15 @@ class OwnNetwork:
         Raises:
             WireError: the order does not fit the model.
         """
-        wanted = cls(spec, parse_norms(target.norms))
         if target.hypernetwork is None:
-            return wanted
+            return cls(spec)
         if weights is None:
             raise WireError("order: expected parts of the hypernetwork, found none")
         parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
         arrived = {LayerType.parse(part) for part in parts}
         settings = Settings.from_wire(target.hypernetwork, "order: hypernetwork")
         # In mode `linear` types without parameters have empty parts, which do not travel.
-        needed = set(own_graph(spec, wanted.norms).types)
+        needed = set(own_graph(spec).types)
         missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]
         if missing:
             raise WireError("order: the server has no part of the hypernetwork for a layer type of this client's model")
@@ -78,31 +74,30 @@ class OwnNetwork:
         except ModelError as error:
             raise WireError(f"order: {error}") from None
         weights.check(Layout.of(sketch), torch.float32)
-        return replace(wanted, hypernetwork=settings, types=types)
+        return cls(spec, settings, types)
 
     def make(self, device: torch.device) -> Network:
         """Build the network on a device."""
-        graph = own_graph(self.spec, self.norms)
+        graph, nothing = own_graph(self.spec), Layout(())
         with torch.random.fork_rng(devices=[]):
             network = build_own(self.spec).to(device)
-        kept = Layout(tuple(item for item in Layout.of(network).shapes if item[0] not in graph.order))
         if self.hypernetwork is None:
-            return Network(network, FlatPart(network, graph.layout), FlatPart(network, kept))
+            return Network(network, FlatPart(network, graph.layout), FlatPart(network, nothing))
         hypernetwork = GraphHypernetwork(self.types, self.hypernetwork, seed=None).to(device)
         shared = _UsedPart(hypernetwork, {SHARED, *map(str, graph.types)})
-        return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, kept))
+        return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, nothing))
 
     @property
     def head(self) -> tuple[str, ...]:
         """Names of the parameters of the prediction head."""
-        return own_graph(self.spec, self.norms).head
+        return own_graph(self.spec).head
 
 
 class Generated(nn.Module):
     """A network whose weights a hypernetwork generates in every forward pass, so that gradients reach it."""
 
     def __init__(self, hypernetwork: GraphHypernetwork, graph: Graph, network: nn.Module) -> None:
-        """Combine them. The network's own values are unused, except those of local norms."""
+        """Combine them. The network's own values are unused."""
         super().__init__()
         self.hypernetwork, self.network, self.graph = hypernetwork, network, graph
 
@@ -157,12 +152,3 @@ class _UsedPart(FlatPart):
         super().step(sgd)
         for place, values in zip(self._unused, before, strict=True):
             self.values[place] = values
-
-
-def parse_norms(text: str | None) -> Norms:
-    """Return an order's treatment of the affine parameters of norms; WireError if it is not valid."""
-    if text == "generated":
-        return "generated"
-    if text == "local":
-        return "local"
-    raise WireError(f"norms: expected one of {', '.join(get_args(Norms))}, found {text!r}")

@@ -10,17 +10,3 @@ from hyperbloom.common.data.partition import PARTITIONERS, Partitioner
 from hyperbloom.common.data.reference import read_reference
 from hyperbloom.common.data.registry import DATASETS, DatasetInfo
 from hyperbloom.common.data.spec import DataSpec
-
-__all__ = [
-    "DATASETS",
-    "PARTITIONERS",
-    "ClientData",
-    "DataSource",
-    "DataSpec",
-    "DatasetInfo",
-    "Examples",
-    "Partitioner",
-    "data_source",
-    "load_client_data",
-    "read_reference",
-]

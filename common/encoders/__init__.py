@@ -18,23 +18,6 @@ from hyperbloom.common.encoders.set_transformer import SetTransformer
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 
-__all__ = [
-    "BATCH",
-    "DSS",
-    "ENCODERS",
-    "DeepSet",
-    "Encoder",
-    "EncoderSpec",
-    "Private",
-    "SetTransformer",
-    "build_encoder",
-    "descriptor_layout",
-    "encode",
-    "encode_backward",
-    "encoder_layout",
-    "version_of",
-]
-
 ENCODERS: Mapping[str, Callable[[tuple[int, ...], int], Encoder]] = {
     "deepset": DeepSet,
     "dss": DSS,

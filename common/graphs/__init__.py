@@ -3,18 +3,4 @@
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerType
 from hyperbloom.common.graphs.network import SHARED, GraphHypernetwork, Mode, Settings, part_of, parts_of
-from hyperbloom.common.graphs.trace import Norms, trace
-
-__all__ = [
-    "SHARED",
-    "Graph",
-    "GraphHypernetwork",
-    "LayerType",
-    "Mode",
-    "Node",
-    "Norms",
-    "Settings",
-    "part_of",
-    "parts_of",
-    "trace",
-]
+from hyperbloom.common.graphs.trace import trace

@@ -4,15 +4,14 @@ A node is a layer with parameters, a join of branches, a pooling or another oper
 layer. An activation belongs to the node before it. It has its own node only if that node's output is also read
 elsewhere. Dropout, flattening and scaling by constants have no node.
 
-Affine parameters of normalisation layers are generated like others (`norms="generated"`) or stay on the client
-(`norms="local"`). In the second case the node owns no parameters. Running statistics are buffers: they are never
+Affine parameters of normalisation layers are generated like others. Running statistics are buffers: they are never
 generated and stay on the client.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,12 +22,11 @@ from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerError, LayerType
 from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
 
-Norms = Literal["generated", "local"]
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))
 
 
-def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "generated") -> Graph:
+def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     """Return the computation graph of a network.
 
     The network runs in evaluation mode and is restored afterwards, together with torch's random state.
@@ -36,7 +34,6 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "gener
     Args:
         module: the network, on any device. It takes one tensor of inputs and returns one tensor of outputs.
         input_shape: shape of one input, without the batch.
-        norms: whether the affine parameters of normalisation layers are generated.
 
     Raises:
         ModelError: a module cannot be represented. The message names it and says why.
@@ -51,7 +48,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], norms: Norms = "gener
         parameter = next(module.parameters())
         shapes.propagate(torch.zeros(BATCH, *input_shape, device=parameter.device, dtype=parameter.dtype))
         names = {id(parameter): name for name, parameter in module.named_parameters()}  # lazy layers are filled now
-        return _Builder(module, names, shapes, norms).build(graph)
+        return _Builder(module, names, shapes).build(graph)
 
 
 def _torch_class(module: nn.Module) -> type | None:
@@ -146,8 +143,8 @@ def _name(node: fx.Node) -> str:
 class _Builder:
     """Converts fx nodes, in the order of execution, to nodes of a `Graph`."""
 
-    def __init__(self, module: nn.Module, names: dict[int, str], shapes: _Shapes, norms: Norms) -> None:
-        self.module, self.names, self.norms = module, names, norms
+    def __init__(self, module: nn.Module, names: dict[int, str], shapes: _Shapes) -> None:
+        self.module, self.names = module, names
         self.shapes, self.values = shapes.found, shapes.values
         self.types: list[LayerType] = []
         self.parameters: list[tuple[tuple[str, str], ...]] = []
@@ -155,7 +152,6 @@ class _Builder:
         self.source: dict[fx.Node, int] = {}  # index of the graph node whose output this one holds
         self.branches: dict[fx.Node, bool] = {}  # whether that output has several readers
         self.owned: set[str] = set()
-        self.kept: set[str] = set()  # parameters that stay local
 
     def build(self, graph: fx.Graph) -> Graph:
         for node in graph.nodes:
@@ -163,7 +159,7 @@ class _Builder:
                 self._take(node)
             except LayerError as error:
                 raise ModelError(f"{_path(node)}: {error}") from None
-        missing = [name for name in self.names.values() if name not in self.owned | self.kept]
+        missing = [name for name in self.names.values() if name not in self.owned]
         if missing:
             raise ModelError(
                 f"{missing[0]}: expected every parameter to belong to a layer that the forward pass calls; "
@@ -220,9 +216,6 @@ class _Builder:
 
     def _layer(self, node: fx.Node, layer: LayerType, module: nn.Module, sources: list[fx.Node]) -> None:
         named = [(role, getattr(module, role)) for role in layer.roles]
-        if layer.is_norm and self.norms == "local":
-            self.kept |= {self.names[id(parameter)] for _, parameter in named}
-            layer, named = LayerType(layer.kind, layer.channels, groups=layer.groups), []
         for role, parameter in named:
             if tuple(parameter.shape) != layer.shape(role):
                 shapes = f"shape {layer.shape(role)}, found {tuple(parameter.shape)}"

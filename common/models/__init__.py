@@ -24,31 +24,6 @@ from hyperbloom.common.models.unet import UNet
 from hyperbloom.common.program.plugins import find_plugin, plugins
 from hyperbloom.common.tasks import CLASSIFICATION, Task
 
-__all__ = [
-    "HEAD",
-    "MLP",
-    "MODELS",
-    "OWN",
-    "LeNet",
-    "ModelSpec",
-    "OmniglotCNN",
-    "PlainCNN",
-    "PooledCNN",
-    "ResidualCNN",
-    "TextLSTM",
-    "UNet",
-    "body_layout",
-    "build",
-    "build_from_factory",
-    "build_own",
-    "find_model",
-    "full_layout",
-    "head_layout",
-    "last_layer",
-    "model_names",
-    "represent",
-]
-
 HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""
 

@@ -14,21 +14,6 @@ from hyperbloom.common.tasks.multilabel import THRESHOLD, Multilabel
 from hyperbloom.common.tasks.regression import Regression
 from hyperbloom.common.tasks.segmentation import Segmentation
 
-__all__ = [
-    "AUTO",
-    "BINS",
-    "CLASSIFICATION",
-    "GRID",
-    "REACH",
-    "TASKS",
-    "THRESHOLD",
-    "Measured",
-    "Metric",
-    "Task",
-    "TaskSpec",
-    "make_task",
-]
-
 AUTO = "auto"
 """The task that the labels of the first client suggest."""
 

@@ -65,7 +65,6 @@ class Target:
 
     Attributes:
         private: the part that stays on the client, one of `PRIVATE`.
-        norms: for the client's own model: as in the greeting.
         hypernetwork: settings, as JSON, of the graph hypernetwork whose parameters travel in place of weights.
         task: what the network learns.
     """
@@ -73,7 +72,6 @@ class Target:
     model: str
     num_classes: int
     private: str
-    norms: str | None = None
     hypernetwork: str | None = None
     task: TaskSpec = CLASSIFICATION.spec
 
@@ -177,7 +175,6 @@ class Greeting(Order):
 
     Attributes:
         asks: what the strategy must know of clients' own models, one of `ASKS`; None if the server chooses the model.
-        norms: how the graph of an own model treats the affine parameters of its norms.
         reference: digest of the reference set that clients will need.
         task: the task of the run; None: that which the first client's labels suggest.
         schema: what the columns of all clients' tables mean, as JSON.
@@ -187,7 +184,6 @@ class Greeting(Order):
     answer: ClassVar[type] = Introduction
     version: str
     asks: str | None = None
-    norms: str | None = None
     reference: str | None = None
     task: str | None = None
     schema: str | None = None

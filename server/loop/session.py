@@ -175,7 +175,7 @@ def greeting_of(algorithm: Algorithm) -> Greeting:
     task = None if algorithm.config.task == AUTO else algorithm.config.task
     path = algorithm.config.data.schema_file
     schema = load_schema(Path(path)).text if path else None
-    return Greeting(__version__, asks, algorithm.norms, algorithm.reference, task, schema)
+    return Greeting(__version__, asks, algorithm.reference, task, schema)
 
 
 def baseline_config(config: RunConfig, name: str) -> RunConfig:

@@ -4,5 +4,3 @@ from hyperbloom.strategies.hypernetworks.chunked import ChunkedHypernetwork
 from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
 from hyperbloom.strategies.hypernetworks.learner import Hypernetwork
 from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
-
-__all__ = ["ChunkedHypernetwork", "EmbeddingTable", "Hypernetwork", "LinearHypernetwork", "MLPHypernetwork"]

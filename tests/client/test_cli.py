@@ -258,7 +258,7 @@ def test_a_model_without_a_graph_joins_with_a_warning(
     client = client_for(ClientSettings.from_node_config(joined[0][2]))
     assert introduce(client, Greeting("0", "own")).types == ()
     with pytest.raises(HyperbloomError, match="the client's own model fails; the client's log says how"):
-        introduce(client, Greeting("0", "types", "generated"))
+        introduce(client, Greeting("0", "types"))
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: 
         ("pfedhn", {"options": {"descriptor": "class-shares", "hypernetwork": "linear"}}),
         ("fedavg", {"compression": "int8"}),
         ("pfedhn", {"asynchronous": True, "eval_every": 1}),
-        ("ghn", {"models": ("mlp", "plain-4"), "sizes": ("S",), "options": {"norms": "local", "latent": 8}}),
+        ("ghn", {"models": ("mlp", "plain-4"), "sizes": ("S",), "options": {"latent": 8}}),
     ],
 )
 def test_options_that_leave_something_behind(tmp_path: Path, strategy: str, changes: dict[str, Any]) -> None:

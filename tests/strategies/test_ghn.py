@@ -381,15 +381,6 @@ def test_clients_of_equal_needs_share_one_vector() -> None:
     assert all(torch.equal(parts[part], made.hypernetwork.read_part(part)) for part in parts)
 
 
-def test_norms_that_stay_local_never_leave_and_survive_on_the_clients_disk(tmp_path: Path) -> None:
-    federation = digits_federation(config(options=SMALL | {"norms": "local"}), tmp_path)
-    federation.run()
-    found = leaving(federation)
-    assert b"batchnorm 8 +relu" in found and b"batchnorm 8 wb" not in found
-    kept = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/personal/*"))
-    assert kept == [f"client-{n}/personal/{RUN_ID}.safetensors" for n in (0, 2)]  # the MLP has no norms
-
-
 @pytest.mark.parametrize("compression", ["int8", "top-k:0.9"])
 def test_replies_can_be_compressed(tmp_path: Path, compression: str) -> None:
     exact, lossy = (digits_federation(config(compression=c), tmp_path / c) for c in ("none", compression))

@@ -30,7 +30,7 @@ def parts(network: GraphHypernetwork) -> Weights:
 def ordered(**changes: Any) -> dict[str, Any]:
     """Return what an order of strategy `ghn` is about."""
     values: dict[str, Any] = {"round": 2, "model": OWN, "private": "none", "weights": parts(hypernetwork())}
-    return values | {"norms": "generated", "hypernetwork": SETTINGS.model_dump_json()} | changes
+    return values | {"hypernetwork": SETTINGS.model_dump_json()} | changes
 
 
 def to_evaluate(**changes: Any) -> EvaluateOrder:

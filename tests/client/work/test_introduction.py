@@ -52,23 +52,15 @@ def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str
         "all": (("all",), None),
         "graph": (None, GRAPH.to_json()),
     }
-    assert describe_model(SPEC, disclose, asks, "generated") == expected[told]
-    assert describe_model(None, disclose, asks, "generated") == (None, None)
-
-
-def test_types_are_those_for_norms_as_the_server_treats_them() -> None:
-    types, _ = describe_model(SPEC, "types", "types", "local")
-    assert types is not None
-    assert "batchnorm 8 +relu" in types and "batchnorm 8 wb +relu" not in types
+    assert describe_model(SPEC, disclose, asks) == expected[told]
+    assert describe_model(None, disclose, asks) == (None, None)
 
 
 def test_what_the_server_must_not_ask_is_refused(worker: Worker) -> None:
     with pytest.raises(RefusedError, match="the server chooses the model of all clients; join without --model"):
         worker.answer(Greeting(__version__))
     with pytest.raises(WireError, match=r"greeting: expected asks to be one of .*, found 'data'"):
-        worker.answer(Greeting(__version__, "data", "generated"))
-    with pytest.raises(WireError, match="norms: expected one of generated, local, found None"):
-        worker.answer(Greeting(__version__, "types", None))
+        worker.answer(Greeting(__version__, "data"))
 
 
 def test_an_introduction_holds_sizes_and_no_data(make_worker: MakeWorker) -> None:

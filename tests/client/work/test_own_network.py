@@ -1,7 +1,6 @@
 """A client's own model: what is told of it, which orders it takes, and how it is trained, scored and refined."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.alignment import digest_of, reference_weights
 from hyperbloom.common.data import DataSpec, Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
-from hyperbloom.common.graphs import LayerType, Settings, trace
+from hyperbloom.common.graphs import LayerType, Settings
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
@@ -67,7 +66,7 @@ def test_why_an_own_model_cannot_be_used_is_logged_in_a_line(tmp_path: Path, cap
     worker = Worker(ClientSettings("a", data, "cpu", "S", tmp_path, model="tests.client.work.test_own_network:hooked"))
     caplog.clear()
     with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
-        worker.answer(Greeting(__version__, "types", "generated"))
+        worker.answer(Greeting(__version__, "types"))
     (record,) = caplog.records
     assert record.getMessage() == (
         "the own model cannot be used here: 1: cannot represent ParametrizedLinear with parameters bias, "
@@ -99,7 +98,6 @@ def renamed(weights: Weights, old: str, new: str) -> Weights:
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (to_train(norms=None), "norms: expected one of generated, local, found None"),
         (to_train(weights=None), "order: expected parts of the hypernetwork, found none"),
         (to_train(hypernetwork="[]"), "order: hypernetwork: Input should be an object"),
         (to_train(hypernetwork=Settings(layers=2, latent=8, hidden=4096).model_dump_json()), "expected at most"),
@@ -112,7 +110,6 @@ def renamed(weights: Weights, old: str, new: str) -> Weights:
             "order: the server has no part of the hypernetwork for a layer type of this client's model",
         ),
         (to_train(weights=renamed(parts(hypernetwork()), "types.input", "types.inputs")), "expected one of"),
-        (to_train(norms="local"), "the server has no part of the hypernetwork for a layer type"),
         (
             to_evaluate(epochs=101, rate=0.1, batch=8),
             "1 to 100 epochs with a rate and batches",
@@ -134,8 +131,6 @@ def test_a_client_without_a_model_of_its_own_says_so(make_worker: Callable[..., 
 WRONG = Weights(Layout((("x", (3,)),)), torch.zeros(3))
 ONE_NAME_OFF = Weights(Layout((*GRAPH.layout.shapes[:-1], ("zzz", (10,)))), torch.zeros(GRAPH.layout.numel))
 EXACT = Weights(GRAPH.layout, torch.zeros(GRAPH.layout.numel))
-LOCAL = trace(build_own(SPEC), SPEC.input_shape, "local")
-LOCAL_NORMS = parts(hypernetwork(types=LOCAL.types))
 FEATURES = dict(GRAPH.layout.shapes)["head.weight"][1]
 TOO_MANY = Weights(
     Layout((*parts(hypernetwork()).layout.shapes, ("x", (1,)))),
@@ -143,12 +138,11 @@ TOO_MANY = Weights(
 )
 GUESSES: list[dict[str, Any]] = [
     {"hypernetwork": None, "weights": WRONG},
-    {"hypernetwork": None, "weights": WRONG, "norms": "local"},
     {"hypernetwork": None, "weights": ONE_NAME_OFF},
     {"hypernetwork": None, "weights": EXACT},
     *({"hypernetwork": None, "weights": WRONG, "private": private} for private in ("head", "body", "all", "copy")),
     {"weights": TOO_MANY, "private": "body"},
-    {"weights": LOCAL_NORMS, "norms": "local", "private": "copy"},
+    {"private": "copy"},
 ]
 
 
@@ -261,18 +255,6 @@ def test_parts_that_the_graph_does_not_use_come_back_as_they_were(worker: Worker
     before, after = (sent.layout.views(values) for values in (sent.values, returned.values))
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if name.startswith("types.linear 9,9 wb.")}
-
-
-def test_norms_that_stay_local_are_the_clients_own_and_survive(worker: Worker, tmp_path: Path) -> None:
-    graph = trace(build_own(SPEC), SPEC.input_shape, "local")
-    order = to_train(norms="local", weights=parts(hypernetwork(types=graph.types)))
-    worker.answer(order)
-    path = tmp_path / "ward-7" / "personal" / "run-1.safetensors"
-    first = path.read_bytes()
-    assert json.loads(first[8 : first.index(b"}}") + 2])["values"]["shape"] == [2 * 3 * 8]
-    again = Worker(dataclasses.replace(worker.settings))
-    again.answer(order)
-    assert path.read_bytes() != first  # went on from there
 
 
 # ---------------------------------------------------------------------- evaluation

@@ -199,7 +199,7 @@ def test_own_models_and_those_with_batch_normalisation_train_one_by_one(
         Worker(replace(w.settings, model="mlp", disclose="graph", state_dir=tmp_path / w.settings.client_id))
         for w in ones
     ]
-    orders = [train_order(model="own", weights=orders_for(ones)[0].weights, norms="generated")] * 2
+    orders = [train_order(model="own", weights=orders_for(ones)[0].weights)] * 2
     assert all(isinstance(result, TrainResult) for result in at_once(own, orders))
     assert groups == []
 

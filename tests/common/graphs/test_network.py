@@ -323,17 +323,6 @@ def test_gradients_flow_through_the_network_that_uses_the_weights() -> None:
     assert touched == {"gnn", "types"}
 
 
-def test_norms_that_stay_local_are_trained_in_the_network_itself() -> None:
-    net = Net(True)
-    graph = trace(net, (4, 6, 6), norms="local")
-    assert graph.layout.numel == SKIP.layout.numel - 8
-    weights = graph.layout.views(GraphHypernetwork(graph.types, SMALL)(graph))
-    out = torch.func.functional_call(net, weights, (torch.randn(5, 4, 6, 6),))
-    F.cross_entropy(out, torch.zeros(5, dtype=torch.long)).backward()
-    trained = {name for name, parameter in net.named_parameters() if parameter.grad is not None}
-    assert trained == {"norm.weight", "norm.bias"}
-
-
 # ---------------------------------------------------------------------- the linear special case
 
 

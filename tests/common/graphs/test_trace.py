@@ -179,14 +179,6 @@ def test_a_tied_weight_has_one_owner() -> None:
     ]  # fmt: skip
 
 
-def test_norms_may_stay_local() -> None:
-    chain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    assert trace(chain, IMAGE).order == tuple(name for name, _ in chain.named_parameters())
-    graph = trace(chain, IMAGE, norms="local")
-    assert graph.order == ("0.weight", "0.bias", "3.weight", "3.bias")
-    assert types(graph)[1] == "batchnorm 4 +relu"
-
-
 def test_a_subclass_that_computes_as_torch_does_is_taken_for_it() -> None:
     class Mine(nn.BatchNorm2d):
         pass
@@ -319,12 +311,11 @@ def test_layers_that_have_no_type_are_refused_by_name() -> None:
 def test_a_frozen_layer_is_refused_for_generated_weights_would_replace_it() -> None:
     chain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
     chain[1].requires_grad_(False)
-    assert len(trace(chain, IMAGE, norms="local").nodes) == 5  # there it stays as it is
     with pytest.raises(ModelError, match=r"^1.weight: expected a parameter that trains, found requires_grad=False"):
         trace(chain, IMAGE)
     chain.requires_grad_(True)[2].bias.requires_grad_(False)  # type: ignore[union-attr]
     with pytest.raises(ModelError, match=r"^2.bias: expected a parameter that trains"):
-        trace(chain, IMAGE, norms="local")
+        trace(chain, IMAGE)
 
 
 def test_what_is_supported_is_listed() -> None:
