@@ -82,12 +82,9 @@ class Codec:
         return self._pack_indices(indices.numpy(), layout.numel) + values
 
     def decode(self, encoded: bytes, layout: Layout) -> Tensor:
-        """Decode a `(P,)` vector of float32.
+        """Decode a `(P,)` vector of float32; WireError if the bytes do not fit this codec and layout.
 
         Values that are not finite pass: `Weights.check` finds them and names their tensor.
-
-        Raises:
-            WireError: the bytes do not fit this codec and layout.
         """
         if len(encoded) != self.size(layout):
             raise WireError(

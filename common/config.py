@@ -259,11 +259,7 @@ def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> Sec
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Split `key=value`, reading the value as YAML.
-
-    Raises:
-        ConfigError: there is no `=`, or the value is not YAML.
-    """
+    """Split `key=value`, reading the value as YAML; ConfigError if there is no `=`, or the value is not YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set: expected KEY=VALUE such as local.steps=20, found {text!r}")
@@ -335,11 +331,7 @@ def _check_secure_aggregation(config: RunConfig) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's keys and values.
-
-    Raises:
-        ConfigError: the file cannot be read, is no mapping, or repeats a key.
-    """
+    """Return a YAML file's keys and values; ConfigError if the file cannot be read, is no mapping, or repeats a key."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:

@@ -84,9 +84,5 @@ def find_strategy(name: str, where: str = "strategy") -> type[Algorithm]:
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm that `config` names.
-
-    Raises:
-        ConfigError: no strategy has this name, or its options are wrong.
-    """
+    """Return the algorithm that `config` names; ConfigError if no strategy has this name, or its options are wrong."""
     return find_strategy(config.strategy)(config)

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError, WireError
 from hyperbloom.common.layout import Layout
@@ -23,17 +24,6 @@ from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
-from hyperbloom.common.wire import (
-    SGD,
-    EvaluateOrder,
-    EvaluateResult,
-    Introduction,
-    Refinement,
-    Scope,
-    Target,
-    TrainOrder,
-    Weights,
-)
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 
 LARGEST_NETWORK = 50_000_000
@@ -73,8 +63,8 @@ class Recipe:
 
     private: str
     method: Method | None = None
-    refinement: Refinement | None = None
-    resemble: Weights | None = None
+    refinement: wire.Refinement | None = None
+    resemble: wire.Weights | None = None
     hypernetwork: str | None = None
 
 
@@ -88,7 +78,7 @@ class Turn:
         candidates: the clients from whom the cohort was drawn.
     """
 
-    scope: Scope
+    scope: wire.Scope
     cohort: Sequence[Client] = ()
     candidates: Sequence[Client] = ()
 
@@ -106,7 +96,7 @@ class Evaluation:
         rank: selects the best round; None: the mean of the selecting metric on validation examples does.
     """
 
-    scores: Mapping[str, EvaluateResult] = field(default_factory=dict)
+    scores: Mapping[str, wire.EvaluateResult] = field(default_factory=dict)
     rank: tuple[int, float] | None = None
 
 
@@ -163,7 +153,7 @@ class Algorithm(ABC):
 
     # ------------------------------------------------------------------ who takes part
 
-    def settle(self, about: Introduction) -> Setting:
+    def settle(self, about: wire.Introduction) -> Setting:
         """Return what the data of the first client decide.
 
         Raises:
@@ -181,7 +171,7 @@ class Algorithm(ABC):
             )
         return Setting(specs[0], layouts)
 
-    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
+    def serves(self, about: wire.Introduction, others: Iterable[wire.Introduction]) -> None:
         """Raise a RefusedError if a client cannot take part; `others` are the clients admitted before."""
 
     def build(self, setting: Setting) -> None:
@@ -207,7 +197,7 @@ class Algorithm(ABC):
         return self.setting.layouts[client.about.size]
 
     @abstractmethod
-    def weights(self, clients: Sequence[Client]) -> Sequence[Weights] | None:
+    def weights(self, clients: Sequence[Client]) -> Sequence[wire.Weights] | None:
         """Return what each of `clients` is sent, or None if nothing travels."""
 
     @abstractmethod
@@ -236,11 +226,7 @@ class Algorithm(ABC):
         """Continue from what `checkpoint` returned. The networks are built and the clients of that time have joined."""
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check before anything starts whether `start_from` accepts another run's state.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """Check before anything starts whether `start_from` accepts another run's state; ConfigError if it does not."""
         raise ConfigError(f"init_from: {self.config.strategy} has no way to start from another run")
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
@@ -264,22 +250,23 @@ class Algorithm(ABC):
         config, task = self.config, self.task
         return task.asked([*([config.select] if config.select else []), *task.asked(()), *config.metrics])
 
-    def target(self, number: int) -> Target:
+    def target(self, number: int) -> wire.Target:
         """Return the description of the target network in orders of round `number`."""
         spec, recipe = self.setting.spec, self.recipe(number)
-        return Target(spec.name, spec.num_classes, recipe.private, recipe.hypernetwork, self.setting.task)
+        return wire.Target(spec.name, spec.num_classes, recipe.private, recipe.hypernetwork, self.setting.task)
 
     def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
         """Return the exchange in which these clients train."""
         recipe, target = self.recipe(turn.number), self.target(turn.number)
         local = self.config.local
         rate = local.rate(turn.number, self.config.rounds)
-        sgd = SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
+        sgd = wire.SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
 
-        def orders(some: Sequence[Client]) -> list[TrainOrder]:
+        def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
             rows = _or_nothing(self.weights(some) if some else None, len(some))
             return [
-                TrainOrder(turn.scope, target, sgd, self.reply, row, recipe.method, recipe.resemble) for row in rows
+                wire.TrainOrder(turn.scope, target, sgd, self.reply, row, recipe.method, recipe.resemble)
+                for row in rows
             ]
 
         return Train(clients, orders, size=self.size(clients), layout=self.layout, keep_sent=self.keeps_sent)
@@ -288,8 +275,8 @@ class Algorithm(ABC):
         self,
         turn: Turn,
         clients: Sequence[Client],
-        weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None,
-    ) -> Exchanges[dict[str, EvaluateResult]]:
+        weights: Callable[[Sequence[Client]], Sequence[wire.Weights] | None] | None = None,
+    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
         """Let clients score the weights that `weights` returns, by default their present ones.
 
         Returns:
@@ -298,14 +285,14 @@ class Algorithm(ABC):
         write, refinement = weights or self.weights, self.recipe(turn.number).refinement
         target = self.target(turn.number)
 
-        def orders(some: Sequence[Client]) -> list[EvaluateOrder]:
+        def orders(some: Sequence[Client]) -> list[wire.EvaluateOrder]:
             rows = _or_nothing(write(some) if some else None, len(some))
-            return [EvaluateOrder(turn.scope, target, row, refinement, self.metrics) for row in rows]
+            return [wire.EvaluateOrder(turn.scope, target, row, refinement, self.metrics) for row in rows]
 
         wanted = Ask(clients, orders, self.check_score, self.size(clients), quorum=False, in_turns=True)
         return {client.client_id: result for client, result in (yield from ask(wanted))}
 
-    def check_score(self, client: Client, result: EvaluateResult, models: int = 1) -> None:
+    def check_score(self, client: Client, result: wire.EvaluateResult, models: int = 1) -> None:
         """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
         result.check()
         about, outputs = client.about, self.setting.spec.num_classes
@@ -328,7 +315,7 @@ class Algorithm(ABC):
         return self.config.is_novel(client.row)
 
 
-def rank_of(results: Iterable[EvaluateResult], metric: str) -> float | None:
+def rank_of(results: Iterable[wire.EvaluateResult], metric: str) -> float | None:
     """Return the mean of a metric over clients on validation examples, as a number that is larger for better ones.
 
     It is None if the metric is defined for no client.
@@ -338,5 +325,5 @@ def rank_of(results: Iterable[EvaluateResult], metric: str) -> float | None:
     return (scale.factor if scale.rises else -scale.factor) * fmean(values) if values else None
 
 
-def _or_nothing(rows: Sequence[Weights] | None, count: int) -> Sequence[Weights | None]:
+def _or_nothing(rows: Sequence[wire.Weights] | None, count: int) -> Sequence[wire.Weights | None]:
     return rows if rows is not None else [None] * count

@@ -42,22 +42,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hyperbloom.common import wire
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.wire import (
-    BackpropOrder,
-    BackpropResult,
-    DescribeOrder,
-    DescribeResult,
-    EvaluateResult,
-    Fit,
-    FitOrder,
-    FitResult,
-    TrainOrder,
-    TrainResult,
-    Weights,
-)
 from hyperbloom.strategies.algorithm import Evaluation, Turn, rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, draw, train
@@ -118,7 +106,7 @@ class ODPFL(PFedHN):
         spec = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
         self.encoder = ServerEncoder(spec, self.config.seed, self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
-        self._original_scores: dict[int, EvaluateResult] = {}  # cached, as these models no longer change
+        self._original_scores: dict[int, wire.EvaluateResult] = {}  # cached, as these models no longer change
         self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
         self.learner.given = self.options.mode == "end-to-end"
 
@@ -215,7 +203,7 @@ class ODPFL(PFedHN):
         rank = rank_of(found_here, self.metrics[0])
         return Evaluation(kept | others, rank=None if rank is None else (1, rank))
 
-    def _served(self, clients: Sequence[Client]) -> list[Weights]:
+    def _served(self, clients: Sequence[Client]) -> list[wire.Weights]:
         """Return weights from embeddings in phase 1, otherwise from descriptors."""
         table = self.learner.table.weight.detach().cpu()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
@@ -224,7 +212,7 @@ class ODPFL(PFedHN):
         )
 
     @torch.no_grad()
-    def _originals(self, clients: Sequence[Client]) -> list[Weights]:
+    def _originals(self, clients: Sequence[Client]) -> list[wire.Weights]:
         """Return the weights of the models before phase 2."""
         assert self._original is not None
         network, table = self._original
@@ -249,7 +237,7 @@ class ODPFL(PFedHN):
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
         """Ask clients for their descriptors. With `keep`, they will also be asked for the encoder's gradient."""
         dim = self.encoder.spec.dim
-        order = DescribeOrder(
+        order = wire.DescribeOrder(
             run_id=turn.scope.run_id,
             round=turn.number,
             encoder=self.options.encoder,
@@ -259,7 +247,7 @@ class ODPFL(PFedHN):
             weights=self.encoder.weights,
         )
 
-        def check(client: Client, result: DescribeResult) -> None:
+        def check(client: Client, result: wire.DescribeResult) -> None:
             self.encoder.check_version(result.version)
             result.weights.check(descriptor_layout(dim), self.encoder.gamma.dtype)
             result.weights.check_norm(FARTHEST * math.sqrt(dim))
@@ -279,11 +267,11 @@ class ODPFL(PFedHN):
         """Send each client the gradient for its descriptor; return its gradients for the encoder, `(Q,)` each."""
         layout = descriptor_layout(self.encoder.spec.dim)
 
-        def orders(some: Sequence[Client]) -> list[BackpropOrder]:
+        def orders(some: Sequence[Client]) -> list[wire.BackpropOrder]:
             about = (turn.scope.run_id, self.options.encoder, self.encoder.spec.dim, self.encoder.version)
-            return [BackpropOrder(*about, Weights(layout, gradients[client.row])) for client in some]
+            return [wire.BackpropOrder(*about, wire.Weights(layout, gradients[client.row])) for client in some]
 
-        def check(client: Client, result: BackpropResult) -> None:
+        def check(client: Client, result: wire.BackpropResult) -> None:
             self.encoder.check_change(result.version, result.weights)
 
         answers = yield from ask(Ask(clients, orders, check))
@@ -294,15 +282,15 @@ class ODPFL(PFedHN):
         wanted, layout = self.training(turn, clients), descriptor_layout(self.encoder.spec.dim)
         table, options = self.learner.table.weight.detach().cpu(), self.options
 
-        def orders(some: Sequence[Client]) -> list[TrainOrder]:
+        def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
             return [
-                FitOrder(
+                wire.FitOrder(
                     **vars(order),
-                    fit=Fit(
+                    fit=wire.Fit(
                         options.encoder,
                         self.encoder.version,
                         self.encoder.weights,
-                        Weights(layout, table[client.row]),
+                        wire.Weights(layout, table[client.row]),
                         options.fit_steps,
                         options.fit_rate,
                     ),
@@ -310,8 +298,8 @@ class ODPFL(PFedHN):
                 for client, order in zip(some, wanted.orders(some), strict=True)
             ]
 
-        def check(client: Client, result: TrainResult) -> None:
-            assert isinstance(result, FitResult)
+        def check(client: Client, result: wire.TrainResult) -> None:
+            assert isinstance(result, wire.FitResult)
             self.encoder.check_change(result.version, result.gamma)
 
         return replace(wanted, orders=orders, check=check, size=wanted.size + self.encoder.gamma.numel())
@@ -364,6 +352,6 @@ class ODPFL(PFedHN):
         self.encoder.calibrated = True
 
 
-def _gamma_of(update: Update) -> Weights:
-    assert isinstance(update.result, FitResult) and update.result.gamma is not None
+def _gamma_of(update: Update) -> wire.Weights:
+    assert isinstance(update.result, wire.FitResult) and update.result.gamma is not None
     return update.result.gamma

@@ -25,17 +25,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hyperbloom.common import wire
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire import (
-    ErrorsOrder,
-    ErrorsResult,
-    EvaluateResult,
-    MomentsOrder,
-    MomentsResult,
-    TryOrder,
-    Weights,
-)
 from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
@@ -90,7 +82,7 @@ class _PFL(PFedHN):
     @abstractmethod
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
-    ) -> Exchanges[dict[str, EvaluateResult]]:
+    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
         """Play the exchanges that score novel clients with the help of the known ones; return scores by name."""
 
     def trained(self) -> list[Client]:
@@ -108,13 +100,15 @@ class _Many(_PFL):
 
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
-    ) -> Exchanges[dict[str, EvaluateResult]]:
+    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
         """Let every novel client score all models, a client at a time because an order holds all models."""
         rows = torch.stack(list(self.models().values()))
-        weights = Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
-        order = TryOrder(turn.scope, self.target(turn.number), weights, metrics=self.metrics, together=self.together)
+        weights = wire.Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
+        order = wire.TryOrder(
+            turn.scope, self.target(turn.number), weights, metrics=self.metrics, together=self.together
+        )
         check = partial(self.check_score, models=1 if self.together else len(rows))
-        wanted: Ask[EvaluateResult] = Ask(
+        wanted: Ask[wire.EvaluateResult] = Ask(
             novel, lambda some: [order] * len(some), check, rows.numel(), quorum=False, in_turns=True
         )
         return {client.client_id: result for client, result in (yield from ask(wanted))}
@@ -147,7 +141,7 @@ class PFLNearest(_PFL):
 
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
-    ) -> Exchanges[dict[str, EvaluateResult]]:
+    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
         """Play three exchanges: moments of features, errors of classifiers, and the nearest client's model."""
         network = self._network()
         moments = yield from self._moments(turn, [*known, *novel], network)
@@ -175,22 +169,22 @@ class PFLNearest(_PFL):
             yield from self.score(
                 turn,
                 [client for client in ours if client.client_id in nearest],
-                lambda some: [Weights(layout, nearest[client.client_id]) for client in some],
+                lambda some: [wire.Weights(layout, nearest[client.client_id]) for client in some],
             )
         )
 
-    def _network(self) -> Weights:
+    def _network(self) -> wire.Weights:
         """Return the network for the mean embedding, which all clients use to compute features."""
         (size,) = self.config.sizes
         mean = self.learner.table.weight.detach()[[client.row for client in self.trained()]].mean(0, keepdim=True)
-        return Weights(self.setting.layouts[size], self.learner.write(mean, size)[0])
+        return wire.Weights(self.setting.layouts[size], self.learner.write(mean, size)[0])
 
-    def _moments(self, turn: Turn, clients: Sequence[Client], network: Weights) -> Exchanges[dict[str, Tensor]]:
+    def _moments(self, turn: Turn, clients: Sequence[Client], network: wire.Weights) -> Exchanges[dict[str, Tensor]]:
         """Ask for the moments `(1 + F, F)` of the inputs of the network's head; return them by name."""
-        order = MomentsOrder(turn.scope, self.target(turn.number), network)
+        order = wire.MomentsOrder(turn.scope, self.target(turn.number), network)
         features = dict(network.layout.shapes)["head.weight"][1]
 
-        def check(client: Client, result: MomentsResult) -> None:
+        def check(client: Client, result: wire.MomentsResult) -> None:
             result.weights.check(Layout((("moments", (1 + features, features)),)), torch.float32)
             result.weights.check_norm()
             if float(result.weights.values.view(1 + features, features)[1:].diagonal().min()) < 0:
@@ -206,7 +200,7 @@ class PFLNearest(_PFL):
         asked: Sequence[Client],
         against: Sequence[Client],
         sign: int,
-        network: Weights,
+        network: wire.Weights,
         pairs: Mapping[Pair, Tensor],
     ) -> Exchanges[dict[Pair, float]]:
         """Ask one side of each pair for all its classifiers' errors; pairs name the novel client first."""
@@ -215,13 +209,13 @@ class PFLNearest(_PFL):
             names = [other.client_id for other in against]
             return [(client.client_id, name) if sign > 0 else (name, client.client_id) for name in names]
 
-        def order(client: Client) -> ErrorsOrder:
+        def order(client: Client) -> wire.ErrorsOrder:
             rows = torch.stack([pairs[pair] for pair in of(client)])
-            classifiers = Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
+            classifiers = wire.Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
             target = self.target(turn.number)
-            return ErrorsOrder(turn.scope, target, network, sign=sign, classifiers=classifiers)
+            return wire.ErrorsOrder(turn.scope, target, network, sign=sign, classifiers=classifiers)
 
-        def check(client: Client, result: ErrorsResult) -> None:
+        def check(client: Client, result: wire.ErrorsResult) -> None:
             if len(result.errors) != len(against) or not all(0 <= error <= 1 for error in result.errors):
                 raise WireError(f"expected {len(against)} shares of errors, found {result.errors[:5]}")
 

@@ -50,11 +50,7 @@ class Ledger:
             raise ConfigError(f"--state-dir: cannot use {self.path.parent}: {error.strerror or error}") from None
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the entries so far.
-
-        Raises:
-            HyperbloomError: the file is damaged.
-        """
+        """Return the entries so far; HyperbloomError if the file is damaged."""
         if not self.path.exists():
             return []
         try:

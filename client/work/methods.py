@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, train
+from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, start, take_steps, train
 from hyperbloom.common.alignment import check_factor, distance
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
@@ -63,34 +63,23 @@ def train_by(
 
 def fedprox(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedProx) -> float:
     """SGD with `mu (w - w_sent)` added to the gradient of the shared part before clipping."""
-    module, shared = network.module, network.shared
-    sent, total = shared.values.clone(), _zero(data)
-    module.train()
-    for batch in draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device):
-        total += backward(module, network.parts, data, batch)
+    shared, sent = network.shared, network.shared.values.clone()
+
+    def pull() -> None:
         shared.gradient.add_(shared.values - sent, alpha=settings.mu)
-        shared.clip(sgd.clip)
-        for part in network.parts:
-            part.step(sgd)
+
+    batches, total = start(network, data, sgd, seed)
+    take_steps(network, network.parts, data, sgd, batches, total, pull)
     return (total / sgd.steps).item()
 
 
 def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedRep) -> float:
     """SGD on the head only, then on the body only, with at least one step each."""
-    module, shared, personal = network.module, network.shared, network.personal
     head_steps = min(max(1, round(settings.head_share * sgd.steps)), sgd.steps - 1)
-    batches = draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device)
-    total = _zero(data)
-    module.train()
-    with _only(module, {name for name, _ in personal.layout.shapes}):
-        for batch in batches[:head_steps]:
-            total += backward(module, [personal], data, batch)
-            personal.step(sgd)
-    with _only(module, {name for name, _ in shared.layout.shapes}):
-        for batch in batches[head_steps:]:
-            total += backward(module, [shared], data, batch)
-            shared.clip(sgd.clip)
-            shared.step(sgd)
+    batches, total = start(network, data, sgd, seed)
+    for part, some in ((network.personal, batches[:head_steps]), (network.shared, batches[head_steps:])):
+        with _only(network.module, {name for name, _ in part.layout.shapes}):
+            take_steps(network, [part], data, sgd, some, total)
     return (total / sgd.steps).item()
 
 
@@ -103,7 +92,7 @@ def per_fedavg(network: Network, data: Examples, sgd: SGD, seed: int, settings: 
     """
     module, shared = network.module, network.shared
     curved = settings.variant == "hessian-free"
-    updates, total = sgd.steps // (4 if curved else 2), _zero(data)
+    updates, total = sgd.steps // (4 if curved else 2), torch.zeros((), device=data.labels.device)
     batches = draw_batches(len(data), sgd.batch_size, updates * (3 if curved else 2), seed)
     outer, inner, *rest = batches.to(data.labels.device).split(updates)
     module.train()
@@ -135,12 +124,12 @@ def pfedme(network: Network, data: Examples, sgd: SGD, seed: int, settings: PFed
     last batch has fewer inner steps if the budget ends there. The personal model becomes `theta`.
     """
     module, shared = network.module, network.shared
-    w, total = Flat(shared.layout, shared.values.clone()), _zero(data)
+    w, total = Flat(shared.layout, shared.values.clone()), torch.zeros((), device=data.labels.device)
     starts = range(0, sgd.steps, settings.inner_steps)
     batches = draw_batches(len(data), sgd.batch_size, len(starts), seed).to(data.labels.device)
     module.train()
-    for start, batch in zip(starts, batches, strict=True):
-        for _ in range(min(settings.inner_steps, sgd.steps - start)):
+    for first, batch in zip(starts, batches, strict=True):
+        for _ in range(min(settings.inner_steps, sgd.steps - first)):
             total += backward(module, [shared], data, batch)
             shared.gradient.add_(shared.values - w.values, alpha=settings.lamda)
             shared.values.sub_(shared.gradient, alpha=settings.inner_rate)
@@ -154,22 +143,18 @@ def pfedme(network: Network, data: Examples, sgd: SGD, seed: int, settings: PFed
 
 def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
     """SGD that keeps some parameters exactly as sent, without weight decay."""
-    module, shared = network.module, network.shared
-    names = {name for name, _ in shared.layout.shapes}
+    shared = network.shared
+    names, usual = {name for name, _ in shared.layout.shapes}, shared.frozen
     if not set(settings.names) < names:
         raise WireError(f"order: expected to freeze some of {', '.join(sorted(names))}, found {settings.names}")
-    kept = [
-        (place, shared.values[place].clone()) for name, place, _ in shared.layout.slices() if name in settings.names
-    ]
-    total = _zero(data)
-    module.train()
-    with _only(module, names - set(settings.names)):
-        for batch in draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device):
-            total += backward(module, [shared], data, batch)
-            shared.clip(sgd.clip)
-            shared.step(sgd)
-            for place, values in kept:
-                shared.values[place] = values
+    gradients = shared.layout.views(shared.gradient)
+    batches, total = start(network, data, sgd, seed)
+    shared.frozen = [*usual, *(gradients[name] for name in settings.names)]
+    try:
+        with _only(network.module, names - set(settings.names)):
+            take_steps(network, [shared], data, sgd, batches, total)
+    finally:
+        shared.frozen = usual
     return (total / sgd.steps).item()
 
 
@@ -180,23 +165,19 @@ def aligned(
 
     A private copy gets the trained weights.
     """
-    module, shared = network.module, network.shared
-    parts = [shared] if network.has_copy else network.parts
-    apart = _distance(module, data, settings, likeness) if settings.eta else None
-    total = _zero(data)
-    module.train()
-    for batch in draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device):
-        total += backward(module, parts, data, batch)
-        if apart is not None:
-            penalty = settings.eta * apart()
-            penalty.backward()
-            total += penalty.detach()
-        if shared.layout.numel:
-            shared.clip(sgd.clip)
-        for part in parts:
-            part.step(sgd)
+    apart = _distance(network.module, data, settings, likeness) if settings.eta else None
+
+    def align() -> Tensor | None:
+        if apart is None:
+            return None
+        penalty = settings.eta * apart()
+        penalty.backward()
+        return penalty.detach()
+
+    batches, total = start(network, data, sgd, seed)
+    take_steps(network, [network.shared] if network.has_copy else network.parts, data, sgd, batches, total, align)
     if network.has_copy:
-        network.personal.load(shared.values)
+        network.personal.load(network.shared.values)
     return (total / sgd.steps).item()
 
 
@@ -218,10 +199,6 @@ def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Li
     return lambda: distance(
         settings.kernel, settings.bandwidth, represent(module, last, inputs), target, factor is not None
     )
-
-
-def _zero(data: Examples) -> Tensor:
-    return torch.zeros((), device=data.labels.device)
 
 
 @contextmanager

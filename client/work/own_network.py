@@ -23,7 +23,7 @@ from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build_own
-from hyperbloom.common.wire.orders import SGD, Target
+from hyperbloom.common.wire.orders import Target
 from hyperbloom.common.wire.weights import Weights
 
 
@@ -84,7 +84,9 @@ class OwnNetwork:
         if self.hypernetwork is None:
             return Network(network, FlatPart(network, graph.layout), FlatPart(network, nothing))
         hypernetwork = GraphHypernetwork(self.types, self.hypernetwork, seed=None).to(device)
-        shared = _UsedPart(hypernetwork, {SHARED, *map(str, graph.types)})
+        shared, used = FlatPart(hypernetwork, Layout.of(hypernetwork)), {SHARED, *map(str, graph.types)}
+        gradients = shared.layout.views(shared.gradient)
+        shared.frozen += [gradient for name, gradient in gradients.items() if part_of(name) not in used]
         return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, nothing))
 
     @property
@@ -137,18 +139,3 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     # A shared parameter is generated under its first name, but the result needs all of its names.
     every = {n: made.get(first[id(p)], p) for n, p in network.named_parameters(remove_duplicate=False)}
     return {**network.state_dict(), **every}
-
-
-class _UsedPart(FlatPart):
-    """The parameters of a hypernetwork. A step does not change those that the graph does not use."""
-
-    def __init__(self, hypernetwork: GraphHypernetwork, used: set[str]) -> None:
-        super().__init__(hypernetwork, Layout.of(hypernetwork))
-        self._unused = [place for name, place, _ in self.layout.slices() if part_of(name) not in used]
-
-    @torch.no_grad()
-    def step(self, sgd: SGD) -> None:
-        before = [self.values[place].clone() for place in self._unused]
-        super().step(sgd)
-        for place, values in zip(self._unused, before, strict=True):
-            self.values[place] = values

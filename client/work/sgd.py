@@ -5,7 +5,7 @@ shuffle at each step, momentum, weight decay, clipping of the shared part only, 
 shared part, and a persistent one for a personal head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,6 +133,37 @@ def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Te
     return loss.detach()
 
 
+def start(network: Network, data: Examples, sgd: SGD, seed: int) -> tuple[Tensor, Tensor]:
+    """Switch to training mode; return the batches `(steps, B)` of all steps, and 0 for the sum of their losses."""
+    network.module.train()
+    device = data.labels.device
+    return draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(device), torch.zeros((), device=device)
+
+
+def take_steps(
+    network: Network,
+    parts: Sequence[Flat],
+    data: Examples,
+    sgd: SGD,
+    batches: Tensor,
+    total: Tensor,
+    add: Callable[[], Tensor | None] = lambda: None,
+) -> None:
+    """Take a step of SGD for each of `batches` `(steps, B)`, and add the losses to `total`, a scalar.
+
+    Only `parts` change; the gradient of the shared one is clipped. Before that, `add` may change the gradients, and
+    return a further loss.
+    """
+    for batch in batches:
+        total += backward(network.module, parts, data, batch)
+        if (more := add()) is not None:
+            total += more
+        if network.shared in parts:
+            network.shared.clip(sgd.clip)
+        for part in parts:
+            part.step(sgd)
+
+
 def train(network: Network, data: Examples, sgd: SGD, seed: int) -> float:
     """Take the SGD steps in place and return the mean loss over them.
 
@@ -142,14 +173,6 @@ def train(network: Network, data: Examples, sgd: SGD, seed: int) -> float:
         sgd: hyperparameters.
         seed: seed of the batches.
     """
-    parts = network.parts
-    batches = draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(data.labels.device)
-    total = torch.zeros((), device=data.labels.device)
-    network.module.train()
-    for batch in batches:
-        total += backward(network.module, parts, data, batch)
-        if network.shared.layout.numel:
-            network.shared.clip(sgd.clip)
-        for part in parts:
-            part.step(sgd)
+    batches, total = start(network, data, sgd, seed)
+    take_steps(network, network.parts, data, sgd, batches, total)
     return (total / sgd.steps).item()

@@ -27,11 +27,7 @@ _UNREADABLE = (
 
 
 def need(module: str, package: str) -> Any:
-    """Import a module that only some data sets need.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Import a module that only some data sets need; DataError if it is not installed."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # torchvision's, if it is built for another torch
@@ -107,11 +103,7 @@ def _replace(source: str, target: str) -> str:
 
 
 def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:
-    """Check the range of labels.
-
-    Raises:
-        DataError: A label is `num_classes` or more, so the file is corrupt.
-    """
+    """Check the range of labels; DataError if a label is `num_classes` or more, so the file is corrupt."""
     wrong = np.flatnonzero(labels >= num_classes)
     if len(wrong):
         found = f"label {labels[wrong[0]]} at record {wrong[0]}"

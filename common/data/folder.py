@@ -34,11 +34,7 @@ class ImageBlock:
         return len(self.paths)
 
     def take(self, rows: IntArray) -> AnyArray:
-        """Return uint8 `(len(rows), C, H, W)`.
-
-        Raises:
-            DataError: An image cannot be decoded.
-        """
+        """Return uint8 `(len(rows), C, H, W)`; DataError if an image cannot be decoded."""
         channels, (width, height) = (1 if self.mode == "L" else 3), self.size
         images = np.empty((len(rows), height, width, channels), np.uint8)
         for place, row in enumerate(rows):

@@ -31,11 +31,7 @@ def read_function(spec: DataSpec) -> Pool:
 
 
 def read_plugin(plugin: Plugin) -> Pool:
-    """Import and call a plug-in's function.
-
-    Raises:
-        DataError: It cannot be imported, fails, or returns no valid data.
-    """
+    """Import and call a plug-in's function; DataError if it cannot be imported, fails, or returns no valid data."""
     return _pool(_call(plugin.load(_WHAT, DataError), plugin.name), plugin.name)
 
 

@@ -42,11 +42,7 @@ FASHION = _Family(
 
 
 def read_mnist(spec: DataSpec) -> Pool:
-    """Return MNIST, 1 x 28 x 28 in ten classes.
-
-    Raises:
-        DataError: A file is missing or corrupt, or cannot be downloaded.
-    """
+    """Return MNIST, 1 x 28 x 28 in ten classes; DataError if a file is missing or corrupt, or cannot be downloaded."""
     return _read(MNIST, spec)
 
 

@@ -69,11 +69,7 @@ class Partitioner:
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """Return the partitioner with this name.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Return the partitioner with this name; DataError if there is none."""
     if name not in PARTITIONERS:
         raise DataError(f"split: expected one of {', '.join(PARTITIONERS)}, found {name!r}")
     return PARTITIONERS[name]

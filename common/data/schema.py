@@ -101,20 +101,12 @@ class Schema(Section):
         return sum(column.width for column in self.columns)
 
     def inputs(self, table: Table, where: str) -> AnyArray:
-        """Return float32 `(N, width)`.
-
-        Raises:
-            DataError: A column is missing, or a cell is not what the schema says.
-        """
+        """Return float32 `(N, width)`; DataError if a column is missing, or a cell is not what the schema says."""
         self._refuse_absent(table, [column.name for column in self.columns], where)
         return np.concatenate([column.encode(table[column.name], where) for column in self.columns], axis=1)
 
     def labels(self, table: Table, where: str) -> AnyArray:
-        """Return labels, as `label_kind` takes them.
-
-        Raises:
-            DataError: A column is missing, or a cell is no label.
-        """
+        """Return labels, as `label_kind` takes them; DataError if a column is missing, or a cell is no label."""
         self._refuse_absent(table, self.label, where)
         return read_labels(table, self.label, self.classes, where)
 

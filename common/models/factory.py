@@ -38,11 +38,7 @@ def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int
 
 
 def check_plugin(plugin: Plugin) -> Callable[..., object]:
-    """Import a plug-in's factory.
-
-    Raises:
-        ModelError: it cannot be imported.
-    """
+    """Import a plug-in's factory; ModelError if it cannot be imported."""
     return plugin.load(_WHAT, ModelError)
 
 

@@ -94,11 +94,7 @@ def parse_public_key(content: bytes, where: str) -> str:
 
 
 def read_public_key(path: Path, where: str) -> str:
-    """Return the public key in a file as PEM.
-
-    Raises:
-        ConfigError: there is no file, or it holds no EC public key.
-    """
+    """Return the public key in a file as PEM; ConfigError if there is no file, or it holds no EC public key."""
     if not path.is_file():
         raise ConfigError(f"{where}: expected a file, found none at {path}")
     return parse_public_key(path.read_bytes(), f"{where} {path}")
