@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out, three_parts
-from hyperbloom.common.data.files import check_labels, first_existing, missing, read_arrays
+from hyperbloom.common.data.files import check_labels, find_file, first_existing, missing, pick_arrays
 from hyperbloom.common.data.folder import ImageBlock
 from hyperbloom.common.data.own import check_groups, check_pair, number
 from hyperbloom.common.data.pool import Pool, Portion
@@ -37,12 +37,8 @@ def read_chest(spec: DataSpec) -> Pool:
     Raises:
         DataError: The file is missing or corrupt.
     """
-    path = spec.folder / FILE
-    if not path.is_file():
-        raise missing(FILE, [path], spec.folder, HOW)
-    arrays = read_arrays(path)
-    if not set(KEYS) <= arrays.keys():
-        raise DataError(f"{path}: expected the keys {', '.join(KEYS)}, found {', '.join(arrays)}")
+    path = find_file(spec.folder, FILE, HOW)
+    arrays = pick_arrays(path, KEYS)
     whole = check_pair(arrays["x"], arrays["y"], f"{path}: key 'x'", f"{path}: key 'y'")
     check_labels(whole.labels, len(CLASSES), path)
     patients = arrays["patient"]
@@ -71,10 +67,9 @@ def read_chest_14(spec: DataSpec) -> Pool:
     """
     root = spec.folder
     entries = first_existing([root / name for name in ENTRIES])
-    for path in (entries or root / ENTRIES[-1], *(root / name for name in LISTS)):
-        if not path.is_file():
-            raise missing(path.name, [path], root, HOW_14)
-    assert entries is not None
+    if entries is None:
+        raise missing(ENTRIES[-1], [root / ENTRIES[-1]], root, HOW_14)
+    lists = [find_file(root, name, HOW_14) for name in LISTS]
     table = read_cells(entries)
     if not set(COLUMNS) <= table.keys():
         raise DataError(f"{entries}: expected the columns {', '.join(COLUMNS)}, found {', '.join(table)}")
@@ -90,7 +85,7 @@ def read_chest_14(spec: DataSpec) -> Pool:
     )
     (groups,), _ = number([np.array(patients)], [whole], f"{entries}: column 'Patient ID'")
     whole = replace(whole, groups=groups)
-    train_val, test = (whole.choose(_rows(root / name, names)) for name in LISTS)
+    train_val, test = (whole.choose(_rows(path, names)) for path in lists)
     rng = generator(FIXED_SEED, "chest-xray-14")
     train, val = train_val.split(lambda strata: hold_out(strata, max(1, len(strata) // 8), rng))
     check_groups(spec.data, (train, val, test))

@@ -49,51 +49,45 @@ class _Family:
     num_classes: int
     scaling: Scaling
 
-
-CIFAR10 = _Family(
-    "CIFAR10",
-    "cifar-10-batches-bin",
-    "cifar-10-batches-py",
-    tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test_batch.bin",
-    "batches.meta.txt",
-    1,
-    10,
-    Scaling(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-)
-CIFAR100 = _Family(
-    "CIFAR100",
-    "cifar-100-binary",
-    "cifar-100-python",
-    ("train.bin",),
-    "test.bin",
-    "fine_label_names.txt",
-    2,
-    100,
-    Scaling(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-)
+    @property
+    def has_coarse(self) -> bool:
+        """Return whether a record's first byte is a coarse class."""
+        return self.label_bytes == 2
 
 
-def read_cifar10(spec: DataSpec) -> Pool:
-    """Return CIFAR-10, 3 x 32 x 32 in ten classes.
+FAMILIES = {
+    "cifar10": _Family(
+        "CIFAR10",
+        "cifar-10-batches-bin",
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test_batch.bin",
+        "batches.meta.txt",
+        1,
+        10,
+        Scaling(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    ),
+    "cifar100": _Family(
+        "CIFAR100",
+        "cifar-100-binary",
+        "cifar-100-python",
+        ("train.bin",),
+        "test.bin",
+        "fine_label_names.txt",
+        2,
+        100,
+        Scaling(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    ),
+}
 
-    Raises:
-        DataError: A file is missing or corrupt, or cannot be downloaded.
-    """
-    return _read(CIFAR10, spec)
 
-
-def read_cifar100(spec: DataSpec) -> Pool:
-    """Return CIFAR-100, 3 x 32 x 32 in 100 fine classes, with the 20 coarse classes as owners.
+def read_cifar(spec: DataSpec) -> Pool:
+    """Return CIFAR-10, 3 x 32 x 32 in ten classes, or CIFAR-100 in 100 fine classes, whose owners are 20 coarse ones.
 
     Raises:
         DataError: A file is missing or corrupt, or cannot be downloaded.
     """
-    return _read(CIFAR100, spec)
-
-
-def _read(family: _Family, spec: DataSpec) -> Pool:
-    root = spec.folder
+    family, root = FAMILIES[spec.data], spec.folder
     python = root / family.python
     marks = [folder / family.train_files[0] for folder in (root / family.binary, root)]
     mark = first_existing(marks)
@@ -103,11 +97,8 @@ def _read(family: _Family, spec: DataSpec) -> Pool:
         raise missing(family.train_files[0], [*marks, python], root, HOW.replace("DATA", spec.data))
     whole, test, names = _python(family, root) if mark is None else _binary(family, mark.parent)
     train, val = with_validation(whole, family.torchvision)
-    pool = Pool(spec.data, train, val, test, names, family.scaling)
-    if family is CIFAR10:
-        return pool
-    coarse = tuple(f"coarse{number:02d}" for number in range(COARSE))
-    return Pool(spec.data, train, val, test, names, family.scaling, "coarse", coarse)
+    owners = ("coarse", tuple(f"coarse{number:02d}" for number in range(COARSE))) if family.has_coarse else ("", ())
+    return Pool(spec.data, train, val, test, names, family.scaling, *owners)
 
 
 def _binary(family: _Family, folder: Path) -> tuple[Portion, Portion, tuple[str, ...]]:
@@ -123,7 +114,7 @@ def _records(family: _Family, paths: Sequence[Path]) -> Portion:
         check_labels(values, family.num_classes, path)
     joined = np.concatenate(labels)
     owners = None
-    if family.label_bytes == 2:
+    if family.has_coarse:
         coarse = [block.labels(0) for block in blocks]
         for path, values in zip(paths, coarse, strict=True):
             check_labels(values, COARSE, path)
@@ -160,5 +151,5 @@ def _python(family: _Family, root: Path) -> tuple[Portion, Portion, tuple[str, .
 
 def _arrays(images: AnyArray, labels: IntArray, family: _Family) -> Portion:
     block = ArrayBlock(images.transpose(0, 3, 1, 2))  # (N, 3, 32, 32), a view
-    owners = COARSE_OF_FINE[labels] if family is CIFAR100 else None
+    owners = COARSE_OF_FINE[labels] if family.has_coarse else None
     return Portion.of(block, labels, owners)

@@ -52,6 +52,21 @@ def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataErro
     return DataError(f"{name} not found; looked at {looked}. {how.format(root=root)}")
 
 
+def find_file(folder: Path, name: str, how: str) -> Path:
+    """Return the path of a file in a data set's folder; DataError, which says `how` to get it, if it is not there."""
+    if not (folder / name).is_file():
+        raise missing(name, [folder / name], folder, how)
+    return folder / name
+
+
+def pick_arrays(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
+    """Read an `.npz` file as `read_arrays` does; DataError if it lacks one of `keys`."""
+    arrays = read_arrays(path)
+    if not set(keys) <= arrays.keys():
+        raise DataError(f"{path}: expected the keys {', '.join(keys)}, found {', '.join(arrays)}")
+    return arrays
+
+
 def read_arrays(path: Path) -> dict[str, AnyArray]:
     """Read all arrays of an `.npz` file.
 

@@ -33,29 +33,23 @@ class _Family:
     class_names: tuple[str, ...]
 
 
-MNIST = _Family("MNIST", Scaling(255.0, (0.1307,), (0.3081,)), tuple(str(digit) for digit in range(10)))
-FASHION = _Family(
-    "FashionMNIST",
-    Scaling(255.0, (0.2860,), (0.3530,)),
-    ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-)
+FAMILIES = {
+    "mnist": _Family("MNIST", Scaling(255.0, (0.1307,), (0.3081,)), tuple(str(digit) for digit in range(10))),
+    "fashion-mnist": _Family(
+        "FashionMNIST",
+        Scaling(255.0, (0.2860,), (0.3530,)),
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+}
 
 
 def read_mnist(spec: DataSpec) -> Pool:
-    """Return MNIST, 1 x 28 x 28 in ten classes; DataError if a file is missing or corrupt, or cannot be downloaded."""
-    return _read(MNIST, spec)
-
-
-def read_fashion_mnist(spec: DataSpec) -> Pool:
-    """Return Fashion-MNIST, 1 x 28 x 28 in ten classes.
+    """Return MNIST or Fashion-MNIST, 1 x 28 x 28 in ten classes.
 
     Raises:
         DataError: A file is missing or corrupt, or cannot be downloaded.
     """
-    return _read(FASHION, spec)
-
-
-def _read(family: _Family, spec: DataSpec) -> Pool:
+    family = FAMILIES[spec.data]
     folder = spec.folder / family.folder / "raw"
     absent = [name for name in FILES if first_existing(_places(folder, name)) is None]
     if absent and spec.download:

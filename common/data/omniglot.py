@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
-from hyperbloom.common.data.files import missing, read_arrays
+from hyperbloom.common.data.files import find_file, pick_arrays
 from hyperbloom.common.data.pool import Block, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
@@ -63,10 +63,10 @@ def read_omniglot(spec: DataSpec) -> Pool:
     Raises:
         DataError: The file is missing or corrupt.
     """
-    path = spec.folder / FILE
-    if not path.is_file():
-        raise missing(FILE, [path], spec.folder, HOW)
-    arrays = _load(path)
+    path = find_file(spec.folder, FILE, HOW)
+    arrays = pick_arrays(path, KEYS)
+    for part in ("bg", "ev"):
+        _check(arrays[f"{part}_bits"], arrays[f"{part}_label"], arrays[f"{part}_names"], f"{path}: {part}_")
     names = [str(name) for part in ("bg", "ev") for name in arrays[f"{part}_names"][arrays[f"{part}_label"]]]
     alphabets = sorted({name.partition("/")[0] for name in names})
     owners = np.array([alphabets.index(name.partition("/")[0]) for name in names], dtype=np.int64)
@@ -77,15 +77,6 @@ def read_omniglot(spec: DataSpec) -> Pool:
     train, val, test = (whole.choose(part) for part in parts)
     classes = tuple(f"character{number:02d}" for number in range(1, NUM_CLASSES + 1))
     return Pool(spec.data, train, val, test, classes, Scaling(), "alphabet", tuple(alphabets))
-
-
-def _load(path: Path) -> dict[str, AnyArray]:
-    arrays = read_arrays(path)
-    if not set(KEYS) <= arrays.keys():
-        raise DataError(f"{path}: expected the keys {', '.join(KEYS)}, found {', '.join(arrays)}")
-    for part in ("bg", "ev"):
-        _check(arrays[f"{part}_bits"], arrays[f"{part}_label"], arrays[f"{part}_names"], f"{path}: {part}_")
-    return arrays
 
 
 def _check(bits: AnyArray, labels: AnyArray, names: AnyArray, where: str) -> None:

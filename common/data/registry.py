@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperbloom.common.data.chest import read_chest, read_chest_14
-from hyperbloom.common.data.cifar import read_cifar10, read_cifar100
+from hyperbloom.common.data.cifar import read_cifar
 from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.function import read_function, read_plugin
-from hyperbloom.common.data.mnist import read_fashion_mnist, read_mnist
+from hyperbloom.common.data.mnist import read_mnist
 from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.omniglot import read_omniglot
 from hyperbloom.common.data.pool import Pool
@@ -20,15 +20,14 @@ from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.program.plugins import find_plugin, plugins
 
-Reader = Callable[[DataSpec], Pool]
-
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts about a registered data set that are known before it is read.
+    """A registered data set, and facts about it that are known before it is read.
 
     Args:
         name: Value of `DataSpec.data`.
+        read: Opens the data set.
         input_shape: Shape of one input, such as `(C, H, W)`.
         num_classes: Number of classes.
         description: One line for a list.
@@ -36,45 +35,33 @@ class DatasetInfo:
     """
 
     name: str
+    read: Callable[[DataSpec], Pool]
     input_shape: tuple[int, ...]
     num_classes: int
     description: str
     owners: str = ""
 
 
-_REGISTERED: tuple[tuple[DatasetInfo, Reader], ...] = (
-    (DatasetInfo("digits", (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"), read_digits),
-    (DatasetInfo("diabetes", (10,), 1, "442 patients that come with scikit-learn: a number to predict"), read_diabetes),
-    (
-        DatasetInfo("heart-disease", (41,), 2, "920 patients of four hospitals, a table with gaps", "hospital"),
-        read_heart,
+_REGISTERED = (
+    DatasetInfo("digits", read_digits, (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"),
+    DatasetInfo("diabetes", read_diabetes, (10,), 1, "442 patients that come with scikit-learn: a number to predict"),
+    DatasetInfo("heart-disease", read_heart, (41,), 2, "920 patients of four hospitals, a table with gaps", "hospital"),
+    DatasetInfo("mnist", read_mnist, (1, 28, 28), 10, "70,000 handwritten digits"),
+    DatasetInfo("fashion-mnist", read_mnist, (1, 28, 28), 10, "70,000 pictures of clothes"),
+    DatasetInfo("cifar10", read_cifar, (3, 32, 32), 10, "60,000 colour photographs in 10 classes"),
+    DatasetInfo("cifar100", read_cifar, (3, 32, 32), 100, "60,000 colour photographs in 100 classes", "coarse"),
+    DatasetInfo(
+        "omniglot", read_omniglot, (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"
     ),
-    (DatasetInfo("mnist", (1, 28, 28), 10, "70,000 handwritten digits"), read_mnist),
-    (DatasetInfo("fashion-mnist", (1, 28, 28), 10, "70,000 pictures of clothes"), read_fashion_mnist),
-    (DatasetInfo("cifar10", (3, 32, 32), 10, "60,000 colour photographs in 10 classes"), read_cifar10),
-    (
-        DatasetInfo("cifar100", (3, 32, 32), 100, "60,000 colour photographs in 100 classes", "coarse"),
-        read_cifar100,
+    DatasetInfo("chest-xray-1000", read_chest, (1, 128, 128), 2, "1,000 chest X-rays, with pneumonia or without"),
+    DatasetInfo(
+        "chest-xray-14", read_chest_14, (1, 128, 128), 14, "112,120 chest X-rays of 30,805 patients with 14 labels"
     ),
-    (
-        DatasetInfo("omniglot", (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"),
-        read_omniglot,
-    ),
-    (
-        DatasetInfo("chest-xray-1000", (1, 128, 128), 2, "1,000 chest X-rays, with pneumonia or without"),
-        read_chest,
-    ),
-    (
-        DatasetInfo("chest-xray-14", (1, 128, 128), 14, "112,120 chest X-rays of 30,805 patients with 14 labels"),
-        read_chest_14,
-    ),
-    (
-        DatasetInfo("airline-tweets", (LENGTH,), 3, "14,640 tweets by sentiment, for a model that reads words", "user"),
-        read_tweets,
+    DatasetInfo(
+        "airline-tweets", read_tweets, (LENGTH,), 3, "14,640 tweets by sentiment, for a model that reads words", "user"
     ),
 )
-DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info, _ in _REGISTERED}
-_READERS: Mapping[str, Reader] = {info.name: reader for info, reader in _REGISTERED}
+DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info in _REGISTERED}
 
 
 def read_pool(spec: DataSpec) -> Pool:
@@ -89,8 +76,8 @@ def read_pool(spec: DataSpec) -> Pool:
     plugin = find_plugin("datasets", spec.data, DATASETS, DataError)
     if plugin is not None:
         return read_plugin(plugin)
-    if spec.data in _READERS:
-        return _READERS[spec.data](spec)
+    if spec.data in DATASETS:
+        return DATASETS[spec.data].read(spec)
     if spec.data.startswith(HUB):
         return read_hub(spec)
     if spec.data.endswith(".npz"):

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
-from hyperbloom.common.data.files import missing
+from hyperbloom.common.data.files import find_file
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
@@ -42,9 +42,7 @@ def read_tweets(spec: DataSpec) -> Pool:
     Raises:
         DataError: The file is missing or corrupt.
     """
-    path = spec.folder / FILE
-    if not path.is_file():
-        raise missing(FILE, [path], spec.folder, HOW)
+    path = find_file(spec.folder, FILE, HOW)
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [tuple(row[column] for column in COLUMNS) for row in csv.DictReader(file)]
@@ -53,14 +51,12 @@ def read_tweets(spec: DataSpec) -> Pool:
     wrong = next((label for label, _, _ in rows if label not in CLASSES), None)
     if wrong is not None or not rows:
         raise DataError(f"{path}: expected tweets that are {', '.join(CLASSES)}, found {wrong or 'none'}")
-    users = sorted({user for _, user, _ in rows})
-    numbers = {user: number for number, user in enumerate(users)}
+    users, owners = np.unique([user for _, user, _ in rows], return_inverse=True)
     labels = np.array([CLASSES.index(label) for label, _, _ in rows], dtype=np.int64)
-    owners = np.array([numbers[user] for _, user, _ in rows], dtype=np.int64)
     stored = np.array([tokens(text) for _, _, text in rows], dtype=np.float32)
     whole, rng = Portion.of(ArrayBlock(stored), labels, owners), generator(FIXED_SEED, "tweets")
     train, val, test = whole.split(lambda strata: three_parts(strata, 0.15, rng))
-    return Pool(spec.data, train, val, test, CLASSES, Scaling(), "user", tuple(users))
+    return Pool(spec.data, train, val, test, CLASSES, Scaling(), "user", tuple(users.tolist()))
 
 
 def random_words() -> list[tuple[AnyArray, IntArray]]:
