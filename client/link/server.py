@@ -1,7 +1,5 @@
 """The server from the client's side: its address, and explanations of failed sessions."""
 
-import socket
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
-from hyperbloom.common.secrecy.keys import server_of
+from hyperbloom.common.secrecy.keys import server_of, shown_certificate
 
 PROBE_S = 5.0
 
@@ -59,15 +57,7 @@ class Link:
 def speaks_tls(address: str) -> bool:
     """Return whether a TLS handshake works at `HOST:PORT`. It checks no certificate and sends no request."""
     host, _, port = address.rpartition(":")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S) as plain:
-            context.wrap_socket(plain).close()
-    except (OSError, ValueError):
-        return False
-    return True
+    return port.isdecimal() and shown_certificate(host.strip("[]"), int(port), PROBE_S) is not None
 
 
 def refusal(error: Exception) -> RefusedError | None:

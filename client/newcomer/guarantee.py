@@ -22,21 +22,13 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from hyperbloom.common.encoders import Encoder
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.secrecy.noise import delta_of, noise, smallest
-
-
-class Bounded(Protocol):
-    """An encoder with a bound on the effect of one example on its descriptor."""
-
-    def sensitivity(self, examples: int) -> float:
-        """Return the L2 sensitivity for `examples` samples; ConfigError if there is no bound."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ class Guarantee:
         return (promise, means, limits, weak) if self.delta * self.examples >= 1 else (promise, means, limits)
 
 
-def guarantee(encoder: Bounded, examples: int, epsilon: float, delta: float) -> Guarantee:
+def guarantee(encoder: Encoder, examples: int, epsilon: float, delta: float) -> Guarantee:
     """Return the guarantee (epsilon, delta) with the noise that it needs for `examples` samples.
 
     Raises:

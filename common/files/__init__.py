@@ -1,1 +1,1 @@
-"""Atomic writes of files, exported model folders, and a context that leaves a network unchanged."""
+"""Atomic writes of files, exported model folders, and pictures."""

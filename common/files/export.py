@@ -299,11 +299,20 @@ def _trace(module: nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
 def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Module, shape: tuple[int, ...]) -> None:
     import onnxruntime
 
-    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
-        warnings.simplefilter("ignore")
-        onnx = torch.onnx.export(
-            program, dynamo=True, opset_version=OPSET, input_names=["inputs"], output_names=["logits"], verbose=False
-        )
+    told = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            onnx = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["inputs"],
+                output_names=["logits"],
+                verbose=False,
+            )
+    finally:
+        logging.disable(told)
     assert onnx is not None
     onnx.save(path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -320,19 +329,6 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
 def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     """Return the largest difference of logits `(B, K)`, relative to the largest expected logit of a row above 1."""
     return float(np.max(np.abs(found - expected) / np.maximum(1.0, np.abs(expected).max(axis=1, keepdims=True))))
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _readme(model: ModelFile, card: Card, draft: Path) -> str:

@@ -8,7 +8,7 @@ import graphlib
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
@@ -94,13 +94,11 @@ class Graph:
         self._check_owners()
 
     def _check_edges(self) -> None:
-        before: dict[int, list[int]] = {index: [] for index in range(len(self.nodes))}
-        for source, target in self.edges:
-            if source not in before or target not in before:
-                raise ModelError(f"graph: edge {(source, target)} leads to no node of {len(self.nodes)}")
-            before[target].append(source)
+        for edge in self.edges:
+            if not 0 <= min(edge) <= max(edge) < len(self.nodes):
+                raise ModelError(f"graph: edge {edge} leads to no node of {len(self.nodes)}")
         try:
-            graphlib.TopologicalSorter(before).prepare()
+            graphlib.TopologicalSorter(self.inputs).prepare()
         except graphlib.CycleError as error:
             raise ModelError(f"graph: expected no circle, found nodes {error.args[1][:6]}") from None
 
@@ -113,6 +111,14 @@ class Graph:
         if sorted(names) != sorted(self.order) or len(set(names)) != len(names):
             odd = sorted(set(names) ^ set(self.order)) or sorted(n for n in set(names) if names.count(n) > 1)
             raise ModelError(f"graph: expected one owner and one place for every parameter, found {odd[:1]} without")
+
+    @cached_property
+    def inputs(self) -> Mapping[int, list[int]]:
+        """The nodes whose outputs each node reads, by index."""
+        inputs: dict[int, list[int]] = {index: [] for index in range(len(self.nodes))}
+        for source, target in self.edges:
+            inputs[target].append(source)
+        return inputs
 
     @classmethod
     def from_json(cls, text: str, max_parameters: int = MAX_PARAMETERS) -> "Graph":
@@ -157,10 +163,9 @@ class Graph:
     @cached_property
     def head(self) -> tuple[str, ...]:
         """Names of the parameters nearest to the output, which form the prediction head."""
-        inputs = _inputs(len(self.nodes), self.edges)
         near = [index for index, node in enumerate(self.nodes) if node.type.kind == "output"]
         while not (found := sorted(name for index in near for _, name in self.nodes[index].parameters)):
-            near = sorted({source for index in near for source in inputs[index]})
+            near = sorted({source for index in near for source in self.inputs[index]})
             if not near:
                 raise ModelError("graph: expected parameters on the way to the output, found none")
         return tuple(found)
@@ -200,9 +205,8 @@ class Graph:
 
     def render(self) -> str:
         """Return the graph as a table with a line for each node: its type, its inputs and its parameters."""
-        inputs = _inputs(len(self.nodes), self.edges)
         rows = [
-            (str(index), str(node.type), ",".join(map(str, inputs[index])), _owned(node))
+            (str(index), str(node.type), ",".join(map(str, self.inputs[index])), _owned(node))
             for index, node in enumerate(self.nodes)
         ]
         widths = [max(len(row[column]) for row in [_HEAD, *rows]) for column in range(4)]
@@ -214,13 +218,6 @@ class Graph:
 
 
 _HEAD = ("node", "type", "inputs", "parameters")
-
-
-def _inputs(count: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    inputs: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges:
-        inputs[target].append(source)
-    return inputs
 
 
 def _owned(node: Node) -> str:

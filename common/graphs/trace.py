@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.files.modes import untouched
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerError, LayerType
 from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
+from hyperbloom.common.models.parts import untouched
 
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))

@@ -11,7 +11,7 @@ from torch import nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models.factory import build_from_factory, build_from_plugin, check_plugin
+from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.omniglot import OmniglotCNN
@@ -107,7 +107,7 @@ def find_model(name: str) -> ModelInfo:
         return MODELS[name]
     if plugin is None:
         raise ModelError(f"model: expected one of {', '.join(sorted(model_names()))}, found {name!r}")
-    check_plugin(plugin)
+    plugin.load(WHAT, ModelError)
     return ModelInfo(lambda shape, classes, width: build_from_plugin(plugin, shape, classes), {"M": 0}, plugin.target)
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.files.modes import untouched
+from hyperbloom.common.models.parts import untouched
 from hyperbloom.common.program.importing import current_directory, describe, find_function
 from hyperbloom.common.program.plugins import Plugin
 
-_WHAT = "a function (input_shape, num_classes) that returns a torch.nn.Module"
-EXPECTED = f"expected {_WHAT}"
+WHAT = "a function (input_shape, num_classes) that returns a torch.nn.Module"
+EXPECTED = f"expected {WHAT}"
 
 
 def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -31,15 +31,8 @@ def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int
         ModelError: the factory cannot be imported, fails, or returns no network with parameters; or the network fails,
             or its logits have the wrong shape.
     """
-    if ":" not in name:
-        raise ModelError(f"model: expected package.module:factory, found {name!r}")
     with current_directory():
-        return _built(find_function(name, _WHAT, ModelError), name, input_shape, num_classes)
-
-
-def check_plugin(plugin: Plugin) -> Callable[..., object]:
-    """Import a plug-in's factory; ModelError if it cannot be imported."""
-    return plugin.load(_WHAT, ModelError)
+        return _built(find_function(name, WHAT, ModelError), name, input_shape, num_classes)
 
 
 def build_from_plugin(plugin: Plugin, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -48,7 +41,7 @@ def build_from_plugin(plugin: Plugin, input_shape: tuple[int, ...], num_classes:
     Raises:
         ModelError: as in `build_from_factory`, or there is no layer `head`.
     """
-    module = _built(check_plugin(plugin), f"plug-in {plugin.name!r}", input_shape, num_classes)
+    module = _built(plugin.load(WHAT, ModelError), f"plug-in {plugin.name!r}", input_shape, num_classes)
     if not any(name.startswith("head.") for name, _ in module.named_parameters()):
         raise ModelError(
             f"plug-in {plugin.name!r}: expected its last layer to be called head, found "

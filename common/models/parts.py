@@ -13,7 +13,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.files.modes import untouched
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode without gradients, then restore the modes and torch's random state.
+
+    In evaluation mode a forward pass does not change running statistics.
+    """
+    with _modes_kept(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        yield
+
+
+@contextmanager
+def _modes_kept(module: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, then restore the modes."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def last_layer(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
@@ -75,15 +96,12 @@ def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
 
 @contextmanager
 def _steady(module: nn.Module) -> Iterator[None]:
-    modes = [(part, part.training) for part in module.modules()]
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-    module.eval()
-    for norm in norms:
-        norm.training, norm.track_running_stats = True, False
-    try:
-        yield
-    finally:
+    with _modes_kept(module):
         for norm in norms:
-            norm.track_running_stats = True
-        for part, mode in modes:
-            part.training = mode
+            norm.training, norm.track_running_stats = True, False
+        try:
+            yield
+        finally:
+            for norm in norms:
+                norm.track_running_stats = True

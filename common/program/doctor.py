@@ -20,6 +20,7 @@ from typing import Literal
 from cryptography import x509
 
 from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.secrecy.keys import shown_certificate
 
 State = Literal["ok", "warning", "failure"]
 TIMEOUT_S = 5.0
@@ -235,20 +236,19 @@ def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]
         do = "check the address, and firewalls on the way"
         return [Finding("server", "failure", f"{address}: {error.strerror or 'no answer'}", do)]
     reached = Finding("server", "ok", f"{address} takes connections")
+    shown = shown_certificate(host, int(port), TIMEOUT_S)
     if insecure:
-        if _shown(host, int(port)) is None:
-            return [reached]
-        return [reached, Finding("TLS", "failure", "it speaks TLS", "leave --insecure out")]
-    return [reached, *_handshake(host, int(port), ca)]
+        wrong = Finding("TLS", "failure", "it speaks TLS", "leave --insecure out")
+        return [reached, wrong] if shown else [reached]
+    return [reached, *_handshake(host, int(port), ca, shown)]
 
 
-def _handshake(host: str, port: int, ca: Path | None) -> list[Finding]:
+def _handshake(host: str, port: int, ca: Path | None, shown: x509.Certificate | None) -> list[Finding]:
     try:
         context = ssl.create_default_context(cafile=str(ca) if ca else None)
     except (OSError, ValueError):  # an ssl.SSLError is an OSError
         return [Finding("TLS", "failure", f"no certificates in {ca}", "give the server's ca.pem")]
     context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
-    shown = _shown(host, port)
     if shown is None:
         return [Finding("TLS", "failure", "it does not speak TLS", "check the port; was it started with --insecure?")]
     dates = _validity("its certificate", shown, "whoever runs the server: flower-server certs renew")
@@ -263,16 +263,3 @@ def _handshake(host: str, port: int, ca: Path | None) -> list[Finding]:
         return [Finding("TLS", "failure", error.verify_message, do), dates]
     except OSError as error:
         return [Finding("TLS", "failure", str(error), "check that it is the Fleet port of a flower-server"), dates]
-
-
-def _shown(host: str, port: int) -> x509.Certificate | None:
-    """Return the certificate that a port shows, without verification; None if it does not speak TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with socket.create_connection((host, port), TIMEOUT_S) as plain, context.wrap_socket(plain) as secured:
-            content = secured.getpeercert(binary_form=True)
-    except OSError:
-        return None
-    return x509.load_der_x509_certificate(content) if content else None

@@ -7,6 +7,8 @@ PKCS 8. Public keys are stored and compared as PEM in the form that Flower sends
 import base64
 import hashlib
 import re
+import socket
+import ssl
 import stat
 from pathlib import Path
 
@@ -135,6 +137,19 @@ def server_of(ca: Path | None) -> str:
     except (OSError, ValueError):
         return ""
     return fingerprint_of_der(certificate.public_bytes(serialization.Encoding.DER))
+
+
+def shown_certificate(host: str, port: int, timeout_s: float) -> x509.Certificate | None:
+    """Return the certificate that a port shows, without verification or a request; None if it does not speak TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
+    try:
+        with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain) as secured:
+            content = secured.getpeercert(binary_form=True)
+    except OSError:
+        return None
+    return x509.load_der_x509_certificate(content) if content else None
 
 
 class BoundKey:

@@ -27,7 +27,6 @@ For novel clients that use other clients' models (PFL-sampled, -ensemble, -neare
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hyperbloom.common.wire.orders import EvaluateOrder, Order, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
@@ -41,11 +40,9 @@ class ReferenceResult:
 
 
 @dataclass(frozen=True)
-class ReferenceOrder(Order):
+class ReferenceOrder(Order, message_type="query.reference", answer=ReferenceResult):
     """Store the reference set with digest `reference`; `weights` are its inputs `(n, *shape)`."""
 
-    message_type: ClassVar[str] = "query.reference"
-    answer: ClassVar[type] = ReferenceResult
     reference: str
     weights: Weights
 
@@ -58,7 +55,7 @@ class RepresentResult:
 
 
 @dataclass(frozen=True)
-class RepresentOrder(Order):
+class RepresentOrder(Order, message_type="query.represent", answer=RepresentResult):
     """Represent this round's rows of the reference set with the network before training.
 
     Attributes:
@@ -67,8 +64,6 @@ class RepresentOrder(Order):
         draw: seed that selects them.
     """
 
-    message_type: ClassVar[str] = "query.represent"
-    answer: ClassVar[type] = RepresentResult
     scope: Scope
     target: Target
     reference: str
@@ -85,7 +80,7 @@ class DescribeResult:
 
 
 @dataclass(frozen=True)
-class DescribeOrder(Order):
+class DescribeOrder(Order, message_type="train.describe", answer=DescribeResult):
     """Encode the training examples, without their labels.
 
     Attributes:
@@ -95,8 +90,6 @@ class DescribeOrder(Order):
         keep: whether a `BackpropOrder` follows.
     """
 
-    message_type: ClassVar[str] = "train.describe"
-    answer: ClassVar[type] = DescribeResult
     run_id: str
     round: int
     encoder: str
@@ -115,11 +108,9 @@ class BackpropResult:
 
 
 @dataclass(frozen=True)
-class BackpropOrder(Order):
+class BackpropOrder(Order, message_type="train.backprop", answer=BackpropResult):
     """Propagate the gradient with respect to the descriptor, `weights`, back through the encoder that was kept."""
 
-    message_type: ClassVar[str] = "train.backprop"
-    answer: ClassVar[type] = BackpropResult
     run_id: str
     encoder: str
     dim: int
@@ -153,19 +144,16 @@ class FitResult(TrainResult):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOrder(TrainOrder):
+class FitOrder(TrainOrder, message_type="train.fit", answer=FitResult):
     """Train, and fit the encoder to the descriptor that the server has learned."""
 
-    message_type: ClassVar[str] = "train.fit"
-    answer: ClassVar[type] = FitResult
     fit: Fit
 
 
 @dataclass(frozen=True, kw_only=True)
-class TryOrder(EvaluateOrder):
+class TryOrder(EvaluateOrder, message_type="evaluate.many"):
     """Evaluate many models, the rows of one tensor `models`: each by itself, or together by their mean logits."""
 
-    message_type: ClassVar[str] = "evaluate.many"
     together: bool
 
 
@@ -177,11 +165,8 @@ class MomentsResult:
 
 
 @dataclass(frozen=True)
-class MomentsOrder(EvaluateOrder):
+class MomentsOrder(EvaluateOrder, message_type="evaluate.moments", answer=MomentsResult):
     """Describe the training examples, without labels, by the moments of the features that enter the head."""
-
-    message_type: ClassVar[str] = "evaluate.moments"
-    answer: ClassVar[type] = MomentsResult
 
 
 @dataclass(frozen=True)
@@ -192,14 +177,12 @@ class ErrorsResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorsOrder(EvaluateOrder):
+class ErrorsOrder(EvaluateOrder, message_type="evaluate.errors", answer=ErrorsResult):
     """Return the error rates of linear classifiers `(M, F + 1)` that tell two clients' features apart.
 
     Attributes:
         sign: correct sign of the classifiers' values on this client's validation examples, 1 or -1.
     """
 
-    message_type: ClassVar[str] = "evaluate.errors"
-    answer: ClassVar[type] = ErrorsResult
     sign: int
     classifiers: Weights

@@ -13,7 +13,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hyperbloom.common.wire.orders import Order, TrainOrder
 
@@ -36,11 +35,9 @@ class KeysResult:
 
 
 @dataclass(frozen=True)
-class KeysOrder(Order):
+class KeysOrder(Order, message_type="train.keys", answer=KeysResult):
     """Make keys and a secret for a round of secure aggregation, and forget those of earlier rounds."""
 
-    message_type: ClassVar[str] = "train.keys"
-    answer: ClassVar[type] = KeysResult
     run_id: str
     round: int
 
@@ -63,7 +60,7 @@ class SharesResult:
 
 
 @dataclass(frozen=True)
-class SharesOrder(Order):
+class SharesOrder(Order, message_type="train.shares", answer=SharesResult):
     """Deal shares of the round's secrets. Clients know each other only by their places in the lists of keys.
 
     Attributes:
@@ -74,8 +71,6 @@ class SharesOrder(Order):
         signatures: the clients' signatures of their keys.
     """
 
-    message_type: ClassVar[str] = "train.shares"
-    answer: ClassVar[type] = SharesResult
     run_id: str
     round: int
     place: int
@@ -121,11 +116,9 @@ class Masking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedOrder(TrainOrder):
+class MaskedOrder(TrainOrder, message_type="train.masked", answer=MaskedResult):
     """Train, and send the masked change."""
 
-    message_type: ClassVar[str] = "train.masked"
-    answer: ClassVar[type] = MaskedResult
     masking: Masking
 
 
@@ -137,11 +130,9 @@ class ConfirmResult:
 
 
 @dataclass(frozen=True)
-class ConfirmOrder(Order):
+class ConfirmOrder(Order, message_type="train.confirm", answer=ConfirmResult):
     """Sign that the masked changes of `alive` are in the sum. `alive` and `dead` together dealt shares."""
 
-    message_type: ClassVar[str] = "train.confirm"
-    answer: ClassVar[type] = ConfirmResult
     run_id: str
     round: int
     alive: tuple[int, ...]
@@ -156,15 +147,13 @@ class UnmaskResult:
 
 
 @dataclass(frozen=True)
-class UnmaskOrder(Order):
+class UnmaskOrder(Order, message_type="train.unmask", answer=UnmaskResult):
     """Reveal shares of the secrets of clients that are alive, and of the mask keys of dead ones.
 
     Attributes:
         signatures: signatures of the clients that are alive, in order of places; empty for those that did not sign.
     """
 
-    message_type: ClassVar[str] = "train.unmask"
-    answer: ClassVar[type] = UnmaskResult
     run_id: str
     round: int
     signatures: tuple[bytes, ...]

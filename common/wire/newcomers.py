@@ -10,7 +10,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.orders import Notice, Order
@@ -27,7 +26,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Offer(Order):
+class Offer(Order, message_type="query.offer", answer=Description):
     """The server offers a node a model: the encoder, and a description of the models.
 
     Attributes:
@@ -42,8 +41,6 @@ class Offer(Order):
         metric: by which the run was selected.
     """
 
-    message_type: ClassVar[str] = "query.offer"
-    answer: ClassVar[type] = Description
     version: str
     run: str
     round: int
@@ -66,10 +63,8 @@ class Offer(Order):
 
 
 @dataclass(frozen=True)
-class Delivery(Order):
+class Delivery(Order, message_type="query.deliver", answer=Notice):
     """The newcomer's model, and whether its descriptor differs from those of all clients that trained."""
 
-    message_type: ClassVar[str] = "query.deliver"
-    answer: ClassVar[type] = Notice
     weights: Weights
     unlike: bool = False

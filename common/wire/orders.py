@@ -122,6 +122,10 @@ class Order:
     message_type: ClassVar[str]
     answer: ClassVar[type]
 
+    def __init_subclass__(cls, message_type: str | None = None, answer: type | None = None) -> None:
+        """Take the type of the message and that of its answer, by default those of the base class."""
+        cls.message_type, cls.answer = message_type or cls.message_type, answer or getattr(cls, "answer", cls)
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -170,7 +174,7 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class Greeting(Order):
+class Greeting(Order, message_type="query.greet", answer=Introduction):
     """The server asks a new node to introduce itself.
 
     Attributes:
@@ -180,8 +184,6 @@ class Greeting(Order):
         schema: what the columns of all clients' tables mean, as JSON.
     """
 
-    message_type: ClassVar[str] = "query.greet"
-    answer: ClassVar[type] = Introduction
     version: str
     asks: str | None = None
     reference: str | None = None
@@ -190,20 +192,16 @@ class Greeting(Order):
 
 
 @dataclass(frozen=True)
-class Notice(Order):
+class Notice(Order, message_type="query.notice"):
     """The server's last message to a node: `kind` is 'refused' or 'finished'. The client answers with the same.
 
     Attributes:
         complete: id of a run that will not be resumed; the client may delete its earlier versions.
     """
 
-    message_type: ClassVar[str] = "query.notice"
     kind: str
     reason: str
     complete: str | None = None
-
-
-Notice.answer = Notice
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,7 @@ class TrainResult:
 
 
 @dataclass(frozen=True)
-class TrainOrder(Order):
+class TrainOrder(Order, message_type="train", answer=TrainResult):
     """Train: load the weights, take the steps of SGD, and send back what `reply` says.
 
     `weights` hold the part that is not private. With 'body' they may hold the whole network, from which a client
@@ -244,8 +242,6 @@ class TrainOrder(Order):
         quiet: whether the loss, which depends on training examples, stays on the client.
     """
 
-    message_type: ClassVar[str] = "train"
-    answer: ClassVar[type] = TrainResult
     scope: Scope
     target: Target
     sgd: SGD
@@ -306,15 +302,13 @@ class EvaluateResult:
 
 
 @dataclass(frozen=True)
-class EvaluateOrder(Order):
+class EvaluateOrder(Order, message_type="evaluate", answer=EvaluateResult):
     """Evaluate the weights, together with the client's private part, on its validation and test examples.
 
     Attributes:
         metrics: names of the metrics to compute; empty: those that are usual for the task.
     """
 
-    message_type: ClassVar[str] = "evaluate"
-    answer: ClassVar[type] = EvaluateResult
     scope: Scope
     target: Target
     weights: Weights | None = None
