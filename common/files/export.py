@@ -304,12 +304,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
     try:
         with warnings.catch_warnings(action="ignore"):
             onnx = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=["inputs"],
-                output_names=["logits"],
-                verbose=False,
+                program, dynamo=True, opset_version=OPSET, input_names=["inputs"], output_names=["logits"]
             )
     finally:
         logging.disable(told)
