@@ -304,7 +304,12 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
     try:
         with warnings.catch_warnings(action="ignore"):
             onnx = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, input_names=["inputs"], output_names=["logits"]
+                program,
+                opset_version=OPSET,
+                input_names=["inputs"],
+                output_names=["logits"],
+                dynamo=True,
+                verbose=False,
             )
     finally:
         logging.disable(told)
