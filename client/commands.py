@@ -72,28 +72,21 @@ def _doctor(
     from hyperbloom.client.keep.state import default_state_dir
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.common.data import load_client_data
-    from hyperbloom.common.program.doctor import (
-        check_expiry,
-        check_file,
-        check_folder,
-        check_machine,
-        check_server,
-        report,
-    )
+    from hyperbloom.common.program import doctor
     from hyperbloom.common.secrecy.keys import fingerprint, public_pem, read_private_key
 
-    findings = [*check_machine(), check_folder("state folder", state_dir or default_state_dir(client_id))]
+    findings = [*doctor.check_machine(), doctor.check_folder("state folder", state_dir or default_state_dir(client_id))]
     if root_certificates:
-        findings.append(check_expiry("CA", root_certificates, "get a new ca.pem from whoever runs the server"))
+        findings.append(doctor.check_expiry("CA", root_certificates, "get a new ca.pem from whoever runs the server"))
     if key:
-        found = check_file("key", lambda: f"{key}: {fingerprint(public_pem(read_private_key(key, '--key')))}")
+        found = doctor.check_file("key", lambda: f"{key}: {fingerprint(public_pem(read_private_key(key, '--key')))}")
         findings.append(found)
     if data["data"]:
         settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir)
-        findings.append(check_file("data", lambda: load_client_data(settings.source).summary))
+        findings.append(doctor.check_file("data", lambda: load_client_data(settings.source).summary))
     if server:
-        findings += check_server(server, root_certificates, bool(insecure))
-    return report(findings, as_json)
+        findings += doctor.check_server(server, root_certificates, bool(insecure))
+    return doctor.report(findings, as_json)
 
 
 @command(

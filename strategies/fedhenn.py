@@ -208,7 +208,22 @@ def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
     return weights, digest_of(weights)
 
 
-class FedHeNN(Algorithm):
+class _OverReference(Algorithm):
+    """What both strategies share: clients need the reference set, and their networks must read it."""
+
+    _set: _Reference
+
+    @property
+    def reference(self) -> str:  # type: ignore[override]
+        """Return the digest of the reference set."""
+        return self._set.digest
+
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
+        """Refuse a client whose network cannot read the reference set."""
+        self._set.check(about)
+
+
+class FedHeNN(_OverReference):
     """FedHeNN: networks of any architecture, aligned in their representations of common inputs."""
 
     options_type: ClassVar[type[Section]] = FedHeNNOptions
@@ -221,15 +236,6 @@ class FedHeNN(Algorithm):
         """Prepare the reference set; a ConfigError if there is none or it is the clients' data."""
         self._set = _Reference(self.config, self.options)
         self._target: Tensor | None = None  # factor of this round's mean kernel matrix
-
-    @property
-    def reference(self) -> str:  # type: ignore[override]
-        """Return the digest of the reference set."""
-        return self._set.digest
-
-    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse a client whose network cannot read the reference set."""
-        self._set.check(about)
 
     def weights(self, clients: Sequence[Client]) -> None:
         """Send no weights: networks stay on the clients."""
@@ -287,7 +293,7 @@ class FedHeNN(Algorithm):
         )
 
 
-class FedHeNNHomogeneous(FedAvg):
+class FedHeNNHomogeneous(_OverReference, FedAvg):
     """FedAvg whose clients stay aligned with the global model from which they start."""
 
     options_type: ClassVar[type[Section]] = FedHeNNHomogeneousOptions
@@ -300,15 +306,6 @@ class FedHeNNHomogeneous(FedAvg):
         """Prepare the reference set, and check as FedAvg."""
         self._set = _Reference(self.config, self.options)
         super().check()
-
-    @property
-    def reference(self) -> str:  # type: ignore[override]
-        """Return the digest of the reference set."""
-        return self._set.digest
-
-    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse a client whose network cannot read the reference set."""
-        self._set.check(about)
 
     def recipe(self, number: int) -> Recipe:
         """Align; clients keep what they trained if it is to be scored."""

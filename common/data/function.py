@@ -37,10 +37,13 @@ def read_plugin(plugin: Plugin) -> Pool:
 
 def _pool(value: object, name: str) -> Pool:
     if isinstance(value, ClientData):
-        return _from_client_data(value, name)
+        portions = (_portion(part) for part in (value.train, value.val, value.test))
+        return Pool(name, *portions, value.class_names, Scaling())
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
-    return _from_pairs(value, name)
+    checked = [_pair(pair, f"{name}: {part}") for part, pair in zip(PARTS, value, strict=True)]
+    check_parts(checked, [f"{name}: {part} inputs" for part in PARTS])
+    return build_pool(name, checked, None)
 
 
 def _call(function: Callable[[], object], name: str) -> object:
@@ -48,12 +51,6 @@ def _call(function: Callable[[], object], name: str) -> object:
         return function()
     except Exception as error:
         raise DataError(f"{name}: expected data, found that the function fails with {describe(error)}") from error
-
-
-def _from_pairs(value: tuple[object, ...] | list[object], name: str) -> Pool:
-    checked = [_pair(pair, f"{name}: {part}") for part, pair in zip(PARTS, value, strict=True)]
-    check_parts(checked, [f"{name}: {part} inputs" for part in PARTS])
-    return build_pool(name, checked, None)
 
 
 def _pair(pair: object, name: str) -> Portion:
@@ -72,11 +69,6 @@ def _array(value: object, name: str) -> AnyArray:
     if isinstance(value, np.ndarray):
         return value
     raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
-
-
-def _from_client_data(data: ClientData, name: str) -> Pool:
-    train, val, test = (_portion(part) for part in (data.train, data.val, data.test))
-    return Pool(name, train, val, test, data.class_names, Scaling())
 
 
 def _portion(examples: Examples) -> Portion:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -59,20 +60,13 @@ def read_inputs(
     Raises:
         DataError: a file is missing, unreadable or of another shape.
     """
-    images: list[Path] = []
-    for path in _files(paths):
-        if path.suffix in (".npy", ".npz", *TABLES):
-            if images:
+    for is_image, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", *TABLES)):
+        if is_image:
+            while images := list(islice(some, FILES_AT_ONCE)):
                 yield _images(images, input_shape, scaling)
-                images = []
-            yield _table(path, schema) if path.suffix in TABLES else _array(path, input_shape, scaling)
-            continue
-        images.append(path)
-        if len(images) == FILES_AT_ONCE:
-            yield _images(images, input_shape, scaling)
-            images = []
-    if images:
-        yield _images(images, input_shape, scaling)
+        else:
+            for path in some:
+                yield _table(path, schema) if path.suffix in TABLES else _array(path, input_shape, scaling)
 
 
 def scaling_of_bytes(scaling: Scaling) -> Scaling:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyperbloom.common.encoders.base import BATCH, Encoder, encode, encode_backward
+from hyperbloom.common.encoders.base import Encoder, encode, encode_backward
 from hyperbloom.common.encoders.deepset import DeepSet
 from hyperbloom.common.encoders.dss import DSS
 from hyperbloom.common.encoders.private import Private

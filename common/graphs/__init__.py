@@ -2,5 +2,5 @@
 
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerType
-from hyperbloom.common.graphs.network import SHARED, GraphHypernetwork, Mode, Settings, part_of, parts_of
+from hyperbloom.common.graphs.network import SHARED, GraphHypernetwork, Settings, part_of
 from hyperbloom.common.graphs.trace import trace

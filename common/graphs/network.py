@@ -87,14 +87,6 @@ class Settings(Section):
     tile: Size | None = Field(None, description="generate blocks of so many channels and repeat them (GHN-2)")
 
 
-def parts_of(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the parts that are needed to generate the weights for a graph.
-
-    A client that asks for only these parts discloses its set of types, but not their counts or connections.
-    """
-    return (SHARED, *map(str, graph.types))
-
-
 def part_of(parameter: str) -> str:
     """Return the part of the `GraphHypernetwork` parameter with this name."""
     first, _, rest = parameter.partition(".")

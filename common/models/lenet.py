@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError
+from hyperbloom.common.models.residual import check_image
 
 
 class LeNet(nn.Module):
@@ -16,11 +16,7 @@ class LeNet(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
         """Build the network for inputs of `input_shape`; ModelError if they are no images or too small."""
         super().__init__()
-        if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-            raise ModelError(
-                f"lenet: expected images (channels, height, width) of at least 16 x 16, found {input_shape}; "
-                "use model: mlp"
-            )
+        check_image(input_shape, "lenet", 16)
         channels, height, width_px = input_shape
         self.conv1 = nn.Conv2d(channels, width, 5)
         self.conv2 = nn.Conv2d(width, 2 * width, 5)

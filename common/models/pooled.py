@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError
+from hyperbloom.common.models.residual import check_image
 
 LAYERS = ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
 """Numbers of convolutions and linear layers with the head. The fourth is for clients of one architecture."""
@@ -32,11 +32,7 @@ class PooledCNN(nn.Module):
         super().__init__()
         convolutions, linear = LAYERS[number - 1]
         least = 2**convolutions
-        if len(input_shape) != 3 or min(input_shape[1:]) < least:
-            raise ModelError(
-                f"cnn-{number}: expected images (channels, height, width) of at least {least} x {least}, found "
-                f"{input_shape}; use model: mlp"
-            )
+        check_image(input_shape, f"cnn-{number}", least)
         channels, height, width_px = input_shape
         made = [channels, *(width * 2**layer for layer in range(convolutions))]
         self.convolutions = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in pairwise(made))

@@ -31,10 +31,11 @@ ARCHITECTURES: tuple[tuple[Step, ...], ...] = (
 )
 
 
-def check_image(input_shape: tuple[int, ...], name: str) -> None:
-    """Raise a ModelError if inputs are no images; `name` names the model."""
-    if len(input_shape) != 3:
-        raise ModelError(f"{name}: expected images (channels, height, width), found {input_shape}; use model: mlp")
+def check_image(input_shape: tuple[int, ...], name: str, least: int = 1) -> None:
+    """Raise a ModelError if inputs are no images with sides of at least `least`; `name` names the model."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        expected = "images (channels, height, width)" + (f" of at least {least} x {least}" if least > 1 else "")
+        raise ModelError(f"{name}: expected {expected}, found {input_shape}; use model: mlp")
 
 
 class ResidualCNN(nn.Module):

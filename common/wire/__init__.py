@@ -34,9 +34,6 @@ from hyperbloom.common.wire.masks import (
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import (
     ASKS,
-    PRIVATE,
-    REFINED,
-    REPLIES,
     SGD,
     EvaluateOrder,
     EvaluateResult,
@@ -53,4 +50,4 @@ from hyperbloom.common.wire.orders import (
     TrainOrder,
     TrainResult,
 )
-from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
+from hyperbloom.common.wire.weights import Weights

@@ -27,7 +27,7 @@ FINGERPRINT = """
 import hashlib, json, sys
 from hyperbloom.common.data import DataSpec, load_client_data
 found = {}
-for split in ("shares", "shards", "dirichlet", "iid", "concepts"):
+for split in ("shares", "shards", "dirichlet", "iid"):
     data = load_client_data(DataSpec(split=split, partition=3, partitions=5, seed=3, max_train=60))
     parts = (data.train, data.val, data.test)
     content = b"".join(part.inputs.numpy().tobytes() + part.labels.numpy().tobytes() for part in parts)
