@@ -19,7 +19,7 @@ from hyperbloom.common.methods import Method
 from hyperbloom.common.models import build
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Weights
-from hyperbloom.strategies.algorithm import Algorithm, Setting
+from hyperbloom.strategies.algorithm import Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Update
 
 
@@ -30,19 +30,26 @@ class FedAvg(Algorithm):
     noise_at: ClassVar[tuple[str, ...]] = ("client", "server")
     sums: ClassVar[bool] = True
     keeps_sent = False
+    method_type: ClassVar[type[Method] | None] = None
+    """The method of local training, whose values are options of the same names; None: plain SGD."""
+    _method: Method | None = None
     global_weights: Tensor
 
     def check(self) -> None:
-        """Refuse more than one size: only equal architectures can be averaged."""
+        """Refuse several sizes, as only equal architectures can be averaged, and fewer steps than the method needs."""
         name, sizes = self.config.strategy, self.config.sizes
         if len(sizes) != 1:
             raise ConfigError(f"sizes: {name} averages one architecture, found {', '.join(sizes)}")
+        if self.method_type is not None:
+            names = set(self.method_type.model_fields) - {"kind"}
+            self._method = self.method_type(**self.options.model_dump(include=names))
+            found, needed = self.config.local.steps, self._method.fewest_steps
+            if found < needed:
+                raise ConfigError(f"local.steps: {name} needs at least {needed}, found {found}")
 
-    def check_steps(self, method: Method) -> None:
-        """Raise a ConfigError if local training has fewer steps than its method needs."""
-        found, needed = self.config.local.steps, method.fewest_steps
-        if found < needed:
-            raise ConfigError(f"local.steps: {self.config.strategy} needs at least {needed}, found {found}")
+    def recipe(self, number: int) -> Recipe:
+        """Train by the method."""
+        return Recipe(self.private, self._method)
 
     def build(self, setting: Setting) -> None:
         """Initialise the global model from the run's seed."""

@@ -10,14 +10,12 @@ https://arxiv.org/abs/1812.06127. The clients compute the term; the server avera
 `mu: 0` it equals FedAvg to the bit. The paper's variable amounts of local work are not implemented.
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
 from hyperbloom.common import methods
 from hyperbloom.common.config import Section, Share
-from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 
@@ -32,7 +30,4 @@ class FedProx(FedAvg):
 
     options_type: ClassVar[type[Section]] = FedProxOptions
     options: FedProxOptions
-
-    def recipe(self, number: int) -> Recipe:
-        """Train by SGD with the proximal term."""
-        return replace(super().recipe(number), method=methods.FedProx(mu=self.options.mu))
+    method_type: ClassVar[type[methods.Method]] = methods.FedProx

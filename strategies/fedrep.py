@@ -11,7 +11,6 @@ the body for one or five. The head keeps its momentum on the client and is not c
 clipped. The paper averages bodies evenly, over clients with equally many examples.
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -19,7 +18,6 @@ from pydantic import Field
 from hyperbloom.common import methods
 from hyperbloom.common.config import Section
 from hyperbloom.common.methods import Fraction
-from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
 
@@ -35,13 +33,4 @@ class FedRep(FedAvg):
     options_type: ClassVar[type[Section]] = FedRepOptions
     options: FedRepOptions
     private: ClassVar[str] = "head"
-
-    def check(self) -> None:
-        """Refuse fewer steps than one for the head and one for the body."""
-        super().check()
-        self._method = methods.FedRep(head_share=self.options.head_share)
-        self.check_steps(self._method)
-
-    def recipe(self, number: int) -> Recipe:
-        """Train the head first, then the body."""
-        return replace(super().recipe(number), method=self._method)
+    method_type: ClassVar[type[methods.Method]] = methods.FedRep

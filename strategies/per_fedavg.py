@@ -44,16 +44,10 @@ class PerFedAvg(FedAvg):
 
     options_type: ClassVar[type[Section]] = PerFedAvgOptions
     options: PerFedAvgOptions
-
-    def check(self) -> None:
-        """Refuse fewer local steps than one update takes."""
-        super().check()
-        options = self.options
-        self._method = methods.PerFedAvg(alpha=options.alpha, variant=options.variant, delta=options.delta)
-        self.check_steps(self._method)
+    method_type: ClassVar[type[methods.Method]] = methods.PerFedAvg
 
     def recipe(self, number: int) -> Recipe:
-        """Train on the loss after the adaptation step; take that step before an evaluation."""
+        """Take the adaptation step before an evaluation."""
         alpha = self.options.alpha
         step = Refinement(1, alpha, ALL_EXAMPLES, "all") if alpha else None
-        return replace(super().recipe(number), method=self._method, refinement=step)
+        return replace(super().recipe(number), refinement=step)

@@ -19,7 +19,6 @@ The personal model stays on the client and is evaluated. A client that never tra
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -27,7 +26,6 @@ from pydantic import Field
 from hyperbloom.common import methods
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.exchange import Update
 from hyperbloom.strategies.fedavg import FedAvg
 
@@ -46,6 +44,7 @@ class PFedMe(FedAvg):
 
     options_type: ClassVar[type[Section]] = PFedMeOptions
     options: PFedMeOptions
+    method_type: ClassVar[type[methods.Method]] = methods.PFedMe
     private: ClassVar[str] = "copy"
 
     def check(self) -> None:
@@ -57,12 +56,6 @@ class PFedMe(FedAvg):
             raise ConfigError(
                 f"options.inner_rate: expected less than 2 / lamda = {limit:g}, found {options.inner_rate:g}"
             )
-
-    def recipe(self, number: int) -> Recipe:
-        """Train by SGD on the envelope."""
-        options = self.options
-        method = methods.PFedMe(lamda=options.lamda, inner_steps=options.inner_steps, inner_rate=options.inner_rate)
-        return replace(super().recipe(number), method=method)
 
     def learn(self, updates: Sequence[Update]) -> None:
         """Average by number of training examples, and move the global model by the share `beta` towards the average."""

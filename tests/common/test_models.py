@@ -138,8 +138,10 @@ def test_a_name_is_taken_as_it_is() -> None:
         ),
         (
             ModelSpec("omniglot", "M", (1, 28, 15), 10),
-            "omniglot: expected images (channels, height, width) of at least 16 x 16, found (1, 28, 15); use model: "
-            "mlp",
+            (
+                "omniglot: expected images (channels, height, width) of at least 16 x 16, found (1, 28, 15); "
+                "use model: mlp"
+            ),
         ),
     ],
 )
