@@ -104,7 +104,7 @@ OFFER = Offer(
 )
 MESSAGES: list[Any] = [
     Greeting("0.1.0"),
-    Greeting("0.1.0", "types", "local"),
+    Greeting("0.1.0", "types"),
     Greeting("0.1.0", reference="5ec2e7"),
     INTRODUCTION,
     dataclasses.replace(INTRODUCTION, types=("input", "linear 3,4 wb"), graph="{}"),
@@ -125,7 +125,7 @@ MESSAGES: list[Any] = [
     TrainResult(1.5, None, 0.125, b"\0\xff"),
     TrainResult(1.5, None, 0.0, b""),
     EVALUATE,
-    dataclasses.replace(EVALUATE, weights=None, target=Target("own", 10, "none", "local", "{}")),
+    dataclasses.replace(EVALUATE, weights=None, target=Target("own", 10, "none", "{}")),
     dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9)),
     dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9, "all", 4.0)),
     EvaluateResult(right(1, 2, 0.5), right(3, 4, 0.25)),
