@@ -37,8 +37,8 @@ def read_plugin(plugin: Plugin) -> Pool:
 
 def _pool(value: object, name: str) -> Pool:
     if isinstance(value, ClientData):
-        portions = (_portion(part) for part in (value.train, value.val, value.test))
-        return Pool(name, *portions, value.class_names, Scaling())
+        train, val, test = (_portion(part) for part in (value.train, value.val, value.test))
+        return Pool(name, train, val, test, value.class_names, Scaling())
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
     checked = [_pair(pair, f"{name}: {part}") for part, pair in zip(PARTS, value, strict=True)]

@@ -124,7 +124,8 @@ class Order:
 
     def __init_subclass__(cls, message_type: str | None = None, answer: type | None = None) -> None:
         """Take the type of the message and that of its answer, by default those of the base class."""
-        cls.message_type = message_type or getattr(cls, "message_type", "")
+        if message_type is not None:
+            cls.message_type = message_type
         if answer is not None or not hasattr(cls, "answer"):
             cls.answer = answer or cls
 
