@@ -135,7 +135,6 @@ def test_the_network_is_as_the_factory_made_it() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "model: expected package.module:factory, found 'resnet'"),
         ("own_missing:make", "own_missing:make: expected to import 'own_missing', found ModuleNotFoundError: "),
         ("own_broken_models:make", "own_broken_models:make: expected to import 'own_broken_models', found ModuleNotF"),
         ("own_models:absent", "own_models:absent: expected a function 'absent' in 'own_models', found no such name"),
