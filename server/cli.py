@@ -255,8 +255,10 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags with which the run of `--resume` began, except those given anew on the command line.
 
+    Plain text is not taken from the folder, which may be somebody else's: `--insecure` must be given anew.
+
     Raises:
-        ConfigError: a flag would change the run, or the folder holds no run.
+        ConfigError: a flag would change the run, the folder holds no run, or its run was in plain text.
     """
     from hyperbloom.server.grids.fleet import SECURITY, Machines
 
@@ -271,8 +273,13 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"--resume: expected the folder of a run, found no readable {path} ({error})") from None
     if "vectorise" in anew and flags["vectorise"] != began.get("vectorise"):
         raise ConfigError("--resume: --vectorise would change the run (in the last bits); leave it out")
-    anew |= SECURITY if anew & SECURITY else set()
-    return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew}
+    if anew & SECURITY:
+        anew |= SECURITY
+    elif began.get("insecure") and began.get("engine") == "grpc":
+        raise ConfigError(
+            f"--resume: the run in {flags['resume']} was in plain text; give --insecure again, or --certs"
+        )
+    return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
 
 
 _COMMANDS = (app, certs, clients, compare, doctor, export, report, reproduce, serve, watch)

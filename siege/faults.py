@@ -295,7 +295,7 @@ class Siege:
         if not (self.run / "checkpoints").exists():
             self.problems.append("the server ended before its first checkpoint")
         time.sleep(0.5)
-        self.server = self._start_server("--resume", str(self.run))
+        self.server = self._start_server("--resume", str(self.run), "--insecure")
         if self.member:  # Flower gives it no new session on another server's SuperLink
             self.member.kill()
             self.member = self._start_member()

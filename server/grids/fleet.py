@@ -159,6 +159,7 @@ def open_superlink(
             say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
     elif not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
+    say(f"listening at {machines.host}:{machines.port}")
     with superlink(f"{machines.host}:{machines.port}", folder, __version__, files, tell, keys) as grid:
         yield grid
 

@@ -133,7 +133,7 @@ def test_a_killed_server_goes_on_with_the_clients_that_waited(site: Site, until:
     until(lambda: rounds(run) >= 7, "seven rounds")
     first.kill()
     done = rounds(run)
-    second = site.start("hyperbloom.server", "server", "--resume", str(run))
+    second = site.start("hyperbloom.server", "server", "--resume", str(run), "--insecure")
     assert second.wait(150) == 0, second.output
     assert f"going on after round {min(done, 11) // 3 * 3}" in second.output, "a checkpoint every three rounds"
     assert [client.wait() for client in clients] == [0, 0], clients[0].output

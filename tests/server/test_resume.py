@@ -289,6 +289,13 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "--set would change the run" in refusal("--set", "seed=3")
     assert "--vectorise would change the run" in refusal("--vectorise")
     assert "expected the folder of a run" in refusal(folder=tmp_path)
+    environment = run / "environment.json"
+    environment.write_text(
+        (whole := environment.read_text()).replace('"inline"', '"grpc"').replace('"insecure": 0', '"insecure": 1')
+    )
+    assert "was in plain text; give --insecure again" in refusal(), "the folder may be somebody else's"
+    assert "is complete; there is nothing" in refusal("--insecure")
+    environment.write_text(whole)
     with locked(run):
         assert "another server is still at work" in refusal()
     config = run / "config.yaml"
