@@ -1,8 +1,7 @@
-"""A long run over gRPC: whether memory, open files, threads, the SuperLink's folder or the time of a round grow.
+"""A long run over gRPC: whether memory, open files, threads or the time of a round grow.
 
-The run is that of `benchmarks.memory`. A table shows each process after 20 rounds, after 200 and at the end, then the
-bytes that the SuperLink keeps on the disk, and seconds per round of the first hundred and of the last. The exit code
-is 1 if anything has grown.
+The run is that of `benchmarks.memory`. A table shows each process after 20 rounds, after 200 and at the end, then
+seconds per round of the first hundred and of the last. The exit code is 1 if anything has grown.
 
     python -m siege.soak --rounds 1000
 """
@@ -31,8 +30,6 @@ def soak(rounds: int) -> list[str]:
         data = write_images(folder / "images.npz", train=80, held_out=40)
         samples = watch(command(data, folder / "run", rounds), folder / "run" / "metrics.jsonl", rounds)
         seconds = [json.loads(line)["seconds"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        kept = sum(path.stat().st_size for path in (folder / "run" / "flwr").rglob("*") if path.is_file())
-        log = (folder / "run" / "superlink.log").stat().st_size
     moments = (WARM, SETTLED, rounds - WINDOW)
     found = [median(samples, moment, moment + WINDOW) for moment in moments]
     print("| process | MiB | open files | threads |\n|---|---|---|---|")
@@ -40,7 +37,6 @@ def soak(rounds: int) -> list[str]:
         print("|", " | ".join([role, *(" / ".join(f"{each[role][k]:.0f}" for each in found) for k in range(3))]), "|")
     early, late = statistics.median(seconds[:100]), statistics.median(seconds[-100:])
     print(f"seconds per round: {early:.3f} in the first hundred, {late:.3f} in the last (medians)")
-    print(f"the SuperLink's folder: {kept:,} bytes; its log: {log:,} bytes")
     problems = growth(found[1], found[2])
     if late > SLOWER * early:
         problems.append(f"a round takes {late:.3f} s after {early:.3f} s")

@@ -1,1 +1,1 @@
-"""Flower's SuperLink as a child process, with our authentication at its port and limits on clients' resources."""
+"""Flower's SuperLink in the server's process, with our authentication at its port and limits on clients' resources."""
