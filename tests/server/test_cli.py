@@ -711,7 +711,7 @@ def test_the_line_for_other_machines_is_printed_with_a_warning(monkeypatch: pyte
     assert done.code == 0
     port = started[0][0].removeprefix("0.0.0.0:")
     assert int(port) > 0
-    assert started[:2] == [(f"0.0.0.0:{port}", None), (0, "--server", f"127.0.0.1:{port}", "--insecure")]
+    assert started[:2] == [(f"0.0.0.0:{port}", None, None), (0, "--server", f"127.0.0.1:{port}", "--insecure")]
     assert "watched" in started
     lines = done.output.splitlines()
     assert "--insecure: everyone on the network can read and forge what is sent" in lines
