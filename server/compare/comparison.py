@@ -194,9 +194,7 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
             for cell in cells:
                 _check_fits(cell)
             yield
-    except NotADirectoryError as error:
-        raise ConfigError(f"--out: cannot use {out}: {error.strerror}") from None
-    except PermissionError as error:
+    except (NotADirectoryError, PermissionError) as error:
         raise ConfigError(f"--out: cannot use {out}: {error.strerror}") from None
 
 
