@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work.identity import identity_of
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.data.schema import difference, read_schema
@@ -19,6 +19,7 @@ from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy.keys import read_fingerprints, read_private_key
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import Scope
@@ -145,6 +146,17 @@ class Client:
             else:
                 log.exception("the own model %s fails", self.own.name)
             raise HyperbloomError("the client's own model fails; the client's log says how") from None
+
+
+@lru_cache(256)
+def identity_of(settings: ClientSettings) -> tuple[EllipticCurvePrivateKey | None, frozenset[str] | None]:
+    """Return a client's signing key, and the fingerprints of the clients that its user knows; None for either.
+
+    Raises:
+        ConfigError: a file cannot be read, or has the wrong content.
+    """
+    key = read_private_key(settings.key, "--key") if settings.key else None
+    return key, read_fingerprints(settings.peers, "--peers") if settings.peers else None
 
 
 @lru_cache(LOADED_CLIENTS)

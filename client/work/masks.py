@@ -26,8 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work.client import Client
-from hyperbloom.client.work.identity import identity_of
+from hyperbloom.client.work.client import Client, identity_of
 from hyperbloom.client.work.permissions import check_sum
 from hyperbloom.client.work.training import train
 from hyperbloom.common.errors import HyperbloomError, WireError

@@ -50,11 +50,7 @@ class OwnNetwork:
 
     @classmethod
     def ordered(cls, spec: ModelSpec, target: Target, weights: Weights | None) -> "OwnNetwork":
-        """Return the own model as an order asks for it.
-
-        Raises:
-            WireError: the order does not fit the model.
-        """
+        """Return the own model as an order asks for it; WireError if the order does not fit the model."""
         if target.hypernetwork is None:
             return cls(spec)
         if weights is None:

@@ -29,11 +29,7 @@ CLASSIFICATION = Classification(TaskSpec())
 
 @cache
 def make_task(spec: TaskSpec) -> Task:
-    """Return the task of a description.
-
-    Raises:
-        ConfigError: there is no such task, or a plug-in is broken.
-    """
+    """Return the task of a description; ConfigError if there is no such task, or a plug-in is broken."""
     plugin = find_plugin("tasks", spec.name, TASKS, ConfigError)
     if plugin is None and spec.name not in TASKS:
         names = ", ".join([AUTO, *TASKS, *plugins("tasks")])
