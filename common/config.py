@@ -130,6 +130,9 @@ class RunConfig(Section):
     model: str = Field(
         "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
     )
+    adapt: str = Field(
+        "all", description="what is adapted: all, head, norms, bias, lora:r=8[,alpha=16][,targets=PATTERN]"
+    )
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
     models: tuple[str, ...] = Field(
         (), description="own models of the clients started here, dealt in turn: names or package.module:factory"

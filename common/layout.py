@@ -21,10 +21,9 @@ class Layout:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, module: nn.Module, without: str | None = None) -> "Layout":
-        """Return the layout of a module's parameters, except those whose name starts with `without`."""
-        named = module.named_parameters()
-        return cls(tuple((n, tuple(p.shape)) for n, p in named if without is None or not n.startswith(without)))
+    def of(cls, module: nn.Module) -> "Layout":
+        """Return the layout of a module's parameters."""
+        return cls(tuple((name, tuple(each.shape)) for name, each in module.named_parameters()))
 
     @cached_property
     def numel(self) -> int:

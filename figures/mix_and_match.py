@@ -30,7 +30,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import Examples, data_source
 from hyperbloom.common.errors import ConfigError, HyperbloomError
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models import HEAD, build, head_layout
+from hyperbloom.common.models import build, head_layout
 from hyperbloom.common.program.names import check_name
 from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.admission import Admission
@@ -106,7 +106,7 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     own = [head_layout(spec).views(head) for head in heads] if kept else written
     module, rows = build(spec).eval(), []
     for head, test in zip(own, _test_examples(config, root, roster, clients), strict=True):
-        only = {name: value for name, value in head.items() if name.startswith(HEAD)}
+        only = {name: head[name] for name, _ in head_layout(spec).shapes}
         test = test.under(strategy.task)
         rows.append([_value(module, {**body, **only}, test, strategy.metrics[0]) for body in written])
     if np.isnan(rows).any():

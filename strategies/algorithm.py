@@ -9,7 +9,7 @@ points and scores.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -22,7 +22,17 @@ from hyperbloom.common.errors import ConfigError, ModelError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
-from hyperbloom.common.models import ModelSpec, body_layout, full_layout, head_layout
+from hyperbloom.common.models import (
+    ALL,
+    Adapt,
+    ModelSpec,
+    backbone_digest,
+    body_layout,
+    first_values,
+    full_layout,
+    head_layout,
+)
+from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
 
@@ -42,11 +52,13 @@ class Setting:
         spec: the target network of the first size.
         layouts: by size, the layout of the flat vector that travels.
         task: what is learned.
+        backbones: digests of what is frozen in the networks; empty if nothing is.
     """
 
     spec: ModelSpec
     layouts: Mapping[str, Layout]
     task: TaskSpec = CLASSIFICATION.spec
+    backbones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +158,8 @@ class Algorithm(ABC):
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
+        if Adapt.parse(config.adapt).kind != ALL and self.own_models == "must":
+            raise ConfigError(f"adapt: expected all with {config.strategy}, which writes whole networks")
         self.check()
 
     def check(self) -> None:
@@ -162,14 +176,17 @@ class Algorithm(ABC):
         of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         task = make_task(TaskSpec(about.task))
-        specs = [ModelSpec.choose(self.config.model, size, *data, task) for size in self.config.sizes]
+        specs = [
+            ModelSpec.choose(self.config.model, size, *data, task, self.config.adapt) for size in self.config.sizes
+        ]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
         if largest > LARGEST_NETWORK and None in (self.config.input_shape, self.config.num_classes):
             raise ModelError(
                 f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"
             )
-        return Setting(specs[0], layouts)
+        frozen = () if self.config.adapt == ALL else tuple(backbone_digest(spec) for spec in specs)
+        return Setting(specs[0], layouts, backbones=frozen)
 
     def serves(self, about: wire.Introduction, others: Iterable[wire.Introduction]) -> None:
         """Raise a RefusedError if a client cannot take part; `others` are the clients admitted before."""
@@ -253,7 +270,8 @@ class Algorithm(ABC):
     def target(self, number: int) -> wire.Target:
         """Return the description of the target network in orders of round `number`."""
         spec, recipe = self.setting.spec, self.recipe(number)
-        return wire.Target(spec.name, spec.num_classes, recipe.private, recipe.hypernetwork, self.setting.task)
+        about = (recipe.private, recipe.hypernetwork, self.setting.task)
+        return wire.Target(spec.name, spec.num_classes, *about, spec.adapt, self.setting.backbones)
 
     def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
         """Return the exchange in which these clients train."""
@@ -305,6 +323,11 @@ class Algorithm(ABC):
                 raise WireError(f"expected the metrics {', '.join(self.metrics)}, found {min(unknown)}")
             if len(score.counts) not in (0, length):
                 raise WireError(f"expected {length} counts or none, found {len(score.counts)}")
+
+    def first_values(self, size: str) -> Tensor:
+        """Return the values `(P,)` with which torch would start a network of a size, from the run's seed."""
+        spec = replace(self.setting.spec, size=size)
+        return first_values(spec, self.setting.layouts[size], derive(self.config.seed, "model"))
 
     def size(self, clients: Sequence[Client]) -> int:
         """Return the size of the largest weight vector among these clients."""

@@ -10,14 +10,11 @@ Data, AISTATS 2017, https://arxiv.org/abs/1602.05629, algorithm 1:
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
-from hyperbloom.common.models import build
-from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Update
@@ -54,10 +51,7 @@ class FedAvg(Algorithm):
     def build(self, setting: Setting) -> None:
         """Initialise the global model from the run's seed."""
         super().build(setting)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.config.seed, "model"))
-            module = build(setting.spec)
-        self.global_weights = self.whole.flatten(dict(module.named_parameters()))
+        self.global_weights = self.first_values(self.config.sizes[0])
 
     @property
     def whole(self) -> Layout:

@@ -33,6 +33,7 @@ from torch import Tensor
 from hyperbloom.common import methods
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import ALL
 from hyperbloom.common.wire import Weights
 from hyperbloom.strategies.algorithm import Evaluation, Recipe, Setting, Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
@@ -103,6 +104,8 @@ class FedMA(FedAvg):
     def check(self) -> None:
         """Refuse networks that are not a chain of layers."""
         super().check()
+        if self.config.adapt != ALL:
+            raise ConfigError(f"adapt: expected all with fedma, which matches whole layers, found {self.config.adapt}")
         if self.config.model not in ("auto", *MATCHABLE):
             raise ConfigError(
                 f"model: fedma matches the neurons of {', '.join(MATCHABLE)} (or auto), found {self.config.model!r}; "

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.models import ALL
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire import Introduction, Weights
 from hyperbloom.strategies.algorithm import Algorithm, Setting
@@ -93,6 +94,8 @@ class PFedHN(Algorithm):
             )
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
+        if self.config.adapt != ALL and options.spectral_norm:
+            raise ConfigError("options.spectral_norm: expected adapt: all, found a start at zero, which has no norm")
         if options.hypernetwork != "mlp" and options.spectral_norm:
             raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
         self.keeps_sent = options.update == "target"
@@ -120,6 +123,8 @@ class PFedHN(Algorithm):
                 network = MLPHypernetwork(
                     layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
                 )
+            if self.config.adapt != ALL:  # a pretrained network is where every client starts
+                network.start_at({size: self.first_values(size) for size in layouts})
         self.learner = HypernetworkLearner(
             network.to(self.device),
             EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned").to(self.device),

@@ -48,6 +48,7 @@ class Scored(Section):
         task: what it learned.
         moments: means and then deviations by which targets were standardised.
         metrics: on the `total` test examples.
+        adapt: what was adapted; the backbone is not in the file.
     """
 
     model: str
@@ -60,6 +61,7 @@ class Scored(Section):
     moments: tuple[float, ...]
     metrics: dict[str, float]
     total: int
+    adapt: str = "all"
 
 
 def default_state_dir(client_id: str) -> Path:

@@ -151,7 +151,7 @@ class Newcomer:
         return write_model(folder, module, spec, names, self.sources.scaling(offer), card, offer.task, schema)
 
     def _spec(self, offer: Offer) -> ModelSpec:
-        return ModelSpec(offer.model, self.size, offer.input_shape, offer.num_classes)
+        return ModelSpec(offer.model, self.size, offer.input_shape, offer.num_classes, offer.adapt)
 
     def _card(self, offer: Offer, module: torch.nn.Module) -> Card:
         assert self._sent is not None

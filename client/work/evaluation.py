@@ -68,6 +68,7 @@ def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: 
         moments=(*target.task.mean, *target.task.std),
         metrics=dict(zip(test.metrics, test.values, strict=True)),
         total=test.total,
+        adapt=target.adapt,
     )
     try:
         client.state.save_scored(order.scope.run_id, tensors_of(module), facts)

@@ -4,7 +4,7 @@ Every order brings the shared weights. The personal part is on the client's disk
 of another client or run, or if another process has written it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
@@ -13,9 +13,21 @@ from hyperbloom.client.keep.state import FileState
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.own_network import OwnNetwork
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
-from hyperbloom.common.errors import WireError
+from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import HEAD, OWN, ModelSpec, body_layout, build, build_own, full_layout, head_layout
+from hyperbloom.common.models import (
+    ALL,
+    HEAD,
+    OWN,
+    Adapt,
+    ModelSpec,
+    backbone_digest,
+    body_layout,
+    build,
+    build_own,
+    full_layout,
+    head_layout,
+)
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 from hyperbloom.common.wire.weights import Weights
 
@@ -82,7 +94,7 @@ def check_common_model(client: Client, target: Target) -> None:
 
 def spec_of(client: Client, target: Target) -> ModelSpec:
     """Return the model that the server chose, for this client's data and size."""
-    return ModelSpec(target.model, client.settings.size, client.input_shape, client.num_classes)
+    return ModelSpec(target.model, client.settings.size, client.input_shape, client.num_classes, target.adapt)
 
 
 def loaded_network(client: Client, target: Target, weights: Weights | None) -> Loaded:
@@ -93,6 +105,10 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
     """
     if target.private not in PRIVATE:
         raise WireError(f"order: expected private to be one of {PRIVATE}, found {target.private!r}")
+    try:
+        Adapt.parse(target.adapt)
+    except ConfigError as error:
+        raise WireError(f"order: {error}") from None
     if target.model == OWN:
         own = client.own_spec()
         if target.private != "none":
@@ -103,8 +119,11 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
         with client.hide_own_model():
             return _own_network(OwnNetwork.ordered(own, target, weights), client.device)
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
-        return _private_network(client.own, client.device)
-    return _network(spec_of(client, target), target.private, client.device)
+        return _private_network(replace(client.own, adapt=target.adapt), client.device)
+    spec = spec_of(client, target)
+    if target.adapt != ALL and (found := _digest(spec)) not in target.backbones:
+        raise WireError(f"order: expected backbone {' or '.join(target.backbones)}, found {found}")
+    return _network(spec, target.private, client.device)
 
 
 def _load_personal(client: Client, scope: Scope, target: Target, weights: Weights | None, network: Loaded) -> None:
@@ -134,12 +153,17 @@ def _first_values(
         return weights.part(wanted)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(client.seed(scope, HEAD))
-        fresh = build_own(client.own_spec()) if own else build(spec_of(client, target))
+        fresh = build_own(replace(client.own_spec(), adapt=target.adapt)) if own else build(spec_of(client, target))
     return wanted.flatten(dict(fresh.named_parameters()))
 
 
 def _holder(client: Client, scope: Scope) -> Holder:
     return client, scope.run_id, client.state.personal_file(scope.run_id), scope.rewound
+
+
+@cache
+def _digest(spec: ModelSpec) -> str:
+    return backbone_digest(spec)
 
 
 @cache

@@ -22,7 +22,7 @@ from hyperbloom.client.work.sgd import FlatPart, Network
 from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import ModelSpec, build_own
+from hyperbloom.common.models import ModelSpec, build_own, own_tensors
 from hyperbloom.common.wire.orders import Target
 from hyperbloom.common.wire.weights import Weights
 
@@ -126,12 +126,12 @@ class Fixed(nn.Module):
 
 @torch.no_grad()
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by their names in the client's ordinary network."""
+    """Return parameters and buffers by their names in the client's ordinary network, without those of a backbone."""
     if not isinstance(module, Generated | Fixed):
-        return module.state_dict()
+        return own_tensors(module)
     made = module.weights() if isinstance(module, Generated) else module.weights
     network = module.network
     first = {id(parameter): name for name, parameter in network.named_parameters()}
     # A shared parameter is generated under its first name, but the result needs all of its names.
     every = {n: made.get(first[id(p)], p) for n, p in network.named_parameters(remove_duplicate=False)}
-    return {**network.state_dict(), **every}
+    return {**own_tensors(network), **every}

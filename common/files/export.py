@@ -37,7 +37,7 @@ from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
-from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
+from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.program.importing import describe
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
@@ -138,7 +138,7 @@ def write_model(
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--out: expected a new or empty folder, found files in {folder}")
-    module = _detached(module)
+    module = _detached(merged(module))
     description = ModelFile(
         model=spec.name,
         size=spec.size,

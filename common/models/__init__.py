@@ -4,13 +4,15 @@ Every network ends in a linear layer called `head`. A personal classifier keeps 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merged, own_tensors
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
@@ -29,6 +31,9 @@ HEAD = "head."
 
 OWN = "own"
 """Name of the client's own model in an order. The server does not know its real name."""
+
+MOST_BACKBONES = 8
+"""Most networks of which one process keeps what is frozen."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +81,29 @@ MODELS: dict[str, ModelInfo] = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The values that determine a target network's architecture, and thus the names and shapes of its parameters."""
+    """The values that determine a target network's architecture, and thus the names and shapes of its parameters.
+
+    `adapt` says which of its parameters are adapted (`Adapt.parse`).
+    """
 
     name: str
     size: str
     input_shape: tuple[int, ...]
     num_classes: int
+    adapt: str = ALL
 
     @classmethod
     def choose(
-        cls, name: str, size: str, input_shape: tuple[int, ...], num_classes: int, task: Task = CLASSIFICATION
+        cls,
+        name: str,
+        size: str,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        task: Task = CLASSIFICATION,
+        adapt: str = ALL,
     ) -> "ModelSpec":
         """Resolve the name 'auto', which depends on the task."""
-        return cls(task.auto_model(input_shape) if name == "auto" else name, size, input_shape, num_classes)
+        return cls(task.auto_model(input_shape) if name == "auto" else name, size, input_shape, num_classes, adapt)
 
 
 def model_names() -> tuple[str, ...]:
@@ -112,11 +127,14 @@ def find_model(name: str) -> ModelInfo:
 
 
 def build(spec: ModelSpec) -> nn.Module:
-    """Build the network with initial values from torch's global generator.
+    """Build the network with initial values of what is adapted from torch's global generator.
 
     Raises:
-        ModelError: there is no such architecture or size, or it does not fit inputs of this shape.
+        ModelError: there is no such architecture or size, it does not fit inputs of this shape, or it has nothing to
+            adapt.
     """
+    if spec.adapt != ALL:
+        return adapted(*_backbone(spec, build), Adapt.parse(spec.adapt))
     info = find_model(spec.name)
     if spec.size not in info.widths:
         raise ModelError(f"size: expected one of {', '.join(info.widths)}, found {spec.size!r}")
@@ -129,30 +147,65 @@ def build_own(spec: ModelSpec) -> nn.Module:
     """Build a client's own network, whose name may also be 'auto' or `package.module:factory`.
 
     Raises:
-        ModelError: there is no such architecture or factory, or it does not fit the client's data.
+        ModelError: there is no such architecture or factory, it does not fit the client's data, or it has nothing to
+            adapt.
     """
+    if spec.adapt != ALL:
+        return adapted(*_backbone(spec, build_own), Adapt.parse(spec.adapt))
     if ":" in spec.name:
         return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
     return build(ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes))
 
 
 def full_layout(spec: ModelSpec) -> Layout:
-    """Return the layout of all parameters."""
-    return Layout.of(_meta(spec))
+    """Return the layout of all parameters that are adapted."""
+    if spec.adapt != ALL:
+        with torch.random.fork_rng(devices=[]):
+            return Layout.of(build(spec))
+    with torch.device("meta"):
+        return Layout.of(build(spec))
 
 
 def body_layout(spec: ModelSpec) -> Layout:
-    """Return the layout of all parameters except those of the head."""
-    return Layout.of(_meta(spec), without=HEAD)
+    """Return the layout of all adapted parameters except those of the head."""
+    head = _head(spec)
+    return Layout(tuple(item for item in full_layout(spec).shapes if not item[0].startswith(head)))
 
 
 def head_layout(spec: ModelSpec) -> Layout:
     """Return the layout of the head's parameters."""
-    return Layout(tuple(item for item in full_layout(spec).shapes if item[0].startswith(HEAD)))
+    head = _head(spec)
+    return Layout(tuple(item for item in full_layout(spec).shapes if item[0].startswith(head)))
 
 
-def _meta(spec: ModelSpec) -> nn.Module:
-    import torch
+def first_values(spec: ModelSpec, layout: Layout, seed: int) -> Tensor:
+    """Return the initial values `(layout.numel,)` of parameters, drawn from a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return layout.flatten(dict(build(spec).named_parameters()))
 
-    with torch.device("meta"):
-        return build(spec)
+
+def backbone_digest(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module] = build) -> str:
+    """Return the digest of all that is not adapted, whatever is, apart from the head."""
+    return digest_of(*_backbone(spec, make))
+
+
+def _head(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the prefixes of the names of the head's parameters."""
+    return (HEAD,) if spec.adapt == ALL else _backbone(spec, build)[1]
+
+
+def _backbone(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return the network that is adapted and the prefixes of its head; there is one in a process for each `spec`."""
+    return _frozen(replace(spec, adapt=ALL), make)
+
+
+@lru_cache(MOST_BACKBONES)
+def _frozen(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what is not loaded from a file must be equal at all clients
+        module = make(spec)
+    if any(name.startswith(HEAD) for name, _ in module.named_parameters()):
+        return module, (HEAD,)
+    last = last_layer(module, spec.input_shape)
+    return module, tuple(f"{name}." for name, part in module.named_modules() if part is last)

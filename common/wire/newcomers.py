@@ -39,6 +39,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         scaling_known_by: a sentence on how the server knows the scaling.
         task: what the models learned.
         metric: by which the run was selected.
+        adapt: which parameters of the model are adapted.
     """
 
     version: str
@@ -60,6 +61,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     scaling_known_by: str = ""
     task: TaskSpec = CLASSIFICATION.spec
     metric: str = "accuracy"
+    adapt: str = "all"
 
 
 @dataclass(frozen=True)

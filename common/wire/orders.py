@@ -67,6 +67,8 @@ class Target:
         private: the part that stays on the client, one of `PRIVATE`.
         hypernetwork: settings, as JSON, of the graph hypernetwork whose parameters travel in place of weights.
         task: what the network learns.
+        adapt: which of its parameters are adapted (`Adapt.parse`); the others are frozen.
+        backbones: digests of what is frozen, one for each size on offer; empty if nothing is.
     """
 
     model: str
@@ -74,6 +76,8 @@ class Target:
     private: str
     hypernetwork: str | None = None
     task: TaskSpec = CLASSIFICATION.spec
+    adapt: str = "all"
+    backbones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

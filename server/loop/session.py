@@ -227,4 +227,4 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
     info = DATASETS.get(config.data.name)
     if uses_data_section and info:
         for size in config.sizes:
-            full_layout(ModelSpec.choose(config.model, size, info.input_shape, info.num_classes))
+            full_layout(ModelSpec.choose(config.model, size, info.input_shape, info.num_classes, adapt=config.adapt))

@@ -82,6 +82,7 @@ class ModelMaker:
             scaling_known_by=known_by,
             task=strategy.task.spec,
             metric=strategy.metrics[0],
+            adapt=trained.config.adapt,
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
 

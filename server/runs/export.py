@@ -91,7 +91,8 @@ class Export:
             (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
             about = client.about
             data, task = (about.input_shape, about.num_classes), self.trained.strategy.task
-            spec = ModelSpec.choose(self.trained.config.model, about.size, *data, task)
+            config = self.trained.config
+            spec = ModelSpec.choose(config.model, about.size, *data, task, config.adapt)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(

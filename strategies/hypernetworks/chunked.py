@@ -7,16 +7,16 @@ only H x chunk.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.layout import Layout
-from hyperbloom.strategies.hypernetworks.mlp import trunk
+from hyperbloom.strategies.hypernetworks.mlp import StartingNetwork, trunk
 
 
-class ChunkedHypernetwork(nn.Module):
+class ChunkedHypernetwork(StartingNetwork):
     """Trunk and head as in `MLPHypernetwork`. The input is a client's descriptor with a chunk's embedding.
 
     Args:
@@ -52,12 +52,16 @@ class ChunkedHypernetwork(nn.Module):
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""
         weights: Tensor = self.head(self.features(descriptors, size))  # (C, N, H) -> (C, N, chunk)
-        return weights.flatten(1)[:, : self.numel[size]]
+        return self.from_start(weights.flatten(1)[:, : self.numel[size]], size)
+
+    def last_layers(self) -> Iterable[nn.Module]:
+        """Return the one head of all chunks."""
+        return (self.head,)
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)`, linear in features `(C, N, H)` and in `ones` `(C,)`, which scale the bias."""
         weights = nn.functional.linear(features, self.head.weight) + ones[:, None, None] * self.head.bias
-        return weights.flatten(1)[:, : self.numel[size]]
+        return self.from_start(weights.flatten(1)[:, : self.numel[size]], size, ones)
 
     def gram(self, features: Tensor) -> Tensor:
         """Return the inner products `(C, C)` of the head's inputs, with the bias's one, averaged over chunks."""

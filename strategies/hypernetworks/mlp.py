@@ -23,7 +23,30 @@ def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class MLPHypernetwork(nn.Module):
+class StartingNetwork(nn.Module):
+    """A hypernetwork that may start at given weights: it then generates the deviations from them, which are zero."""
+
+    def start_at(self, starts: Mapping[str, Tensor]) -> None:
+        """Make the weights of each size start at `starts[size]` `(P,)` for every descriptor."""
+        for size, values in starts.items():
+            self.register_buffer(f"start_{size}", values)
+        for layer in self.last_layers():
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+
+    def last_layers(self) -> Iterable[nn.Module]:
+        """Return the linear layers that write weights."""
+        raise NotImplementedError
+
+    def from_start(self, deviations: Tensor, size: str, ones: Tensor | None = None) -> Tensor:
+        """Return the weights `(C, P)` for deviations, with `ones` `(C,)` times the start."""
+        start = self._buffers.get(f"start_{size}")
+        if start is None:
+            return deviations
+        return deviations + (start if ones is None else ones[:, None] * start)
+
+
+class MLPHypernetwork(StartingNetwork):
     """Shared trunk `Linear(k, H)`, then `hidden_layers` times `ReLU, Linear(H, H)`; one head per target network.
 
     The paper has one linear head per tensor of the target network. Stacked, they form one linear layer whose output row
@@ -63,8 +86,11 @@ class MLPHypernetwork(nn.Module):
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""
-        weights: Tensor = self.heads[size](self.features(descriptors, size))  # (C, k) -> (C, H) -> (C, P)
-        return weights
+        return self.from_start(self.heads[size](self.features(descriptors, size)), size)  # (C, k) -> (C, H) -> (C, P)
+
+    def last_layers(self) -> Iterable[nn.Module]:
+        """Return the heads."""
+        return self.heads.values()
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
         """Return a head's inputs `(C, H)`."""
@@ -75,7 +101,8 @@ class MLPHypernetwork(nn.Module):
         """Return the weights `(C, P)`, linear in features `(C, H)` and in `ones` `(C,)`, which scale the bias."""
         head = self.heads[size]
         parts: Iterable[Any] = head.parts if isinstance(head, _SplitHead) else [head]
-        return cat([linear(features, part.weight).addcmul(ones[:, None], part.bias) for part in parts], dim=-1)
+        made = [linear(features, part.weight).addcmul(ones[:, None], part.bias) for part in parts]
+        return self.from_start(cat(made, dim=-1), size, ones)
 
     def gram(self, features: Tensor) -> Tensor:
         """Return the inner products `(C, C)` of a head's inputs: features `(C, H)` and the bias's one."""
@@ -98,7 +125,7 @@ class _SplitHead(nn.Module):
         return cat([part(features) for part in self.parts], dim=-1)
 
 
-class LinearHypernetwork(nn.Module):
+class LinearHypernetwork(StartingNetwork):
     """`theta_i = W v_i` (section 4.1). With orthonormal linear regression, its optimum is PCA of the local solutions.
 
     Shape:
@@ -112,8 +139,11 @@ class LinearHypernetwork(nn.Module):
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""
-        weights: Tensor = self.heads[size](descriptors)
-        return weights
+        return self.from_start(self.heads[size](descriptors), size)
+
+    def last_layers(self) -> Iterable[nn.Module]:
+        """Return the matrices W."""
+        return self.heads.values()
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
         """Return a head's inputs: the descriptors `(C, k)`."""
@@ -121,7 +151,7 @@ class LinearHypernetwork(nn.Module):
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)` for features `(C, k)`; there is no bias."""
-        return self(features, size)  # type: ignore[no-any-return]
+        return self.from_start(self.heads[size](features), size, ones)
 
     def gram(self, features: Tensor) -> Tensor:
         """Return the inner products `(C, C)` of a head's inputs."""

@@ -44,7 +44,8 @@ def some_examples(name: str, count: int, dtype: torch.dtype = torch.float64, dev
 def network(module: nn.Module, private: str) -> Network:
     """Return a network with its shared and its personal part."""
     full = Layout.of(module)
-    shared = {"none": full, "head": Layout.of(module, without=HEAD), "all": Layout(())}[private]
+    body = Layout(tuple(item for item in full.shapes if not item[0].startswith(HEAD)))
+    shared = {"none": full, "head": body, "all": Layout(())}[private]
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
     return Network(module, FlatPart(module, shared), FlatPart(module, personal))
 

@@ -1,0 +1,206 @@
+"""What of a network a run adapts. The rest is its backbone: frozen, and equal at all clients.
+
+    all                                      every parameter; there is no backbone
+    head                                     the prediction head
+    norms                                    the head, and the parameters of norms
+    bias                                     the head, and all biases
+    lora:r=8[,alpha=16][,targets=PATTERN]    the head, and a low-rank change of layers' weights, by peft
+
+LoRA is Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models, ICLR
+2022, https://arxiv.org/abs/2106.09685: `W + alpha/r B A` in place of `W`, with `B = 0` at the start.
+
+What is adapted stays a parameter of the module, and the backbone's parameters become buffers. So layouts, messages,
+optimisers, noise and masks see what is adapted and nothing else, and no strategy has to know of it.
+"""
+
+import copy
+import hashlib
+import re
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.program.importing import describe
+
+ALL = "all"
+LORA = "default"
+"""The name of LoRA's layers in a network."""
+
+_KINDS = (ALL, "head", "norms", "bias", "lora")
+_FORM = "all, head, norms, bias or lora:r=8[,alpha=16][,targets=PATTERN]"
+_LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,4})(,alpha=(?P<alpha>\d{1,9}(\.\d+)?))?(,targets=(?P<targets>.+))?")
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""The layers that LoRA changes by default, as far as they are not in groups."""
+
+
+@dataclass(frozen=True)
+class Adapt:
+    """What is adapted.
+
+    Attributes:
+        kind: one of `_KINDS`.
+        rank: LoRA's r.
+        alpha: LoRA's scale; `2 r` if the text has none.
+        targets: regular expression that is searched in the names of layers; None: peft's choice for this architecture
+            of transformers, or all linear layers and convolutions.
+    """
+
+    kind: str
+    rank: int = 0
+    alpha: float = 0.0
+    targets: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Adapt":
+        """Read the text form; ConfigError if it is not valid."""
+        if text in _KINDS[:-1]:
+            return cls(text)
+        found = _LORA.fullmatch(text)
+        try:
+            if found is None or re.compile(found["targets"] or "") is None:
+                raise ConfigError(f"adapt: expected {_FORM}, found {text!r}")
+        except re.error as error:
+            raise ConfigError(f"adapt: expected a regular expression for targets, found {text!r} ({error})") from None
+        rank = int(found["rank"])
+        return cls("lora", rank, float(found["alpha"] or 2 * rank), found["targets"])
+
+
+def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module:
+    """Return a network around a backbone, whose parameters it shares, with new values of what torch initialises.
+
+    The head is drawn anew from torch's global generator, and so is LoRA's A. Norms and biases start as in the backbone.
+    Norms whose parameters are frozen keep the backbone's statistics. With `head`, nothing in the backbone has a
+    training mode, so that it computes the same for an input at all times.
+
+    Args:
+        backbone: the network; it stays as it is.
+        head: prefixes of the names of the head's parameters.
+        how: what is adapted.
+
+    Raises:
+        ModelError: there is nothing to adapt, or peft cannot change a layer or is not installed.
+    """
+    module = copy.deepcopy(backbone, {id(parameter): parameter for parameter in backbone.parameters()})
+    if how.kind == "lora":
+        _inject(module, head, how)
+    chosen = _chosen(module, head, how)
+    if how.kind != "head" and all(name.startswith(head) for name in chosen):
+        raise ModelError(f"adapt: expected parameters of {how.kind} outside the head, found none in this network")
+    frozen: set[str] = set()
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        part, values = module.get_submodule(owner), parameter.detach()
+        del part._parameters[leaf]
+        if name in chosen:
+            setattr(part, leaf, nn.Parameter(values.clone()))
+        else:
+            frozen.add(name)
+            part.register_buffer(leaf, None)
+            setattr(part, leaf, values)  # as an attribute: recurrent layers keep a list of their weights
+    for prefix in head:
+        for part in module.get_submodule(prefix.rstrip(".")).modules():
+            if callable(reset := getattr(part, "reset_parameters", None)):
+                reset()
+    frozen |= _hold(module, how.kind == "head")
+    module.frozen = frozenset(frozen)  # type: ignore[assignment]
+    return module
+
+
+def digest_of(backbone: nn.Module, head: tuple[str, ...]) -> str:
+    """Return the SHA-256 of the names, shapes and bytes of all tensors outside the head."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(backbone.state_dict().items()):
+        if not name.startswith(head):
+            found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return f"sha256:{found.hexdigest()}"
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name without those of the backbone, which are the same everywhere."""
+    frozen = getattr(module, "frozen", frozenset())
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """Return a network without LoRA's layers that computes the same: `B A` is added to the weights of a copy."""
+    found = [name for name, part in module.named_modules() if hasattr(part, "lora_A")]
+    if not found:
+        return module
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for name in found:
+            layer: Any = module.get_submodule(name)
+            layer.merge()
+            module.set_submodule(name, layer.get_base_layer())
+    return module
+
+
+def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> None:
+    try:
+        import peft
+    except ImportError:
+        raise ModelError("adapt: LoRA needs peft: pip install 'hyperbloom[backbone]'") from None
+    layers = {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(part, (*_LAYERS, nn.Embedding)) and not f"{name}.".startswith(head)
+    }
+    plain = [name for name, part in layers.items() if isinstance(part, _LAYERS) and getattr(part, "groups", 1) == 1]
+    if how.targets is None:
+        usual = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(_model_type(module), ())
+        targets = [name for name in plain if name.rpartition(".")[2] in usual] or plain
+    else:
+        targets = [name for name in layers if re.search(how.targets, name)]
+    if not targets:
+        some = ", ".join(list(layers)[:8])
+        raise ModelError(f"adapt: expected layers that match {how.targets!r}, found none among {some or 'no layers'}")
+    exact = "|".join(map(re.escape, targets))
+    config = peft.LoraConfig(r=how.rank, lora_alpha=how.alpha, target_modules=exact)
+    try:
+        peft.inject_adapter_in_model(config, module, LORA)
+    except ValueError as error:
+        raise ModelError(f"adapt: peft cannot change a layer: {describe(error)}") from None
+
+
+def _model_type(module: nn.Module) -> str:
+    """Return what transformers calls this architecture; "" for others."""
+    kinds = (getattr(getattr(part, "config", None), "model_type", "") for part in module.modules())
+    return next(filter(None, kinds), "")
+
+
+def _chosen(module: nn.Module, head: tuple[str, ...], how: Adapt) -> set[str]:
+    """Return the names of the parameters that are adapted."""
+    chosen = set()
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        owner, _, leaf = name.rpartition(".")
+        in_norm = "norm" in type(module.get_submodule(owner)).__name__.lower()
+        by_kind = {"norms": in_norm, "bias": "bias" in leaf, "lora": ".lora_" in name}
+        if name.startswith(head) or by_kind.get(how.kind, False):
+            chosen.add(name)
+    return chosen
+
+
+def _hold(module: nn.Module, everything: bool) -> set[str]:
+    """Keep frozen norms, or all of the backbone, in evaluation mode; return the names of the norms' statistics."""
+    held = set()
+    for name, part in module.named_modules():
+        if next(part.parameters(), None) is not None:
+            continue
+        if isinstance(part, _BatchNorm):
+            held |= {f"{name}.{leaf}" for leaf, _ in part.named_buffers()}
+            part.track_running_stats = False  # read, and not written
+        if everything or isinstance(part, _BatchNorm):
+            part.eval()
+            part.train = MethodType(_stay, part)
+    return held
+
+
+def _stay(part: nn.Module, mode: bool = True) -> nn.Module:
+    """Do nothing in place of `nn.Module.train`."""
+    return part

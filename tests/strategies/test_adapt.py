@@ -1,0 +1,115 @@
+"""Strategies over networks of which a part is adapted: what travels, where they start, and what stays."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.wire import TrainOrder
+from hyperbloom.strategies import make_algorithm
+from tests.strategies.conftest import (
+    digits_config,
+    digits_federation,
+    introduction,
+    joined,
+    update_of,
+)
+
+LORA = "lora:r=2"
+SPEC = ModelSpec("mlp", "S", (1, 8, 8), 10, LORA)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("pfedhn", {}),
+        ("pfedhn", {"options": {"hypernetwork": "chunked", "chunk": 100}}),
+        ("pfedhn", {"options": {"hypernetwork": "linear"}}),
+        ("pfedhn-pc", {}),
+        ("odpfl", {}),
+        ("fedavg", {"options": {}}),
+        ("fedavg", {"options": {}, "secure_aggregation": True}),
+        ("fedavg", {"options": {}, "compression": "int8"}),
+        ("fedper", {"options": {}}),
+        ("lg-fedavg", {"options": {}}),
+        ("fedhenn", {"options": {"rad": "public.npz", "rows": 20}}),
+        ("local", {"options": {}}),
+        ("local", {"options": {}, "models": ("mlp",)}),
+    ],
+)
+def test_a_run_sends_trains_and_scores_what_is_adapted_alone(
+    strategy: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    public = np.random.default_rng(0).random((40, 1, 8, 8), dtype=np.float32)
+    np.savez("public.npz", x=public)
+    config = digits_config(strategy=strategy, adapt=LORA, rounds=2, cohort=3, **changes)
+    federation = digits_federation(config, tmp_path)
+    history, selection = federation.run()
+    assert all(not outcome.refused for outcome in history.rounds)
+    known = {name for name, _ in full_layout(SPEC).shapes}
+    for order in federation.grid.sent(TrainOrder):
+        assert order.target.adapt == LORA
+        assert order.weights is None or {name for name, _ in order.weights.layout.shapes} <= known
+    assert selection.round
+
+
+def test_the_hypernetworks_first_models_are_the_backbone_to_the_bit(tmp_path: Path) -> None:
+    for hypernetwork in ("mlp", "linear", "chunked"):
+        config = digits_config(strategy="pfedhn", adapt=LORA, options={"hypernetwork": hypernetwork})
+        algorithm = joined(config, *(introduction(str(at), input_shape=(1, 8, 8), num_classes=10) for at in range(2)))
+        one, other = algorithm.weights(list(algorithm.clients.values()))
+        assert torch.equal(one.values, other.values)
+        assert torch.equal(one.values, algorithm.first_values("S"))
+        views = one.layout.views(one.values)
+        assert not views["fc1.lora_B.default.weight"].any() and views["fc1.lora_A.default.weight"].any()
+
+
+def test_clients_get_models_of_their_own_after_some_rounds(tmp_path: Path) -> None:
+    config = digits_config(strategy="pfedhn", adapt=LORA, rounds=3, cohort=3)
+    federation = digits_federation(config, tmp_path)
+    federation.run()
+    one, other, _ = federation.algorithm.weights(list(federation.algorithm.clients.values()))
+    assert not torch.equal(one.values, other.values)
+
+
+def test_the_mean_of_low_rank_changes_is_that_of_their_factors() -> None:
+    """FedAvg averages A and B: the merged change of a linear layer is the product of the two means."""
+    config = digits_config(strategy="fedavg", adapt=LORA, options={})
+    abouts = [
+        introduction(str(at), train_examples=10 * (at + 1), input_shape=(1, 8, 8), num_classes=10) for at in (0, 1)
+    ]
+    algorithm = joined(config, *abouts)
+    layout = algorithm.whole
+    returned = [torch.randn(layout.numel, generator=torch.Generator().manual_seed(at)) for at in (0, 1)]
+    clients = list(algorithm.clients.values())
+    algorithm.learn(
+        [update_of(client, values, layout=layout) for client, values in zip(clients, returned, strict=True)]
+    )
+    views = [layout.views(values) for values in returned]
+    mean = {name: (views[0][name] + 2 * views[1][name]) / 3 for name in views[0]}
+    found = algorithm.state()
+    low, high = "fc1.lora_A.default.weight", "fc1.lora_B.default.weight"
+    assert torch.allclose(found[high] @ found[low], mean[high] @ mean[low], atol=1e-5)
+
+
+def test_a_client_with_another_backbone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyperbloom.client.work import networks
+
+    config = digits_config(strategy="fedavg", adapt="head", options={}, clients=3, cohort=3)
+    federation = digits_federation(config, tmp_path)
+    monkeypatch.setattr(networks, "_digest", lambda spec: "sha256:another")
+    refused = federation.train().refused
+    assert len(refused) == 3
+    expected = federation.algorithm.setting.backbones[0]
+    assert all(f"expected backbone {expected}, found sha256:another" in each.text for each in refused.values())
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("ghn", {}), ("fedma", {}), ("pfedhn", {"spectral_norm": True})])
+def test_strategies_that_write_whole_networks_say_so(strategy: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"expected .*all"):
+        make_algorithm(digits_config(strategy=strategy, adapt="head", options=options))
