@@ -202,7 +202,7 @@ def _backbone(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[
 
 @lru_cache(MOST_BACKBONES)
 def _frozen(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # not on "meta", where a caller may look for layouts
         torch.manual_seed(0)  # what is not loaded from a file must be equal at all clients
         module = make(spec)
     if any(name.startswith(HEAD) for name, _ in module.named_parameters()):

@@ -165,6 +165,13 @@ def test_nothing_to_adapt_is_one_clear_line() -> None:
         build(replace(LENET, adapt="lora:r=2,targets=query"))
 
 
+def test_a_backbone_that_is_first_asked_for_on_no_device_has_its_values() -> None:
+    spec = ModelSpec("lenet", "S", (1, 30, 30), 4, "head")
+    with torch.device("meta"):
+        build(spec)
+    assert backbone_digest(spec) == digest_of(*_parts(replace(spec, adapt="all")))
+
+
 def test_all_is_the_network_itself() -> None:
     whole = made(LENET)
     assert full_layout(LENET) == Layout.of(whole) and merged(whole) is whole
