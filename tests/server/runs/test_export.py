@@ -12,6 +12,7 @@ from hyperbloom.common.files import export as folders
 from hyperbloom.common.files.export import read_model
 from hyperbloom.server.cli import main
 
+LORA = "lora:r=2"
 SHORT = ["--engine", "inline", "--rounds", "3", "--eval-every", "3", "--clients", "3", "--cohort", "3"]
 
 
@@ -26,11 +27,14 @@ def train(folder: Path, strategy: str, *more: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["pfedhn", "fedavg", "fedprox", "fedma"])
+@pytest.mark.parametrize(
+    ("strategy", "adapt"),
+    [("pfedhn", "all"), ("fedavg", "all"), ("fedprox", "all"), ("fedma", "all"), ("pfedhn", LORA)],
+)
 def test_an_exported_model_has_the_accuracy_that_the_run_reports(
-    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    strategy: str, adapt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(tmp_path / "run", strategy, "--data", "digits")
+    run = train(tmp_path / "run", strategy, "--data", "digits", "--set", f"adapt={adapt}")
     assert main(["export", str(run), "--all"]) == 0
     assert "no ONNX" in capsys.readouterr().out
     reported = json.loads((run / "summary.json").read_text())[strategy]["test_accuracy"]
