@@ -123,7 +123,7 @@ def digest_of(backbone: nn.Module, head: tuple[str, ...]) -> str:
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name without those of the backbone, which are the same everywhere."""
-    frozen = getattr(module, "frozen", frozenset())
+    frozen: frozenset[str] = getattr(module, "frozen", frozenset())
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
