@@ -191,6 +191,10 @@ class RunConfig(Section):
         """Return whether the client in this row is among the last `novel` percent. These never train."""
         return bool(self.novel) and row >= self.clients - math.ceil(self.clients * self.novel / 100)
 
+    def has_lost_patience(self, best: int | None, number: int) -> bool:
+        """Return whether the evaluations since the best one, of round `best`, are as many as `patience` by `number`."""
+        return None not in (self.patience, best) and number - (best or 0) >= (self.patience or 0) * self.eval_every
+
     def part(self, index: int) -> tuple[int, int]:
         """Return the part of the data set for local client `index`, and the number of parts."""
         return self.data.first + index, self.data.parts or self.clients

@@ -45,7 +45,8 @@ def _read(cell: Cell) -> Course:
     name = cell.config.strategy
     try:
         course = read_course(name, cell.folder, json.loads((cell.folder / "summary.json").read_text())[name])
-        if len(course.rounds) < cell.config.rounds:
+        over = cell.config.has_lost_patience(course.selected, max(course.curve, default=0))
+        if len(course.rounds) < cell.config.rounds and not over:
             raise ValueError(f"metrics.jsonl has {len(course.rounds)} of {cell.config.rounds} rounds")
         return course
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -96,8 +96,8 @@ class LiveRun:
 
     @property
     def complete(self) -> bool:
-        """Return whether all strategies have had all their rounds."""
-        return all(course.done >= self.config.rounds for course in self.courses.values())
+        """Return whether all strategies have had all their rounds, or patience has ended them."""
+        return all(course.is_over(self.config) for course in self.courses.values())
 
     @property
     def state(self) -> str:

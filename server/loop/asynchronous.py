@@ -26,7 +26,6 @@ from hyperbloom.server.loop.rounds import (
     better,
     due,
     evaluated,
-    exhausted,
     give_up,
 )
 from hyperbloom.strategies.algorithm import Evaluation
@@ -106,7 +105,7 @@ class _Loop:
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish_evaluation()
-                if exhausted(self.config, self.best, number - self.config.eval_every):
+                if self.config.has_lost_patience(self.best and self.best.round, number - self.config.eval_every):
                     self.of.stop_early(number)
                     break
                 self._ask_for_evaluation(number, elapsed)

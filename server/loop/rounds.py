@@ -111,7 +111,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     begin = time.perf_counter() - done.elapsed
     # Round 0 scores what another run has learned, before this one adds to it.
     for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
-        if exhausted(config, best, number - 1):
+        if config.has_lost_patience(best and best.round, number - 1):
             run.stop_early(number - 1)
             break
         start, outcome = time.perf_counter(), Outcome()
@@ -166,13 +166,6 @@ def better(best: Selection | None, number: int, evaluation: Evaluated | None) ->
     values = {name: result.test.value(metric) for name, result in evaluation.scores.items()}
     shown = {name: scale.factor * value for name, value in values.items() if value is not None}
     return Selection(number, metrics, shown, rank, metric, evaluation.counts())
-
-
-def exhausted(config: RunConfig, best: Selection | None, number: int) -> bool:
-    """Return whether the selecting metric has not become better for `patience` evaluations before this round."""
-    if config.patience is None or best is None:
-        return False
-    return number - best.round >= config.patience * config.eval_every
 
 
 def give_up(outcome: Outcome, when: str) -> None:

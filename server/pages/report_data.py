@@ -90,8 +90,10 @@ class RunData:
 
     @property
     def complete(self) -> bool:
-        """Return whether all rounds of the run's strategy are over."""
-        return bool(self.main.rounds[-1]["round"] >= self.config.rounds)
+        """Return whether all rounds of the run's strategy are over, or patience has ended them."""
+        evaluated = max(self.main.curve, default=0)
+        over = self.main.rounds[-1]["round"] >= self.config.rounds
+        return bool(over) or self.config.has_lost_patience(self.main.selected, evaluated)
 
 
 def read_run_data(folder: Path) -> RunData:

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.common.config import RunConfig
 from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.runs.lines import Line
 
@@ -65,6 +66,7 @@ class Board:
         self._last: Line = {}  # the last round's line
         self._evaluated: Line = {}  # of the last evaluated round
         self._worst: str | None = None
+        self._selected: tuple[float, int] | None = None  # by validation
         self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
         self._events: tuple[str, ...] = ()
 
@@ -83,6 +85,15 @@ class Board:
             self._evaluated, self._worst = line, None
             self.means.append((number, line["test_mean"]))
             self.worsts.append((number, line["test_worst"]))
+        if "val_mean" in line:
+            chosen = None if self._selected is None else self._selected[0]
+            if chosen is None or self.scale.best((chosen, line["val_mean"])) != chosen:
+                self._selected = line["val_mean"], number
+
+    def is_over(self, config: RunConfig) -> bool:
+        """Return whether the strategy has had all rounds of its run, or patience has ended it."""
+        selected = self._selected and self._selected[1]
+        return self.done >= config.rounds or config.has_lost_patience(selected, self._evaluated.get("round", 0))
 
     def add_client(self, line: Line) -> None:
         """Add a line of clients.jsonl, after the line of its round."""

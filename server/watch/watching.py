@@ -127,7 +127,7 @@ class _Watcher:
     def say_how_it_ended(self) -> None:
         """Print the table of a complete run, or where the run stopped."""
         board, console = self.view.board, self.view.console
-        if self.phase + 1 < len(self._names) or board.done < self.config.rounds:
+        if self.phase + 1 < len(self._names) or not board.is_over(self.config):
             where = f"round {board.done} of {board.rounds} of {board.name}"
             print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
             return

@@ -177,6 +177,8 @@ def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: 
         ("pfedhn", {"options": {"hidden_dim": 8, "embeddings": "sparse"}, "compression": "top-k:0.1"}),
         ("pfedhn", {"options": {"descriptor": "class-shares", "hypernetwork": "linear"}}),
         ("fedavg", {"compression": "int8"}),
+        # So small a rate makes nothing better: round 4 is the last of both.
+        ("fedavg", {"patience": 1, "rounds": 8, "baselines": ("local",), "local": LocalConfig(learning_rate=1e-12)}),
         ("pfedhn", {"asynchronous": True, "eval_every": 1}),
         ("ghn", {"models": ("mlp", "plain-4"), "sizes": ("S",), "options": {"latent": 8}}),
     ],

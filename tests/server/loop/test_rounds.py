@@ -16,6 +16,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import Refused
+from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.exchange import Client
@@ -115,6 +116,31 @@ def test_a_late_reply_leaves_no_trace_in_what_is_learned(crew: Callable[..., Cre
     assert (came, never) == (1, 0)
     for name in one:
         assert torch.equal(one[name], other[name]), name
+
+
+class Said(Listener):
+    """Keeps what is told of the run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def event(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize(("asynchronous", "last"), [(False, 12), (True, 15)])  # it trains on while it is evaluated
+def test_patience_counts_evaluations_and_a_tie_is_not_better(
+    crew: Callable[..., Crew], asynchronous: bool, last: int
+) -> None:
+    config = {"rounds": 60, "eval_every": 3, "patience": 2, "asynchronous": asynchronous}
+    run, said = everyone(crew(clients=2, cohort=2, **config), *"ab"), Said()
+    run.accuracy = lambda name, number: {3: 4, 6: 7, 9: 7, 12: 6}.get(number, 10)
+    selection = run.run(said)
+    assert selection.round == 6 and [number for number, _ in run.told.selections] == [3, 6]
+    assert [r.number for r in run.told.reports][-1] == last
+    asked = {message.metadata.message_type for _, message in run.grid.sent}
+    assert asked >= {"train", "evaluate"} and len(run.entries("evaluate", "a")) == 2 * 4
+    assert said.texts == [f"accuracy has not become better for 2 evaluations: round {last} was the last"]
 
 
 def test_when_all_are_late_the_next_round_waits_for_one_of_them(crew: Callable[..., Crew], clock: Clock) -> None:
