@@ -34,7 +34,7 @@ from hyperbloom.common import methods
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ALL
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire import Introduction, Weights
 from hyperbloom.strategies.algorithm import Evaluation, Recipe, Setting, Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
@@ -94,6 +94,14 @@ def _permute(network: dict[str, Tensor], layer: str, following: str, order: Tens
     weight.copy_(inputs[:, order].reshape(weight.shape))
 
 
+def _check_matchable(model: str) -> None:
+    if model not in MATCHABLE:
+        raise ConfigError(
+            f"model: fedma matches the neurons of {', '.join(MATCHABLE)} (or auto), found {model!r}; "
+            "skips and norms tie layers that it would permute apart"
+        )
+
+
 class FedMA(FedAvg):
     """FedAvg of matched neurons, with layers frozen in turn."""
 
@@ -106,11 +114,14 @@ class FedMA(FedAvg):
         super().check()
         if self.config.adapt != ALL:
             raise ConfigError(f"adapt: expected all with fedma, which matches whole layers, found {self.config.adapt}")
-        if self.config.model not in ("auto", *MATCHABLE):
-            raise ConfigError(
-                f"model: fedma matches the neurons of {', '.join(MATCHABLE)} (or auto), found {self.config.model!r}; "
-                "skips and norms tie layers that it would permute apart"
-            )
+        if self.config.model != "auto":
+            _check_matchable(self.config.model)
+
+    def settle(self, about: Introduction) -> Setting:
+        """Refuse data for which `auto` is another network."""
+        setting = super().settle(about)
+        _check_matchable(setting.spec.name)
+        return setting
 
     def build(self, setting: Setting) -> None:
         """Initialise as FedAvg, with no layer frozen."""

@@ -28,7 +28,8 @@ from torch import Tensor
 from hyperbloom.common import wire
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.strategies.algorithm import Evaluation, Turn
+from hyperbloom.common.models import full_layout
+from hyperbloom.strategies.algorithm import Evaluation, Setting, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
 
@@ -138,6 +139,16 @@ class PFLNearest(_PFL):
     """
 
     distances: Mapping[str, Mapping[str, float]] = {}
+
+    def settle(self, about: wire.Introduction) -> Setting:
+        """Refuse data whose network has features for each pixel, of which there are no moments of examples."""
+        setting = super().settle(about)
+        if len(dict(full_layout(setting.spec).shapes)["head.weight"]) != 2:
+            raise ConfigError(
+                f"pfl-nearest compares features of whole inputs, and {setting.spec.name} has them for each pixel; "
+                "take pfl-sampled or pfl-ensemble"
+            )
+        return setting
 
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]

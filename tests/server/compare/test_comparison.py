@@ -476,10 +476,6 @@ def test_a_strategy_that_no_client_fits_says_why_at_once(tmp_path: Path, capsys:
     assert " waiting for 3 clients until " in waits
     assert " refused node 2: expected inputs of shape (1, 9, 9)" in refused
     assert any(line.startswith("fedhenn-seed0: failed: 0 of 3 clients joined") for line in more)
-    first, second, third, *_ = capsys.readouterr().out.splitlines()[1:]
-    assert first.startswith("fedhenn-seed0: refused node 2: expected inputs of shape (1, 9, 9)")
-    assert second.startswith("fedhenn-seed0: waiting for 3 clients until ")
-    assert third.startswith("fedhenn-seed0: failed: 0 of 3 clients joined")
 
 
 def test_a_run_that_patience_has_ended_is_compared(tmp_path: Path) -> None:
@@ -489,5 +485,5 @@ def test_a_run_that_patience_has_ended_is_compared(tmp_path: Path) -> None:
     size = ["--strategies", "local", "--seeds", "1", "--engine", "inline"]
     assert main(["compare", *size, *still, "--out", str(tmp_path / "all")]) == 0
     (row,) = json.loads((tmp_path / "all" / "comparison.json").read_text())
-    assert row["strategy"] == "local"
+    assert row["name"] == "local", row
     assert len((tmp_path / "all" / "local-seed0" / "metrics.jsonl").read_text().splitlines()) == 2
