@@ -323,6 +323,8 @@ class Algorithm(ABC):
                 raise WireError(f"expected the metrics {', '.join(self.metrics)}, found {min(unknown)}")
             if len(score.counts) not in (0, length):
                 raise WireError(f"expected {length} counts or none, found {len(score.counts)}")
+            if score.counts and not self.task.are_counts(*self.task.unpacked(score.counts, outputs), score.total):
+                raise WireError(f"expected counts of {score.total} examples, found others")
 
     def first_values(self, size: str) -> Tensor:
         """Return the values `(P,)` with which torch would start a network of a size, from the run's seed."""

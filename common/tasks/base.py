@@ -191,6 +191,11 @@ class Task(ABC):
         flat = torch.tensor(counts, dtype=torch.float64)
         return flat[: like.numel()].view(like.shape), flat[like.numel() :].view(-1, 2, BINS)
 
+    def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
+        """Return whether what `unpacked` returned can be of `total` examples."""
+        often = bins.sum((1, 2)) <= total
+        return bool((own >= 0).all() and (bins >= 0).all() and often.all())
+
     def length(self, outputs: int, names: Sequence[str]) -> int:
         """Return the number of counts that `measure` returns for these metrics."""
         answers, labels = self.nothing(outputs)

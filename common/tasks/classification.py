@@ -58,6 +58,10 @@ class Classification(Task):
         """Return the confusion matrix."""
         return confusion_of(answers.argmax(1), labels, outputs)
 
+    def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
+        """Return whether it can be, with each example once in the confusion matrix."""
+        return super().are_counts(own, bins, total) and float(own.sum()) == total
+
     def scores(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability of each class against the others; of two classes, that of the second."""
         probabilities, truth = answers.double().softmax(1), F.one_hot(labels, answers.shape[1]).double()

@@ -64,6 +64,10 @@ class Multilabel(Task):
         place = present + 2 * labels.nan_to_num().long() + 4 * torch.arange(outputs, device=labels.device)
         return torch.bincount(place[known], minlength=4 * outputs).view(outputs, 2, 2).double()
 
+    def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
+        """Return whether it can be, with no example twice in a label's confusion matrix."""
+        return super().are_counts(own, bins, total) and float(own.sum((1, 2)).max()) <= total
+
     def scores(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each label's probability, and the labels."""
         return answers.double().sigmoid(), labels.double()

@@ -54,6 +54,11 @@ class Regression(Task):
         grid = [grid_of((answers - mean) / std, (_columns(labels) - mean) / std)] if self.spec.std else []
         return torch.cat([sums_of(answers, _columns(labels)), *grid], 1)
 
+    def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
+        """Return whether it can be; sums of targets may be negative, and no other."""
+        counts, rest = own[:, 0], torch.cat([own[:, :3], own[:, 4:]], 1)
+        return super().are_counts(rest, bins, total) and bool((counts == total).all())
+
     def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
         """Return answers and labels `(0, outputs)`."""
         return torch.zeros(0, outputs), torch.zeros(0, outputs)

@@ -105,7 +105,8 @@ class _Loop:
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish_evaluation()
-                if self.config.has_lost_patience(self.best and self.best.round, number - self.config.eval_every):
+                best = self.best.round if self.best else None
+                if self.config.has_lost_patience(best, number - self.config.eval_every):
                     self.of.stop_early(number)
                     break
                 self._ask_for_evaluation(number, elapsed)

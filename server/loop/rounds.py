@@ -111,7 +111,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     begin = time.perf_counter() - done.elapsed
     # Round 0 scores what another run has learned, before this one adds to it.
     for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
-        if config.has_lost_patience(best and best.round, number - 1):
+        if config.has_lost_patience(best.round if best else None, number - 1):
             run.stop_early(number - 1)
             break
         start, outcome = time.perf_counter(), Outcome()

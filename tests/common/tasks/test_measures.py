@@ -6,7 +6,7 @@ import sklearn.metrics as reference
 import torch
 from torch import Tensor
 
-from hyperbloom.common.tasks import BINS, Task, TaskSpec, make_task
+from hyperbloom.common.tasks import BINS, TASKS, Task, TaskSpec, make_task
 
 CLOSE = {"abs": 1e-6}
 
@@ -27,6 +27,28 @@ def summed(of: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     each = [of.measure(of.answers(some), truth, width, names).counts for some, truth in parts]
     assert {len(counts) for counts in each} == {of.length(width, names)}
     return of.pooled([sum(column) for column in zip(*each, strict=True)], width, names)
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_counts_are_bounded_by_the_examples_that_they_are_of(name: str) -> None:
+    of, outputs = task(name), noise(6, 3, 2, 2) if name == "segmentation" else noise(6, 3)
+    labels = {
+        "classification": torch.tensor([0, 1, 2, 0, 1, 1]),
+        "multilabel": torch.tensor([[1.0, 0.0, torch.nan], [0.0, 1.0, 1.0]] * 3),
+        "regression": -5 + noise(6, 3),  # whose sums are negative
+        "segmentation": torch.ones(6, 2, 2, dtype=torch.int64),
+    }[name]
+    counts = list(of.measure(of.answers(outputs), labels, 3, list(of.metrics)).counts)
+
+    def sound(total: int = 6, **changes: float) -> bool:
+        changed = [changes.get(f"at_{place}", value) for place, value in enumerate(counts)]
+        return of.are_counts(*of.unpacked(changed, 3), total)
+
+    assert sound()
+    assert not sound(at_0=-1.0)
+    assert not sound(**{f"at_{len(counts) - 1}": -1.0})
+    if name != "segmentation":  # nobody knows how many pixels an image has
+        assert not sound(total=5) and not sound(at_0=1e12)
 
 
 def noise(*shape: int) -> Tensor:

@@ -1,5 +1,7 @@
 """Answers that cannot be true are refused."""
 
+import math
+
 import pytest
 
 from hyperbloom.common.errors import WireError
@@ -29,7 +31,8 @@ def test_a_metric_that_is_not_told_is_undefined() -> None:
         (EvaluateResult(score("r2", -2e30), GOOD), "val: expected r2 from 0 to 1e\\+30"),
         (EvaluateResult(SplitScore(2, 0.5, ("dice",), ()), GOOD), "val: expected one value for each metric"),
         (EvaluateResult(SplitScore(2, 0.5, ("mae", "mae"), (1.0, 2.0)), GOOD), "val: expected one value for each"),
-        (EvaluateResult(score("dice", 0.5, counts=(1.0, -1.0)), GOOD), "val: expected counts from 0 to 1e\\+30"),
+        (EvaluateResult(score("dice", 0.5, counts=(1.0, math.nan)), GOOD), "val: expected counts up to 1e\\+30"),
+        (EvaluateResult(score("dice", 0.5, counts=(1e308, 1.0)), GOOD), "val: expected counts up to 1e\\+30"),
         (EvaluateResult(GOOD, score("accuracy", 0.5, total=0)), "test: expected examples, found 0"),
         (EvaluateResult(GOOD, score("accuracy", 0.5, loss=-0.5)), "test: expected a loss of 0 to 1e\\+30, found -0.5"),
         (EvaluateResult(GOOD, score("accuracy", 0.5, loss=float("nan"))), "test: expected a loss of 0 .* found nan"),
