@@ -113,7 +113,7 @@ def footprints(server: int) -> dict[str, Footprint]:
     for pid in children:
         with suppress(FileNotFoundError):  # it left a moment ago
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if len(words) > 1:  # else it has left, and nobody has asked for its exit code yet
+            if "--client-id" in words:  # else it is another child, or on its way here or away
                 sizes[words[words.index("--client-id") + 1]] = _footprint(int(pid))
     return sizes
 
