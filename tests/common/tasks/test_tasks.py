@@ -1,7 +1,9 @@
 """Tasks: their losses against their definitions, what labels they take, how they weigh classes."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.tasks import CLASSIFICATION, TASKS, Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import SGD
+from hyperbloom.strategies.exchange import Update
+from hyperbloom.strategies.fedavg import average
 
 MULTILABEL, REGRESSION, MASKS = (make_task(TaskSpec(name)) for name in ("multilabel", "regression", "segmentation"))
 BALANCED = make_task(TaskSpec("classification", balanced=True))
@@ -166,3 +170,27 @@ def test_people_are_told_names() -> None:
     assert task.show(torch.tensor([[1.5]]), ["age (years)"]) == [{"age (years)": pytest.approx(13.0)}]
     told = MASKS.show(torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]]), ["ground", "cell"])
     assert told == [{"mask": [[0, 1]], "ground": 0.5, "cell": 0.5}]
+
+
+def test_fedavg_of_linear_models_reaches_the_least_squares_solution() -> None:
+    """Three unequal clients, all of them in each round, a full batch a step: their mean change is gradient descent."""
+    inputs, sizes = noise(60, 4), [8, 17, 35]
+    labels = 40 + 6 * inputs @ torch.tensor([[1.0, -2.0], [0.5, 0.0], [0.0, 3.0], [2.0, 1.0]]) + noise(60, 2, seed=6)
+    moments = REGRESSION.moments(labels)
+    task = make_task(TaskSpec("regression", moments[:2], moments[2:]))
+    parts = list(zip(inputs.split(sizes), labels.split(sizes), strict=True))
+    module = nn.Linear(4, 2)
+    layout, client = Layout.of(module), Mock()
+    mean = layout.flatten(dict(module.named_parameters()))
+    for _ in range(150):
+        updates = []
+        for some, truth in parts:
+            one = nn.Linear(4, 2)
+            one.load_state_dict(layout.views(mean.clone()))
+            returned = trained(task, some, truth, one, SGD(1, 64, 0.4, 0.0, 0.0, 1e6))
+            updates.append(Update(client, client, None, returned, layout, len(some)))
+        mean = average(updates)
+    module.load_state_dict(layout.views(mean))
+    wanted, *_ = np.linalg.lstsq(np.c_[inputs.numpy(), np.ones(60)], labels.numpy(), rcond=None)
+    expected = np.c_[inputs.numpy(), np.ones(60)] @ wanted
+    np.testing.assert_allclose(task.answers(module(inputs)).detach().numpy(), expected, atol=1e-3)
