@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures.paper_tables import load_table
 from hyperbloom.common.config import load_run_config
 from hyperbloom.server.cli import main as flower_server
-from hyperbloom.server.compare.paper_tables import load_table
 from hyperbloom.server.runs.checkpoint import has_checkpoint, is_over
 
 SPLITS = {

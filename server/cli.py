@@ -15,7 +15,7 @@ from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATE
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.app import app
-from hyperbloom.server.commands.runs import compare, export, report, reproduce, serve, watch
+from hyperbloom.server.commands.runs import compare, export, report, serve, watch
 from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, WEB, set_flag
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
 
 
-_COMMANDS = (app, certs, clients, compare, doctor, export, report, reproduce, serve, watch)
+_COMMANDS = (app, certs, clients, compare, doctor, export, report, serve, watch)
 flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, _EPILOG)
 
 

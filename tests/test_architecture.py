@@ -17,7 +17,6 @@ import hyperbloom
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "server", "strategies")
-PAPERS = sorted((ROOT / "server/compare/papers").glob("*.yaml"))
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Flower's public packages; everything else of it may change between two releases.
@@ -206,7 +205,7 @@ def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
 
 def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     embedded = (ROOT / "common/data").glob("heart_disease.*")
-    held = [*SOURCES, *PAPERS, *(ROOT / "server/pages/templates").iterdir(), *embedded]
+    held = [*SOURCES, *(ROOT / "server/pages/templates").iterdir(), *embedded]
     expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in held)]
     found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
     assert sorted(found) == sorted(expected)
@@ -231,11 +230,6 @@ def test_the_package_list_is_what_lies_on_the_disk() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {f"hyperbloom.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}" for path in SOURCES}
     assert set(listed) == {"hyperbloom", *folders}
-
-
-def test_the_papers_tables_are_also_among_the_benchmarks() -> None:
-    assert (ROOT / "benchmarks/papers").readlink() == Path("../server/compare/papers")
-    assert len(PAPERS) >= 15
 
 
 def test_the_links_for_static_tools_point_at_the_packages() -> None:

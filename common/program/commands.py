@@ -138,7 +138,7 @@ def names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def execute(program: Program, arguments: Sequence[str] | None = None) -> int:
+def execute(program: click.Command, arguments: Sequence[str] | None = None) -> int:
     """Run a program with `arguments`, by default those of the process, and return its exit code.
 
     The exit code is 2 for wrong usage, and for what an untested version of a library lacks. It is the error's own

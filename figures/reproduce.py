@@ -1,6 +1,7 @@
 """Reproduction of a column of a paper's table: our numbers beside the paper's, and the differences in settings."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,16 +9,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import click
 from rich.console import Console
 
-from hyperbloom.common.config import RunConfig
+from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
+from hyperbloom.common.config import RunConfig, parse_assignment
 from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.metrics import title_of
+from hyperbloom.common.program.commands import Flag, command, execute, names
 from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
-from hyperbloom.server.compare.paper_tables import WHOLE, PaperTable
 from hyperbloom.server.compare.table import markdown, mean_and_deviation, plus_minus, read_results
+from hyperbloom.server.flags import SERIES, set_flag
 from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.course import Course
@@ -250,3 +254,54 @@ def _one_line(text: str) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+@command(
+    "python -m figures.reproduce",
+    click.Argument(["table"], help="name of a table; see --list", required=False),
+    Flag("--list listed", "list tables and columns, and what can be run here", is_flag=True),
+    Flag("--column", "column of the table"),
+    Flag("--methods", "rows of the table", metavar="A,B", show_default="all that there are"),
+    Flag("--seeds", "how many, from 0 on", type=click.IntRange(1), show_default="the paper's, else 3"),
+    Flag("--rounds", "at most so many rounds of each method", type=click.IntRange(1), show_default="the paper's"),
+    Flag("--root", "folder with the data sets' files", metavar="DIR"),
+    set_flag("set a key of every run, such as sizes=[S]"),
+    *SERIES,
+    example="python -m figures.reproduce pfedhn-table1 --column cifar10-50 --root /data --rounds 500",
+    epilog="exit codes: 0 all that can be run is complete, 2 wrong settings or missing data, 4 a method could not be "
+    "trained, 130 Ctrl-C",
+)
+def program(
+    table: str | None,
+    listed: bool,
+    column: str | None,
+    methods: str | None,
+    seeds: int | None,
+    rounds: int | None,
+    root: str | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    engine: str,
+) -> int:
+    """Run a table of a paper, and print our numbers beside it.
+
+    --list shows the tables of the four papers, their columns, and what can be run; it also says where a column stands
+    in for data that cannot be had. Call the command again to go on: what is finished is kept. Full runs take hours to
+    days. --rounds, --seeds, --methods and --set make them smaller, and the table names what they change.
+    """
+    overrides = dict(parse_assignment(text) for text in assignments) | ({"data.root": root} if root else {})
+    if not listed and not table:
+        raise ConfigError("expected a table such as pfedhn-table1, or --list")
+    if listed or not table:
+        chosen = [table] if table else table_names()
+        print(describe({name: load_table(name) for name in chosen}, overrides))
+        return 0
+    paper = load_table(table)
+    column = choose_column(paper, column)
+    rows = None if methods is None else names(methods)
+    wanted = Reproduction(table, paper, column, rows, seeds or paper.seeds or 3, rounds, overrides)
+    return reproduce(wanted, out or Path("runs") / f"reproduce-{table}-{column}", engine)
+
+
+if __name__ == "__main__":
+    sys.exit(execute(program))

@@ -1,4 +1,4 @@
-"""`flower-server reproduce`: what can be run is run, beside the paper's number; what cannot be says why."""
+"""`python -m figures.reproduce`: what can be run is run, beside the paper's number; what cannot be says why."""
 
 import json
 import re
@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from figures import paper_tables
+from figures.reproduce import program
 from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError
-from hyperbloom.server.cli import main
-from hyperbloom.server.compare import paper_tables
+from hyperbloom.common.program.commands import execute
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.watch.view import TerminalView
@@ -54,6 +55,11 @@ methods:
 """
 
 
+def main(words: list[str]) -> int:
+    """Run the program as its command line does."""
+    return execute(program, words)
+
+
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a small table in the place of the papers'."""
@@ -71,7 +77,7 @@ def accuracy(folder: Path, strategy: str) -> dict[str, float]:
 
 def test_ours_stand_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--root", str(tmp_path), "--rounds", "4", "--seeds", "1"]
-    assert main(["reproduce", "small", "--column", "whole", *flags]) == 0
+    assert main(["small", "--column", "whole", *flags]) == 0
     out = tmp_path / "runs/reproduce-small-whole"
     text = (out / "reproduction.md").read_text()
     assert text in capsys.readouterr().out
@@ -94,14 +100,14 @@ def test_ours_stand_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureFixt
         "accuracy is the mean over clients, at the round that validation selected",
     ]
     assert len((out / "two-seed0/metrics.jsonl").read_text().splitlines()) == 2
-    assert main(["reproduce", "small", "--column", "whole", *flags]) == 0
+    assert main(["small", "--column", "whole", *flags]) == 0
     assert capsys.readouterr().out.count("finished before, kept") == 2
 
 
 def test_parts_are_means_over_their_clients(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--seeds", "1", "--out", str(out), "--set", "local.steps=2"]
-    assert main(["reproduce", "small", "--column", "parted", *flags]) == 0
+    assert main(["small", "--column", "parted", *flags]) == 0
     each = accuracy(out / "one-seed0", "fedavg")
     even, odd = (fmean(each[f"client-{index}"] for index in half) for half in ((0, 2), (1, 3)))
     text = (out / "reproduction.md").read_text()
@@ -116,7 +122,7 @@ def test_parts_are_means_over_their_clients(tmp_path: Path) -> None:
 
 def test_a_method_may_start_from_a_run_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    flags = ["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--out", str(out)]
+    flags = ["small", "--column", "late", "--seeds", "1", "--rounds", "2", "--out", str(out)]
     assert main(flags) == 0
     clients = {name: set(accuracy(out / name, "ghn")) for name in ("five-seed0-first", "five-seed0")}
     assert clients == {"five-seed0-first": {"client-0", "client-1", "client-2"}, "five-seed0": {"client-3"}}
@@ -141,7 +147,7 @@ def test_a_method_may_start_from_a_run_of_others(tmp_path: Path, capsys: pytest.
 def test_a_folder_may_be_moved_in_the_midst_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--methods", "Five", "--out"]
+    flags = ["small", "--column", "late", "--seeds", "1", "--rounds", "2", "--methods", "Five", "--out"]
     rounds = []
 
     def stop(view: TerminalView, report: RoundReport) -> None:
@@ -171,7 +177,7 @@ def test_who_starts_from_a_run_that_failed_is_left_out(
         run(session)
 
     monkeypatch.setattr(Session, "run", fail)
-    assert main(["reproduce", "small", "--column", "late", "--seeds", "1", "--rounds", "2", "--out", str(out)]) == 4
+    assert main(["small", "--column", "late", "--seeds", "1", "--rounds", "2", "--out", str(out)]) == 4
     text = (out / "reproduction.md").read_text()
     assert re.search(r"\| Five +\| not finished \|", text)
     assert re.search(r"\| Six +\| +[\d.]+ \|", text)
@@ -180,7 +186,7 @@ def test_who_starts_from_a_run_that_failed_is_left_out(
 
 def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(["reproduce", "small", "--column", "stood", "--seeds", "1", "--out", str(out), "--methods", "One"]) == 0
+    assert main(["small", "--column", "stood", "--seeds", "1", "--out", str(out), "--methods", "One"]) == 0
     text = (out / "reproduction.md").read_text()
     assert "- STAND-IN for the paper's data: digits for galaxies\n" in text
     assert [line.split("|")[5].strip() for line in text.splitlines() if line.startswith("| One")] == [""]
@@ -211,15 +217,15 @@ def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_one_line(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", *flags]) == 2
+    assert main([*flags]) == 2
     error = capsys.readouterr().err
-    assert re.search(f"flower-server reproduce: {message}", error), error
+    assert re.search(f"python -m figures.reproduce: {message}", error), error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_list_says_what_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "--list", "--root", str(tmp_path / "nowhere")]) == 0
+    assert main(["--list", "--root", str(tmp_path / "nowhere")]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[:8] == [
         "small: a small table (table 9 of A, B)",
@@ -242,14 +248,14 @@ def test_the_list_looks_for_the_inputs_on_which_networks_are_compared(
     path.write_text(
         TABLE.replace("  far: {title: far away, run: {data: {name: cifar100}}}\n", "").replace("far: 5, ", "")
     )
-    assert main(["reproduce", "--list", "--root", str(tmp_path / "nowhere")]) == 0
+    assert main(["--list", "--root", str(tmp_path / "nowhere")]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[4] == "  seen: who sees alike; 2 of 2 methods; no cifar100 for 1 of them, see below"
     assert [line.startswith("no cifar100: train.bin not found; looked at ") for line in told[-2:]] == [False, True]
 
-    assert main(["reproduce", "--list", "--set", "options.rad=mnist", "--root", str(tmp_path / "nowhere")]) == 0
+    assert main(["--list", "--set", "options.rad=mnist", "--root", str(tmp_path / "nowhere")]) == 0
     assert "  seen: who sees alike; 2 of 2 methods; no mnist for 1 of them, see below" in capsys.readouterr().out
-    assert main(["reproduce", "--list", "--set", "options.rad=x.npz", "--root", str(tmp_path / "nowhere")]) == 0
+    assert main(["--list", "--set", "options.rad=x.npz", "--root", str(tmp_path / "nowhere")]) == 0
     assert "  seen: who sees alike; 2 of 2 methods\n" in capsys.readouterr().out
 
 
@@ -258,7 +264,7 @@ def test_an_option_is_for_the_methods_that_have_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = ["--set", "options.rad=public.npz", "--set", "rows=5", "--set", "local.steps=2"]
     flags = ["--seeds", "1", "--rounds", "1", "--out", str(out), *rows]
-    assert main(["reproduce", "small", "--column", "seen", *flags]) == 0
+    assert main(["small", "--column", "seen", *flags]) == 0
     options = {path.name: load_run_config(path / "config.yaml", {}).options for path in out.glob("*-seed0")}
     assert options == {"one-seed0": {}, "seven-seed0": {"rad": "public.npz", "rows": 5}}
     text = (out / "reproduction.md").read_text()
@@ -268,7 +274,7 @@ def test_an_option_is_for_the_methods_that_have_it(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_run_the_reasons_stand_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--column", "seen", "--methods", "Seven", "--root", str(tmp_path / "nowhere")]
-    assert main(["reproduce", "small", *flags]) == 2
+    assert main(["small", *flags]) == 2
     told = capsys.readouterr()
     assert told.err.endswith("--column seen: none of its methods can be run here; the reasons are above\n")
     assert "- Seven: not available: train.bin not found; looked at " in told.out

@@ -1,6 +1,6 @@
 """The papers' tables as configurations: the settings of each column, and the paper's number for each method.
 
-A table is a YAML file in `server/compare/papers/` (`benchmarks/papers` links there):
+A table is a YAML file in `figures/papers/`:
 
     paper, url, table, title        source of the numbers
     seeds                           number of the paper's seeds, if stated
@@ -21,8 +21,6 @@ A table is a YAML file in `server/compare/papers/` (`benchmarks/papers` links th
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,13 +149,13 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return {**below, **both}
 
 
-def _folder() -> Traversable:
-    return files("hyperbloom.server.compare") / "papers"
+def _folder() -> Path:
+    return Path(__file__).with_name("papers")
 
 
 def table_names() -> list[str]:
     """Return the names of all tables."""
-    return sorted(each.name.removesuffix(".yaml") for each in _folder().iterdir() if each.name.endswith(".yaml"))
+    return sorted(path.stem for path in _folder().glob("*.yaml"))
 
 
 def load_table(name: str) -> PaperTable:
@@ -169,5 +167,5 @@ def load_table(name: str) -> PaperTable:
     names = table_names()
     if name not in names:
         raise ConfigError(f"expected one of {', '.join(names)}; found {name!r}")
-    path = Path(str(_folder() / f"{name}.yaml"))
+    path = _folder() / f"{name}.yaml"
     return check(PaperTable, read_yaml(path), str(path))

@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pytest
 
+from figures import paper_tables
+from figures.paper_tables import Figure, PaperTable, load_table, table_names
 from hyperbloom.common.errors import ConfigError, DataError
-from hyperbloom.server.compare import paper_tables
-from hyperbloom.server.compare.paper_tables import Figure, PaperTable, load_table, table_names
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.strategies.fedhenn import FedHeNNOptions
 from hyperbloom.strategies.per_fedavg import PerFedAvgOptions
