@@ -8,7 +8,17 @@ from typing import Any
 import click
 
 from hyperbloom.client.commands import COMMANDS
-from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
+from hyperbloom.client.flags import (
+    BACKBONE,
+    CONNECTION,
+    SIZE,
+    VERBOSE,
+    check_security,
+    data_flags,
+    data_spec,
+    log_to,
+    make_link,
+)
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 
 _EPILOG = """\
@@ -44,6 +54,7 @@ _FLAGS = [
     *data_flags("digits"),
     *section(
         "A model of your own",
+        BACKBONE,
         Flag("--model", "name, or package.module:factory, a function (input_shape, num_classes)"),
         Flag("--show-graph", "print the graph of --model as it is read, and exit", is_flag=True),
         Flag(

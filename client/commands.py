@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from hyperbloom.client.flags import CONNECTION, SIZE, VERBOSE, check_security, data_flags, data_spec, log_to, make_link
+from hyperbloom.client.flags import (
+    BACKBONE,
+    CONNECTION,
+    SIZE,
+    VERBOSE,
+    check_security,
+    data_flags,
+    data_spec,
+    log_to,
+    make_link,
+)
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
 from hyperbloom.common.program.proposals import DATASETS, proposed
@@ -151,10 +161,13 @@ def _download(name: str, root: Path | None) -> None:
     Flag("--client-id", "this client's name, as it joined", required=True),
     _STATE,
     Flag("--run", "which run, if the state folder holds several"),
+    BACKBONE,
     _MODEL_OUT,
     example="flower-client export --client-id ward-7 --data scans.npz --out model",
 )
-def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, **data: Any) -> None:
+def _export(
+    out: Path, client_id: str, state_dir: Path | None, run: str | None, backbone: str | None, **data: Any
+) -> None:
     """Write this client's own model from its state folder.
 
     Use it for runs in which no one else has the whole model, such as runs of pfedhn-pc, fedrep, ghn or local. It writes
@@ -164,7 +177,7 @@ def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, 
     from hyperbloom.client.keep.own_model import write_own_model
     from hyperbloom.client.settings import ClientSettings
 
-    settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir)
+    settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir, backbone=backbone)
     print(f"{out}: {', '.join(write_own_model(settings, run, out))}")
 
 

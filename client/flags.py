@@ -28,6 +28,9 @@ CONNECTION = section(
     Flag("--stock-superlink", "the server is Flower's own SuperLink: signatures do not name it", is_flag=True),
 )
 SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")
+BACKBONE = Flag(
+    "--backbone", "pretrained network: folder, or package.module:function (docs/backbones.md)", metavar="WHERE"
+)
 VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=True)
 
 

@@ -40,6 +40,7 @@ class ClientSettings:
     disclose_moments: bool = False  # mean and deviation of the numbers to learn
     disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
     low_memory: bool = False  # examples paged in from the disk
+    backbone: str | None = None  # pretrained network: a folder, or package.module:function
 
     def __post_init__(self) -> None:
         """Check the values; ConfigError if one is not valid."""

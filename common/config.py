@@ -133,6 +133,9 @@ class RunConfig(Section):
     adapt: str = Field(
         "all", description="what is adapted: all, head, norms, bias, lora:r=8[,alpha=16][,targets=PATTERN]"
     )
+    backbone: str | None = Field(
+        None, description="pretrained network: folder of transformers, timm or torchvision, or package.module:function"
+    )
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
     models: tuple[str, ...] = Field(
         (), description="own models of the clients started here, dealt in turn: names or package.module:factory"
@@ -311,6 +314,8 @@ def _check_combinations(config: RunConfig) -> None:
     last, parts = config.part(config.clients)
     if last > parts:
         raise ConfigError(f"data.parts: expected at least data.first + clients = {last}, found {parts}")
+    if config.backbone is not None and (config.model != "auto" or config.sizes != ("M",)):
+        raise ConfigError("backbone: expected model: auto and sizes: [M], as the backbone is the model")
     if config.secure_aggregation:
         _check_secure_aggregation(config)
     if config.asynchronous and config.local.schedule != "constant":

@@ -112,6 +112,13 @@ class Evaluation:
     rank: tuple[int, float] | None = None
 
 
+def target_spec(
+    config: RunConfig, size: str, input_shape: tuple[int, ...], num_classes: int, task: Task = CLASSIFICATION
+) -> ModelSpec:
+    """Return a run's target network of a size for data of this form."""
+    return ModelSpec.choose(config.model, size, input_shape, num_classes, task, config.adapt, config.backbone)
+
+
 class Algorithm(ABC):
     """Base class of all algorithms.
 
@@ -158,8 +165,8 @@ class Algorithm(ABC):
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
-        if Adapt.parse(config.adapt).kind != ALL and self.own_models == "must":
-            raise ConfigError(f"adapt: expected all with {config.strategy}, which writes whole networks")
+        if (Adapt.parse(config.adapt).kind != ALL or config.backbone) and self.own_models == "must":
+            raise ConfigError(f"adapt: expected all, and no backbone, with {config.strategy}; it writes whole networks")
         self.check()
 
     def check(self) -> None:
@@ -176,16 +183,14 @@ class Algorithm(ABC):
         of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
         data = (about.input_shape, about.num_classes)
         task = make_task(TaskSpec(about.task))
-        specs = [
-            ModelSpec.choose(self.config.model, size, *data, task, self.config.adapt) for size in self.config.sizes
-        ]
+        specs = [target_spec(self.config, size, *data, task) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
         if largest > LARGEST_NETWORK and None in (self.config.input_shape, self.config.num_classes):
             raise ModelError(
                 f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"
             )
-        frozen = () if self.config.adapt == ALL else tuple(backbone_digest(spec) for spec in specs)
+        frozen = () if specs[0].is_new else tuple(backbone_digest(spec) for spec in specs)
         return Setting(specs[0], layouts, backbones=frozen)
 
     def serves(self, about: wire.Introduction, others: Iterable[wire.Introduction]) -> None:

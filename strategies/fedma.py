@@ -112,8 +112,8 @@ class FedMA(FedAvg):
     def check(self) -> None:
         """Refuse networks that are not a chain of layers."""
         super().check()
-        if self.config.adapt != ALL:
-            raise ConfigError(f"adapt: expected all with fedma, which matches whole layers, found {self.config.adapt}")
+        if self.config.adapt != ALL or self.config.backbone:
+            raise ConfigError("adapt: expected all, and no backbone, with fedma, which matches whole layers")
         if self.config.model != "auto":
             _check_matchable(self.config.model)
 

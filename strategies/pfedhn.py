@@ -94,8 +94,10 @@ class PFedHN(Algorithm):
             )
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
-        if self.config.adapt != ALL and options.spectral_norm:
-            raise ConfigError("options.spectral_norm: expected adapt: all, found a start at zero, which has no norm")
+        if (self.config.adapt != ALL or self.config.backbone) and options.spectral_norm:
+            raise ConfigError(
+                "options.spectral_norm: expected adapt: all and no backbone; a start at zero has no spectral norm"
+            )
         if options.hypernetwork != "mlp" and options.spectral_norm:
             raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
         self.keeps_sent = options.update == "target"
@@ -123,7 +125,7 @@ class PFedHN(Algorithm):
                 network = MLPHypernetwork(
                     layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
                 )
-            if self.config.adapt != ALL:  # a pretrained network is where every client starts
+            if not self.setting.spec.is_new:  # a pretrained network is where every client starts
                 network.start_at({size: self.first_values(size) for size in layouts})
         self.learner = HypernetworkLearner(
             network.to(self.device),

@@ -28,13 +28,18 @@ from torch import Tensor
 from hyperbloom.common import wire
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import full_layout
+from hyperbloom.common.models import ModelSpec, head_layout
 from hyperbloom.strategies.algorithm import Evaluation, Setting, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
 
 RIDGE = 1e-3
 """Share of the mean variance added to each feature's variance: clients have too few examples for F^2 covariances."""
+
+
+def _last_weight(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the shape of the last layer's weight."""
+    return next(shape for _, shape in reversed(head_layout(spec).shapes) if len(shape) > 1)
 
 
 def discriminant(one: Tensor, other: Tensor) -> Tensor:
@@ -143,7 +148,7 @@ class PFLNearest(_PFL):
     def settle(self, about: wire.Introduction) -> Setting:
         """Refuse data whose network has features for each pixel, of which there are no moments of examples."""
         setting = super().settle(about)
-        if len(dict(full_layout(setting.spec).shapes)["head.weight"]) != 2:
+        if len(_last_weight(setting.spec)) != 2:
             raise ConfigError(
                 f"pfl-nearest compares features of whole inputs, and {setting.spec.name} has them for each pixel; "
                 "take pfl-sampled or pfl-ensemble"
@@ -193,7 +198,7 @@ class PFLNearest(_PFL):
     def _moments(self, turn: Turn, clients: Sequence[Client], network: wire.Weights) -> Exchanges[dict[str, Tensor]]:
         """Ask for the moments `(1 + F, F)` of the inputs of the network's head; return them by name."""
         order = wire.MomentsOrder(turn.scope, self.target(turn.number), network)
-        features = dict(network.layout.shapes)["head.weight"][1]
+        features = _last_weight(self.setting.spec)[1]
 
         def check(client: Client, result: wire.MomentsResult) -> None:
             result.weights.check(Layout((("moments", (1 + features, features)),)), torch.float32)

@@ -8,7 +8,7 @@ from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models import ModelSpec, build_own, own_tensors
+from hyperbloom.common.models import BACKBONE, ModelSpec, build_own, own_tensors
 from hyperbloom.common.tasks import TaskSpec
 
 _KEPT = {
@@ -42,7 +42,8 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
             f"--data: expected inputs of shape {scored.input_shape} in {scored.num_classes} classes, as the model has, "
             f"found {data.input_shape} in {data.num_classes}"
         )
-    spec = ModelSpec(scored.model, scored.size, scored.input_shape, scored.num_classes, scored.adapt)
+    backbone = settings.backbone if scored.model == BACKBONE else None
+    spec = ModelSpec(scored.model, scored.size, scored.input_shape, scored.num_classes, scored.adapt, backbone)
     module = build_own(spec)
     try:
         if module.load_state_dict(tensors, strict=False).unexpected_keys or set(own_tensors(module)) - set(tensors):

@@ -16,7 +16,8 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.data.schema import difference, read_schema
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.storage import write_bytes
-from hyperbloom.common.models import ModelSpec, build_own
+from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build, build_own
+from hyperbloom.common.models.pretrained import check_tokens
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import read_fingerprints, read_private_key
@@ -56,9 +57,15 @@ class Client:
             settings.folder.mkdir(parents=True, exist_ok=True)
             parts = (self.train_data, self.val_data, self.test_data)
             self.train_data, self.val_data, self.test_data = (part.on_disk(settings.folder) for part in parts)
+        about = (settings.size, self.input_shape, self.num_classes)
+        self.backbone: str | None = None
+        """Digest of the pretrained network."""
+        if settings.backbone is not None:
+            spec = ModelSpec(BACKBONE, *about, backbone=settings.backbone)
+            self.backbone = backbone_digest(spec)
+            check_tokens(build(spec), max(float(part.inputs.max()) for part in (data.train, data.val, data.test)))
         self.own: ModelSpec | None = None
         if settings.model is not None:
-            about = (settings.size, self.input_shape, self.num_classes)
             self.own = ModelSpec.choose(settings.model, *about, self.task)
             self._try_own(self.own)
 

@@ -47,6 +47,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         task=task.spec.name,
         moments=moments,
         schema=client.schema.text if client.schema else None,
+        backbone=client.backbone,
     )
 
 

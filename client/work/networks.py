@@ -16,7 +16,7 @@ from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import (
-    ALL,
+    BACKBONE,
     HEAD,
     OWN,
     Adapt,
@@ -93,8 +93,12 @@ def check_common_model(client: Client, target: Target) -> None:
 
 
 def spec_of(client: Client, target: Target) -> ModelSpec:
-    """Return the model that the server chose, for this client's data and size."""
-    return ModelSpec(target.model, client.settings.size, client.input_shape, client.num_classes, target.adapt)
+    """Return the model that the server chose, for this client's data and size; WireError if it has no backbone."""
+    backbone = client.settings.backbone if target.model == BACKBONE else None
+    if target.model == BACKBONE and backbone is None:
+        raise WireError("order: for a backbone, but this client has none; join with --backbone")
+    about = (client.settings.size, client.input_shape, client.num_classes)
+    return ModelSpec(target.model, *about, target.adapt, backbone)
 
 
 def loaded_network(client: Client, target: Target, weights: Weights | None) -> Loaded:
@@ -121,7 +125,7 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
         return _private_network(replace(client.own, adapt=target.adapt), client.device)
     spec = spec_of(client, target)
-    if target.adapt != ALL and (found := _digest(spec)) not in target.backbones:
+    if not spec.is_new and (found := _digest(spec)) not in target.backbones:
         raise WireError(f"order: expected backbone {' or '.join(target.backbones)}, found {found}")
     return _network(spec, target.private, client.device)
 

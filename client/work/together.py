@@ -66,10 +66,13 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
 
 @cache
 def _has_no_axis(spec: ModelSpec) -> bool:
-    """Return whether a network has batch normalisation or is recurrent.
+    """Return whether a network has batch normalisation, is recurrent, or is a pretrained one.
 
-    Batch normalisation writes each client's statistics in place, and torch has no vectorised LSTM.
+    Batch normalisation writes each client's statistics in place, torch has no vectorised LSTM, and pretrained networks
+    may decide by values and drop out.
     """
+    if spec.backbone is not None:
+        return True
     with torch.device("meta"):
         module = attempt(build, spec)
     return isinstance(module, nn.Module) and any(isinstance(part, _BatchNorm | nn.RNNBase) for part in module.modules())

@@ -4,6 +4,7 @@
     DIR/model.safetensors    parameters and buffers by name
     DIR/model.pt2            the network as a program: `torch.export.load(...).module()`, any batch size
     DIR/model.onnx           the same for ONNX runtimes, checked against torch; only with the extra `export`
+    DIR/adapter/             LoRA's layers and the head, for peft, if LoRA was trained
     DIR/README.md            the model card: origin, what the client sent, accuracy, privacy
 
 The network returns what its task takes: logits without softmax, or numbers. The folder appears whole or not at all.
@@ -38,6 +39,7 @@ from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
+from hyperbloom.common.models.adapt import write_adapter
 from hyperbloom.common.program.importing import describe
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
@@ -47,6 +49,7 @@ OPSET = 18
 LARGEST_DIFFERENCE = 1e-5
 """Largest accepted difference between the logits of torch and ONNX runtime, relative to the largest logit above 1."""
 
+ADAPTER = "adapter"
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -138,7 +141,7 @@ def write_model(
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--out: expected a new or empty folder, found files in {folder}")
-    module = _detached(merged(module))
+    adapted, module = module, _detached(merged(module))
     description = ModelFile(
         model=spec.name,
         size=spec.size,
@@ -156,6 +159,7 @@ def write_model(
         with _beside(folder) as draft:
             write_json(draft / "model.json", json.loads(description.model_dump_json()))
             write_tensors(draft / "model.safetensors", module.state_dict(), {"format": "pt"})
+            write_adapter(draft / ADAPTER, adapted)
             program = _trace(module, spec)
             torch.export.save(program, draft / "model.pt2")
             if all(importlib.util.find_spec(name) for name in _ONNX):
@@ -317,7 +321,10 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
     onnx.save(path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for batch in (1, 3):
-        inputs = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+        generator, known = torch.Generator().manual_seed(0), getattr(module, "vocabulary", 0)
+        inputs = torch.randn(batch, *shape, generator=generator)
+        if known:  # numbers of tokens
+            inputs = torch.randint(known, (batch, *shape), generator=generator).float()
         with torch.no_grad():
             expected = module(inputs).numpy()
         (found,) = session.run(None, {"inputs": inputs.numpy()})
@@ -351,6 +358,10 @@ def _readme(model: ModelFile, card: Card, draft: Path) -> str:
         f"flower-client predict --model . {'PATIENTS.csv' if model.table else 'IMAGE.png ...'}",
         "python -c 'import torch; model = torch.export.load(\"model.pt2\").module()'",
     ]
+    if (draft / ADAPTER).exists():
+        use.append(
+            use.append(f"python -c 'import peft; model = peft.PeftModel.from_pretrained(BACKBONE, \"{ADAPTER}\")'")
+        )
     if (draft / "model.onnx").exists():
         use.append("python -c 'import onnxruntime; model = onnxruntime.InferenceSession(\"model.onnx\")'")
     return "\n".join([*lines, "", "## Use", "", *(f"    {line}" for line in use), ""])

@@ -20,6 +20,7 @@ from hyperbloom.common.models.omniglot import OmniglotCNN
 from hyperbloom.common.models.parts import last_layer, represent
 from hyperbloom.common.models.plain import PlainCNN
 from hyperbloom.common.models.pooled import LAYERS, PooledCNN
+from hyperbloom.common.models.pretrained import head_of, load_backbone
 from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ResidualCNN
 from hyperbloom.common.models.unet import UNet
@@ -31,6 +32,9 @@ HEAD = "head."
 
 OWN = "own"
 """Name of the client's own model in an order. The server does not know its real name."""
+
+BACKBONE = "backbone"
+"""Name, in an order, of the pretrained network that each client has on its own disk."""
 
 MOST_BACKBONES = 8
 """Most networks of which one process keeps what is frozen."""
@@ -83,7 +87,8 @@ MODELS: dict[str, ModelInfo] = {
 class ModelSpec:
     """The values that determine a target network's architecture, and thus the names and shapes of its parameters.
 
-    `adapt` says which of its parameters are adapted (`Adapt.parse`).
+    `adapt` says which of its parameters are adapted (`Adapt.parse`). `backbone` is where a pretrained network is on
+    this machine (`load_backbone`), for the name `backbone`.
     """
 
     name: str
@@ -91,6 +96,12 @@ class ModelSpec:
     input_shape: tuple[int, ...]
     num_classes: int
     adapt: str = ALL
+    backbone: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether all of the network is made here and adapted."""
+        return self.adapt == ALL and self.backbone is None
 
     @classmethod
     def choose(
@@ -101,9 +112,11 @@ class ModelSpec:
         num_classes: int,
         task: Task = CLASSIFICATION,
         adapt: str = ALL,
+        backbone: str | None = None,
     ) -> "ModelSpec":
-        """Resolve the name 'auto', which depends on the task."""
-        return cls(task.auto_model(input_shape) if name == "auto" else name, size, input_shape, num_classes, adapt)
+        """Resolve the name 'auto', which depends on the backbone and on the task."""
+        auto = BACKBONE if backbone else task.auto_model(input_shape)
+        return cls(auto if name == "auto" else name, size, input_shape, num_classes, adapt, backbone)
 
 
 def model_names() -> tuple[str, ...]:
@@ -130,10 +143,10 @@ def build(spec: ModelSpec) -> nn.Module:
     """Build the network with initial values of what is adapted from torch's global generator.
 
     Raises:
-        ModelError: there is no such architecture or size, it does not fit inputs of this shape, or it has nothing to
-            adapt.
+        ModelError: there is no such architecture, size or backbone, it does not fit inputs of this shape, or it has
+            nothing to adapt.
     """
-    if spec.adapt != ALL:
+    if not spec.is_new:
         return adapted(*_backbone(spec, build), Adapt.parse(spec.adapt))
     info = find_model(spec.name)
     if spec.size not in info.widths:
@@ -150,7 +163,7 @@ def build_own(spec: ModelSpec) -> nn.Module:
         ModelError: there is no such architecture or factory, it does not fit the client's data, or it has nothing to
             adapt.
     """
-    if spec.adapt != ALL:
+    if not spec.is_new:
         return adapted(*_backbone(spec, build_own), Adapt.parse(spec.adapt))
     if ":" in spec.name:
         return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
@@ -159,7 +172,7 @@ def build_own(spec: ModelSpec) -> nn.Module:
 
 def full_layout(spec: ModelSpec) -> Layout:
     """Return the layout of all parameters that are adapted."""
-    if spec.adapt != ALL:
+    if not spec.is_new:
         with torch.random.fork_rng(devices=[]):
             return Layout.of(build(spec))
     with torch.device("meta"):
@@ -192,7 +205,7 @@ def backbone_digest(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module] = bu
 
 def _head(spec: ModelSpec) -> tuple[str, ...]:
     """Return the prefixes of the names of the head's parameters."""
-    return (HEAD,) if spec.adapt == ALL else _backbone(spec, build)[1]
+    return (HEAD,) if spec.is_new else _backbone(spec, build)[1]
 
 
 def _backbone(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
@@ -204,8 +217,7 @@ def _backbone(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[
 def _frozen(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # not on "meta", where a caller may look for layouts
         torch.manual_seed(0)  # what is not loaded from a file must be equal at all clients
-        module = make(spec)
-    if any(name.startswith(HEAD) for name, _ in module.named_parameters()):
+        module = load_backbone(spec.backbone, spec.input_shape, spec.num_classes) if spec.backbone else make(spec)
+    if not spec.backbone and any(name.startswith(HEAD) for name, _ in module.named_parameters()):
         return module, (HEAD,)
-    last = last_layer(module, spec.input_shape)
-    return module, tuple(f"{name}." for name, part in module.named_modules() if part is last)
+    return module, head_of(module, spec.input_shape)

@@ -17,6 +17,7 @@ import copy
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -25,11 +26,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.files.storage import write_tensors
 from hyperbloom.common.program.importing import describe
 
 ALL = "all"
 LORA = "default"
 """The name of LoRA's layers in a network."""
+
+WRAPPED = "network."
+"""Prefix of the names in a network of transformers, which `Transformer` wraps."""
 
 _KINDS = (ALL, "head", "norms", "bias", "lora")
 _FORM = "all, head, norms, bias or lora:r=8[,alpha=16][,targets=PATTERN]"
@@ -86,8 +91,7 @@ def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module
         ModelError: there is nothing to adapt, or peft cannot change a layer or is not installed.
     """
     module = copy.deepcopy(backbone, {id(parameter): parameter for parameter in backbone.parameters()})
-    if how.kind == "lora":
-        _inject(module, head, how)
+    lora = _inject(module, head, how) if how.kind == "lora" else None
     chosen = _chosen(module, head, how)
     if how.kind != "head" and all(name.startswith(head) for name in chosen):
         raise ModelError(f"adapt: expected parameters of {how.kind} outside the head, found none in this network")
@@ -107,7 +111,7 @@ def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module
             if callable(reset := getattr(part, "reset_parameters", None)):
                 reset()
     frozen |= _hold(module, how.kind == "head")
-    module.frozen = frozenset(frozen)  # type: ignore[assignment]
+    module.frozen, module.lora = frozenset(frozen), lora  # type: ignore[assignment]
     return module
 
 
@@ -141,14 +145,32 @@ def merged(module: nn.Module) -> nn.Module:
     return module
 
 
-def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> None:
+def write_adapter(folder: Path, module: nn.Module) -> None:
+    """Write LoRA's layers and the head as a folder for `peft.PeftModel.from_pretrained`; nothing without LoRA."""
+    config = getattr(module, "lora", None)
+    if config is None:
+        return
+    tensors = {
+        f"base_model.model.{name.removeprefix(WRAPPED)}".replace(f".{LORA}.", "."): values
+        for name, values in module.named_parameters()
+    }
+    write_tensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
+    config.save_pretrained(folder)
+
+
+def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
+    """Add LoRA's layers to a network, and return peft's description of them."""
     try:
         import peft
     except ImportError:
         raise ModelError("adapt: LoRA needs peft: pip install 'hyperbloom[backbone]'") from None
+    # peft's names are those in the user's network, whatever we wrap around it.
+    wrapped = any(name.startswith(WRAPPED) for name in head)
+    root = module.get_submodule(WRAPPED.rstrip(".")) if wrapped else module
+    head = tuple(name.removeprefix(WRAPPED) if wrapped else name for name in head)
     layers = {
         name: part
-        for name, part in module.named_modules()
+        for name, part in root.named_modules()
         if isinstance(part, (*_LAYERS, nn.Embedding)) and not f"{name}.".startswith(head)
     }
     plain = [name for name, part in layers.items() if isinstance(part, _LAYERS) and getattr(part, "groups", 1) == 1]
@@ -163,9 +185,11 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> None:
     exact = "|".join(map(re.escape, targets))
     config = peft.LoraConfig(r=how.rank, lora_alpha=how.alpha, target_modules=exact)
     try:
-        peft.inject_adapter_in_model(config, module, LORA)
+        peft.inject_adapter_in_model(config, root, LORA)
     except ValueError as error:
         raise ModelError(f"adapt: peft cannot change a layer: {describe(error)}") from None
+    config.modules_to_save = [name.rstrip(".") for name in head]  # the head, for whoever reads it
+    return config
 
 
 def _model_type(module: nn.Module) -> str:

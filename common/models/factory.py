@@ -60,7 +60,7 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
         raise ModelError(f"{name}: {EXPECTED}; found {describe(module)}")
     if next(module.parameters(), None) is None:
         raise ModelError(f"{name}: expected a network with parameters, found none")
-    _check_logits(module, name, input_shape, num_classes)
+    check_logits(module, name, input_shape, num_classes)
     return module
 
 
@@ -80,7 +80,8 @@ def _check_arguments(factory: Callable[..., object], name: str) -> None:
         )
 
 
-def _check_logits(module: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+def check_logits(module: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Raise a ModelError if a network fails on a batch of zeros, or its logits have the wrong shape."""
     try:
         with untouched(module):
             logits = module(torch.zeros(2, *input_shape))

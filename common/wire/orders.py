@@ -157,6 +157,7 @@ class Introduction:
         task: for which its labels are.
         moments: means and then deviations of the targets; empty unless the client's user chose to disclose them.
         schema: what the columns of its table mean, as JSON, if its data are one.
+        backbone: digest of its pretrained network, if it has one.
     """
 
     client_id: str
@@ -178,6 +179,7 @@ class Introduction:
     task: str = "classification"
     moments: tuple[float, ...] = ()
     schema: str | None = None
+    backbone: str | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         disclose_counts=True,  # all clients are on this machine
         model=models[index % len(models)] if models else None,
         disclose="graph" if strategy.asks == "graph" else "types",
+        backbone=config.backbone,
     )
 
 
@@ -72,6 +73,7 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
         state_dir=None,
         disclose_moments=False,
         disclose_counts=False,
+        backbone=first.backbone and "FOLDER",
         model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
     )
     words = ["flower-client", *connection, *line.to_flags()]

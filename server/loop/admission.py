@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from torch import Tensor
 
@@ -145,7 +146,7 @@ def check_introduction(
         check_name(about.client_id, "--client-id")  # the name becomes a folder
     except ConfigError as error:
         raise RefusedError(str(error)[:300]) from None
-    words = (about.version, about.graph or "", *(about.types or ()))
+    words = (about.version, about.graph or "", about.backbone or "", *(about.types or ()))
     if len(about.version) > LONGEST_VERSION or sum(map(len, words)) > LONGEST_LAYOUT:
         raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
     numbers = sum(map(len, (about.input_shape, about.mean, about.std, about.class_shares)))
@@ -166,15 +167,30 @@ def check_introduction(
             raise RefusedError(str(error)[:300]) from None
         if (width,) != about.input_shape:
             raise RefusedError(f"expected the {width} inputs of its schema, found {about.input_shape}")
+    if (about.backbone is None) != (config.backbone is None):
+        with_one, without = ("it has", "this federation") if about.backbone else ("this federation has", "it")
+        raise RefusedError(f"expected --backbone of all or of none: {with_one} a backbone, {without} has none")
     if setting is not None:
+        _check_backbone(about, config, setting)
         return setting
     try:
         made = make_task(TaskSpec(about.task))
-        return replace(algorithm.settle(about), task=replace(made.spec, balanced=config.class_weights == "balanced"))
+        setting = replace(algorithm.settle(about), task=replace(made.spec, balanced=config.class_weights == "balanced"))
     except (ModelError, ConfigError) as error:
         raise RefusedError(str(error)) from None
     except (RuntimeError, OverflowError) as error:
         raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
+    _check_backbone(about, config, setting)
+    return setting
+
+
+def _check_backbone(about: Introduction, config: RunConfig, setting: Setting) -> None:
+    """Refuse a client with another pretrained network than the run's."""
+    if config.backbone is not None and about.backbone not in setting.backbones:
+        where = config.backbone if ":" in config.backbone else Path(config.backbone).name
+        raise RefusedError(
+            f"expected backbone {setting.backbones[0]}, found {about.backbone}; get it from {where} of the server"
+        )
 
 
 def _check_schema(found: str | None, expected: str | None) -> None:

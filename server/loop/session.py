@@ -11,7 +11,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.models import ModelSpec, find_model, full_layout, model_names
+from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
 from hyperbloom.common.wire import ASKS, Greeting, Scope
@@ -24,7 +24,7 @@ from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.strategies import find_strategy, make_algorithm
-from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.algorithm import Algorithm, target_spec
 
 
 @dataclass
@@ -227,4 +227,4 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
     info = DATASETS.get(config.data.name)
     if uses_data_section and info:
         for size in config.sizes:
-            full_layout(ModelSpec.choose(config.model, size, info.input_shape, info.num_classes, adapt=config.adapt))
+            full_layout(target_spec(config, size, info.input_shape, info.num_classes))

@@ -20,7 +20,7 @@ from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire import Weights
 from hyperbloom.server.runs.trained import read_trained
-from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.algorithm import Algorithm, target_spec
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
@@ -91,8 +91,7 @@ class Export:
             (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
             about = client.about
             data, task = (about.input_shape, about.num_classes), self.trained.strategy.task
-            config = self.trained.config
-            spec = ModelSpec.choose(config.model, about.size, *data, task, config.adapt)
+            spec = target_spec(self.trained.config, about.size, *data, task)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
                 raise ConfigError(

@@ -1,0 +1,185 @@
+"""Pretrained networks from a folder on this machine, or from a user's function. Nothing is fetched.
+
+    FOLDER                     model.safetensors and config.json, of one of
+                                   transformers, for images or texts, as `save_pretrained` writes them
+                                   timm, as `timm.models.save_for_hf` writes them
+                                   torchvision: {"library": "torchvision", "architecture": "resnet18"}
+    package.module:function    called with (input_shape, num_classes), returns a network with its weights
+
+The head of a folder's network is made anew for the classes of the run.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.models.factory import build_from_factory, check_logits
+from hyperbloom.common.models.parts import last_layer
+from hyperbloom.common.program.importing import describe
+
+WEIGHTS = "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_CONVERT = (
+    "python -c 'import torch; from safetensors.torch import save_file; "
+    'save_file({{k: v.clone() for k, v in torch.load("{pickle}", weights_only=True).items()}}, "{weights}")\''
+)
+
+
+class Transformer(nn.Module):
+    """A classifier of transformers as a function of one tensor.
+
+    Shape:
+        images `(B, C, H, W)`, or numbers of tokens `(B, T)` as floats, padded on the right; logits `(B, num_classes)`.
+    """
+
+    def __init__(self, network: nn.Module, padding: int | None) -> None:
+        """Wrap a network; `padding` is the token that is no part of a text, None for images."""
+        super().__init__()
+        self.network, self.padding = network, padding
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        if self.padding is None:
+            images: Tensor = self.network(pixel_values=inputs).logits
+            return images
+        tokens = inputs.long()
+        there = tokens != self.padding
+        if not torch.compiler.is_compiling():  # no text in the batch is longer
+            length = 1 + int((there * torch.arange(there.shape[1], device=there.device)).max())
+            tokens, there = tokens[:, :length], there[:, :length]
+        texts: Tensor = self.network(input_ids=tokens, attention_mask=there.long()).logits
+        return texts
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are; 0 for images."""
+        return 0 if self.padding is None else int(self.network.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+
+
+def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return the network of a folder or of a user's function, checked with a batch of zeros.
+
+    Raises:
+        ModelError: there is none, a library for it is not installed, its weights are a pickle, or it does not fit.
+    """
+    if ":" in where and not Path(where).is_dir():
+        return build_from_factory(where, input_shape, num_classes)
+    folder = Path(where).expanduser()
+    config = _config(folder)
+    _check_weights(folder)
+    try:
+        if config.get("library") == "torchvision":
+            module = _torchvision(folder, config, num_classes)
+        elif "model_type" in config:
+            module = _transformer(folder, str(config["model_type"]), num_classes)
+        else:
+            module = _timm(folder, config, input_shape, num_classes)
+    except ImportError as error:
+        raise ModelError(f"--backbone: {folder} needs {error.name}: pip install 'hyperbloom[backbone]'") from None
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"--backbone: expected a network in {folder}: {describe(error)}") from error
+    check_logits(module, str(folder), input_shape, num_classes)
+    return module.eval()
+
+
+def check_tokens(module: nn.Module, largest: float) -> None:
+    """Raise a ModelError if the largest number of a token is beyond the vocabulary of a network for texts."""
+    known = module.vocabulary if isinstance(module, Transformer) else 0
+    if 0 < known <= largest:
+        raise ModelError(f"--backbone: expected numbers of tokens below {known}, found {largest:.0f} in the data")
+
+
+def head_of(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the prefixes of the names of the head's parameters: the last layer, or all beside a transformer's body."""
+    if isinstance(module, Transformer):
+        body = getattr(module.network, "base_model_prefix", "")
+        if body and hasattr(module.network, body):
+            named = module.network.named_parameters()
+            beside = dict.fromkeys(name.partition(".")[0] for name, _ in named if not name.startswith(f"{body}."))
+            return tuple(f"network.{name}." for name in beside)
+    last = last_layer(module, input_shape)
+    return tuple(f"{name}." for name, part in module.named_modules() if part is last)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"--backbone: expected a folder with config.json, found {folder} ({describe(error)})"
+        ) from None
+    if not isinstance(config, dict):
+        raise ModelError(f"--backbone: expected keys and values in {path}, found {type(config).__name__}")
+    return config
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / WEIGHTS).is_file() or (folder / f"{WEIGHTS}.index.json").is_file():
+        return
+    pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    if not pickles:
+        raise ModelError(f"--backbone: expected {folder / WEIGHTS}, found none")
+    how = _CONVERT.format(pickle=pickles[0], weights=folder / WEIGHTS)
+    raise ModelError(f"--backbone: {pickles[0]} is a pickle, which may run code; convert it once: {how}")
+
+
+def _transformer(folder: Path, model_type: str, num_classes: int) -> nn.Module:
+    import transformers
+    from transformers.models.auto import modeling_auto as known
+
+    images = model_type in known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    if not images and model_type not in known.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise ValueError(f"transformers classifies neither images nor texts with {model_type!r}")
+    auto = transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()  # it would say that the head is new
+    log.disable_progress_bar()
+    try:
+        network = auto.from_pretrained(
+            folder,
+            num_labels=num_classes,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+        )
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+    return Transformer(network, None if images else network.config.pad_token_id or 0)
+
+
+def _timm(folder: Path, config: dict[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    import timm
+
+    arguments = config.get("model_args") or {}
+    module = timm.create_model(
+        config["architecture"], pretrained=False, num_classes=num_classes, in_chans=input_shape[0], **arguments
+    )
+    return _filled(module, folder)
+
+
+def _torchvision(folder: Path, config: dict[str, Any], num_classes: int) -> nn.Module:
+    import torchvision
+
+    return _filled(torchvision.models.get_model(config["architecture"], weights=None, num_classes=num_classes), folder)
+
+
+def _filled(module: nn.Module, folder: Path) -> nn.Module:
+    """Load the folder's tensors; those of another shape must belong to the last layer, which is made anew."""
+    found, wanted = load_file(folder / WEIGHTS), module.state_dict()
+    lacking = [name for name, tensor in wanted.items() if name not in found or found[name].shape != tensor.shape]
+    if len({name.rpartition(".")[0] for name in lacking}) > 1:
+        raise ValueError(f"tensors are missing or of another shape: {', '.join(lacking[:3])}")
+    module.load_state_dict({name: tensor for name, tensor in found.items() if name not in lacking}, strict=False)
+    return module

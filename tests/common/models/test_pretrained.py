@@ -1,0 +1,166 @@
+"""Pretrained networks from folders: of transformers, timm and torchvision, and nothing that could run code."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.errors import ModelError
+from hyperbloom.common.files.export import Card, write_model
+from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, body_layout, build, full_layout, head_layout
+from hyperbloom.common.models.pretrained import check_tokens
+
+from .backbones import LENGTH, VOCABULARY, image_folder, text_folder, timm_folder, torchvision_folder
+
+
+def spec(folder: Path, shape: tuple[int, ...] = (1, 8, 8), adapt: str = "lora:r=2", classes: int = 3) -> ModelSpec:
+    return ModelSpec(BACKBONE, "M", shape, classes, adapt, str(folder))
+
+
+TRANSFORMERS = {
+    "image": transformers.AutoModelForImageClassification,
+    "text": transformers.AutoModelForSequenceClassification,
+}
+
+
+def loaded(kind: Any, folder: Path) -> Any:
+    """Return what transformers reads, with a head for three classes."""
+    return kind.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
+
+
+def texts() -> Tensor:
+    tokens = torch.randint(1, VOCABULARY, (4, LENGTH), generator=torch.Generator().manual_seed(0)).float()
+    tokens[1:, 4:] = 0
+    return tokens
+
+
+def images() -> Tensor:
+    return torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    top = tmp_path_factory.mktemp("backbones")
+    return {
+        "image": (image_folder(top / "image"), (1, 8, 8)),
+        "text": (text_folder(top / "text"), (LENGTH,)),
+        "timm": (timm_folder(top / "timm"), (1, 16, 16)),
+        "torchvision": (torchvision_folder(top / "torchvision"), (3, 32, 32)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "timm", "torchvision"])
+def test_a_folder_is_a_network_with_a_new_head(kind: str, folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    where, shape = folders[kind]
+    module = build(spec(where, shape, "head"))
+    stored = load_file(where / "model.safetensors")
+    if kind in TRANSFORMERS:  # its names in a file are those of earlier versions
+        stored = dict(loaded(TRANSFORMERS[kind], where).state_dict())
+    head = {name for name, _ in head_layout(spec(where, shape)).shapes}
+    assert 1 <= len(head) <= 2 and head == {name for name, _ in full_layout(spec(where, shape, "head")).shapes}
+    for name, values in module.state_dict().items():
+        if name not in head:
+            assert torch.equal(values, stored[name.removeprefix("network.")]), name
+    assert body_layout(spec(where, shape)).numel > 0
+    assert module(torch.zeros(2, *shape)).shape == (2, 3)
+
+
+def test_images_and_texts_are_classified_as_transformers_does(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    module = build(spec(folders["image"][0], adapt="head")).eval()
+    plain = loaded(transformers.ViTForImageClassification, folders["image"][0])
+    plain.classifier.load_state_dict(module.get_submodule("network.classifier").state_dict())
+    assert torch.equal(module(images()), plain(pixel_values=images()).logits)
+    module = build(spec(folders["text"][0], (LENGTH,), "head")).eval()
+    bert = loaded(transformers.BertForSequenceClassification, folders["text"][0])
+    bert.classifier.load_state_dict(module.get_submodule("network.classifier").state_dict())
+    expected = bert(input_ids=texts().long(), attention_mask=texts().ne(0).long()).logits
+    assert torch.allclose(module(texts()), expected, atol=1e-6)
+    assert torch.allclose(module(texts()[1:]), expected[1:], atol=1e-5)  # not padded beyond the longest
+
+
+def test_the_digest_is_that_of_the_folder(folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path) -> None:
+    where = folders["image"][0]
+    copied = shutil.copytree(where, tmp_path / "copied")
+    assert backbone_digest(spec(copied)) == backbone_digest(spec(where, adapt="bias", classes=9))
+    tensors = load_file(copied / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2 and "layer" in name)
+    (tmp_path / "permuted").mkdir()
+    shutil.copy(where / "config.json", tmp_path / "permuted")
+    save_file(tensors | {name: tensors[name].flip(0).contiguous()}, tmp_path / "permuted" / "model.safetensors")
+    assert backbone_digest(spec(tmp_path / "permuted")) != backbone_digest(spec(where))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_peft_loads_an_exported_adapter(
+    kind: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    where, shape = folders[kind]
+    module = build(spec(where, shape)).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    expected = module(inputs := images() if kind == "image" else texts())
+    card = Card("A model", {}, ())
+    files = write_model(tmp_path / "out", module, spec(where, shape), ("a", "b", "c"), Scaling(), card)
+    assert "adapter" in files and "model.onnx" in files  # which is checked against torch
+    model = peft.PeftModel.from_pretrained(loaded(TRANSFORMERS[kind], where), tmp_path / "out" / "adapter").eval()
+    arguments = (
+        {"pixel_values": inputs}
+        if kind == "image"
+        else {
+            "input_ids": inputs.long(),
+            "attention_mask": inputs.ne(0).long(),
+        }
+    )
+    assert torch.allclose(model(**arguments).logits, expected, atol=1e-5)
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    assert torch.allclose(program(inputs), expected, atol=1e-5)
+
+
+def test_a_pickle_is_refused_with_the_command_that_converts_it(
+    folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    where = folders["torchvision"][0]
+    shutil.copy(where / "config.json", tmp_path)
+    torch.save(load_file(where / "model.safetensors"), tmp_path / "weights.pth")
+    with pytest.raises(ModelError, match="is a pickle, which may run code; convert it once: python -c ") as caught:
+        build(spec(tmp_path, (3, 32, 32)))
+    program = str(caught.value).partition("python -c '")[2][:-1]
+    exec(program)
+    assert backbone_digest(spec(tmp_path, (3, 32, 32))) == backbone_digest(spec(where, (3, 32, 32)))
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (None, r"expected a folder with config\.json"),
+        ({"model_type": "t5gemma_nonsense"}, "classifies neither images nor texts"),
+        ({"library": "torchvision", "architecture": "squeezenet1_9"}, "Unknown model"),
+        ({"library": "torchvision", "architecture": "resnet18"}, "tensors are missing"),
+    ],
+)
+def test_another_folder_is_one_clear_line(
+    config: dict[str, str] | None, error: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    shutil.copy(folders["torchvision"][0] / "model.safetensors", tmp_path)
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=error) as caught:
+        build(spec(tmp_path, (3, 32, 32)))
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_that_do_not_fit_are_told(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    with pytest.raises(ModelError, match=r"fails on inputs of shape \(1, 9, 9\)"):
+        build(spec(folders["image"][0], (1, 9, 9)))
+    with pytest.raises(ModelError, match=r"expected numbers of tokens below 30, found 30"):
+        check_tokens(build(spec(folders["text"][0], (LENGTH,))), 30.0)
