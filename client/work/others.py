@@ -16,6 +16,7 @@ from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_no
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import last_layer
 from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore
 from hyperbloom.common.wire.weights import Weights
@@ -102,10 +103,10 @@ def score_all(models: Iterable[nn.Module], data: Examples, together: bool, metri
 
 @torch.no_grad()
 def features(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the features `(N, F)` that enter a network's last layer, `head`, for inputs `(N, ...)`."""
+    """Return the features `(N, F)` that enter a network's last layer for inputs `(N, ...)`."""
     module.eval()
     seen: list[Tensor] = []
-    head: nn.Module = module.head  # type: ignore[assignment]
+    head = last_layer(module, tuple(inputs.shape[1:]))
     hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     try:
         for part in inputs.split(EVALUATION_BATCH):

@@ -359,9 +359,7 @@ def _readme(model: ModelFile, card: Card, draft: Path) -> str:
         "python -c 'import torch; model = torch.export.load(\"model.pt2\").module()'",
     ]
     if (draft / ADAPTER).exists():
-        use.append(
-            use.append(f"python -c 'import peft; model = peft.PeftModel.from_pretrained(BACKBONE, \"{ADAPTER}\")'")
-        )
+        use.append(f"python -c 'import peft; model = peft.PeftModel.from_pretrained(BACKBONE, \"{ADAPTER}\")'")
     if (draft / "model.onnx").exists():
         use.append("python -c 'import onnxruntime; model = onnxruntime.InferenceSession(\"model.onnx\")'")
     return "\n".join([*lines, "", "## Use", "", *(f"    {line}" for line in use), ""])

@@ -204,7 +204,7 @@ def _chosen(module: nn.Module, head: tuple[str, ...], how: Adapt) -> set[str]:
     for name, _ in module.named_parameters(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
         in_norm = "norm" in type(module.get_submodule(owner)).__name__.lower()
-        by_kind = {"norms": in_norm, "bias": "bias" in leaf, "lora": ".lora_" in name}
+        by_kind = {ALL: True, "norms": in_norm, "bias": "bias" in leaf, "lora": ".lora_" in name}
         if name.startswith(head) or by_kind.get(how.kind, False):
             chosen.add(name)
     return chosen

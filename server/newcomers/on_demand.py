@@ -51,6 +51,8 @@ def check_on_demand(strategy: Algorithm) -> None:
             f"{strategy.config.strategy}: expected a run of odpfl, whose models need no training; from others: "
             "flower-server export"
         )
+    if strategy.config.backbone is not None:
+        raise ConfigError("serve: expected a run without a backbone, which newcomers cannot name yet")
 
 
 class ModelMaker:

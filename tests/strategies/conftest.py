@@ -364,6 +364,7 @@ def digits_settings(config: RunConfig, folder: Path, names: Sequence[str] | None
             disclose_class_shares=config.options.get("descriptor") == "class-shares",
             model=config.models[index % len(config.models)] if config.models else None,
             disclose="graph" if find_strategy(config.strategy).asks == "graph" else "types",
+            backbone=config.backbone,
         )
         for index, name in enumerate(names)
     ]

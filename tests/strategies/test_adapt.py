@@ -1,5 +1,6 @@
 """Strategies over networks of which a part is adapted: what travels, where they start, and what stays."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,23 @@ import numpy as np
 import pytest
 import torch
 
+from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.networks import loaded_network
+from hyperbloom.common.config import make_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.models import ModelSpec, full_layout
-from hyperbloom.common.wire import TrainOrder
+from hyperbloom.common.models import BACKBONE, ModelSpec, build, full_layout
+from hyperbloom.common.wire import Target, TrainOrder
 from hyperbloom.strategies import make_algorithm
+from tests.common.models.backbones import image_folder
 from tests.strategies.conftest import (
+    Inline,
     digits_config,
     digits_federation,
+    digits_grid,
+    digits_settings,
     introduction,
     joined,
+    texts,
     update_of,
 )
 
@@ -50,7 +59,7 @@ def test_a_run_sends_trains_and_scores_what_is_adapted_alone(
     config = digits_config(strategy=strategy, adapt=LORA, rounds=2, cohort=3, **changes)
     federation = digits_federation(config, tmp_path)
     history, selection = federation.run()
-    assert all(not outcome.refused for outcome in history.rounds)
+    assert not [texts(outcome) for outcome in history.rounds if outcome.refused]
     known = {name for name, _ in full_layout(SPEC).shapes}
     for order in federation.grid.sent(TrainOrder):
         assert order.target.adapt == LORA
@@ -113,3 +122,71 @@ def test_a_client_with_another_backbone_is_refused(tmp_path: Path, monkeypatch: 
 def test_strategies_that_write_whole_networks_say_so(strategy: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"expected .*all"):
         make_algorithm(digits_config(strategy=strategy, adapt="head", options=options))
+
+
+# ---------------------------------------------------------------------- pretrained networks
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(image_folder(tmp_path_factory.mktemp("backbones") / "vit"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "adapt"),
+    [("pfedhn", LORA), ("pfedhn", "head"), ("pfedhn", "all"), ("fedper", "norms"), ("pfl-nearest", "bias")],
+)
+def test_clients_train_what_is_adapted_of_their_backbone(
+    strategy: str, adapt: str, backbone: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {} if strategy == "fedper" else {"hidden_dim": 8}
+    novel = 40 if strategy == "pfl-nearest" else 0
+    config = digits_config(
+        strategy=strategy,
+        adapt=adapt,
+        backbone=backbone,
+        sizes=("M",),
+        rounds=2,
+        cohort=3 - (novel > 0),
+        novel=novel,
+        options=options,
+    )
+    federation = digits_federation(config, tmp_path)
+    history, _ = federation.run()
+    assert not [texts(outcome) for outcome in history.rounds if outcome.refused]
+    setting, (about, *_) = federation.algorithm.setting, federation.roster
+    assert setting.spec.name == BACKBONE and setting.backbones == (about.about.backbone,)
+    first, last = federation.grid.sent(TrainOrder)[0].weights, federation.grid.sent(TrainOrder)[-1].weights
+    assert first is not None and last is not None and not torch.equal(first.values, last.values)
+    if strategy == "pfedhn" and adapt == "all":
+        module = build(replace(setting.spec, adapt="head"))
+        body = [name for name, _ in first.layout.shapes if "classifier" not in name]
+        views = first.layout.views(first.values)
+        assert body and all(torch.equal(views[name], module.get_buffer(name)) for name in body)
+
+
+def test_a_client_is_refused_whose_backbone_is_another_or_none(backbone: str, tmp_path: Path) -> None:
+    other = str(image_folder(tmp_path / "other", seed=1))
+    config = digits_config(strategy="fedavg", adapt="head", backbone=backbone, sizes=("M",), options={})
+    right, wrong, none = digits_settings(config, tmp_path)
+    grid = digits_grid([right, replace(wrong, backbone=other), replace(none, backbone=None)])
+    federation = Inline(config, grid).join(1)
+    told = " ".join(federation.events)
+    expected = federation.algorithm.setting.backbones[0]
+    assert f"expected backbone {expected}, found sha256:" in told and "get it from vit of the server" in told
+    assert "this federation has a backbone, it has none" in told
+    assert [client.client_id for client in federation.roster] == [right.client_id]
+
+
+def test_virtual_clients_share_one_backbone(backbone: str, tmp_path: Path) -> None:
+    config = digits_config(strategy="fedavg", adapt="head", backbone=backbone, sizes=("M",), options={})
+    one, other, _ = (client_for(each) for each in digits_settings(config, tmp_path))
+    assert one.backbone is not None
+    target = Target(BACKBONE, 10, "none", adapt="head", backbones=(one.backbone,))
+    assert loaded_network(one, target, None) is loaded_network(other, target, None)
+
+
+def test_a_backbone_is_the_model(backbone: str) -> None:
+    for changes in ({"model": "mlp"}, {"sizes": ["S"]}):
+        with pytest.raises(ConfigError, match="as the backbone is the model"):
+            make_run_config({"backbone": backbone, **changes}, {}, "a test")

@@ -1,0 +1,75 @@
+"""Two clients with a pretrained network: trained over gRPC, resumed, refused with another one, and read by peft."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from hyperbloom.common.files import export
+from hyperbloom.server.cli import main
+from tests.common.models.backbones import LENGTH, VOCABULARY, image_folder, text_folder
+from tests.processes.conftest import Site
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def write_examples(folder: Path, shape: tuple[int, ...], largest: int) -> list[str]:
+    """Write two clients' examples, in three classes."""
+    rng, files = np.random.default_rng(0), []
+    for client in range(2):
+        labels = np.arange(60) % 3
+        inputs = rng.integers(1, largest, (60, *shape))
+        inputs[np.arange(60), ..., 0] = 1 + labels.reshape(-1, *[1] * (len(shape) - 1))
+        files.append(str(folder / f"{client}.npz"))
+        np.savez(files[-1], x=inputs.astype(np.float32 if len(shape) > 1 else np.int64), y=labels)
+    return files
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_two_clients_adapt_their_backbone(
+    kind: str, site: Site, until: Callable[[Callable[[], bool], str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))  # it has its own tests
+    make, shape = {"image": (image_folder, (1, 8, 8)), "text": (text_folder, (LENGTH,))}[kind]
+    backbone, other = str(make(site.folder / "backbone")), str(make(site.folder / "other", seed=1))
+    files, run = write_examples(site.folder, shape, VOCABULARY), site.folder / "run"
+    flags = ["--strategy", "pfedhn", "--clients", "2", "--cohort", "2", "--rounds", "25", "--eval-every", "5"]
+    options = ["adapt=lora:r=4", f"backbone={backbone}", "checkpoint_every=1", "hidden_dim=8", "local.steps=20"]
+    more = [word for option in options for word in ("--set", option)]
+    server = site.server(*flags, *more, "--run-dir", str(run))
+    clients = [site.client(f"c{i}", "--data", file, "--backbone", backbone) for i, file in enumerate(files)]
+    metrics = run / "metrics.jsonl"
+    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, "two rounds")
+    server.kill()
+    resumed = site.start("hyperbloom.server", "server", "--resume", str(run), "--insecure")
+    stranger = site.client("stranger", "--data", files[0], "--backbone", other)
+    assert stranger.wait() == 3
+    assert "expected backbone sha256:" in stranger.output and "get it from backbone of the server" in stranger.output
+    assert resumed.wait() == 0, resumed.output
+    assert [client.wait() for client in clients] == [0, 0]
+
+    assert main(["export", str(run), "--all"]) == 0
+    about = json.loads((run / "models/c0/model.json").read_text())
+    assert about["model"] == "backbone" and about["input_shape"] == list(shape)
+    autos = {"image": transformers.AutoModelForImageClassification}
+    auto: Any = autos.get(kind, transformers.AutoModelForSequenceClassification)
+    inputs = torch.from_numpy(np.load(files[0])["x"][:5])
+    arguments = {"pixel_values": inputs} if kind == "image" else {"input_ids": inputs, "attention_mask": inputs.ne(0)}
+    logits = []
+    for name in ("c0", "c1"):
+        plain = auto.from_pretrained(backbone, num_labels=3, ignore_mismatched_sizes=True)
+        model = peft.PeftModel.from_pretrained(plain, run / "models" / name / "adapter").eval()
+        program = torch.export.load(run / "models" / name / "model.pt2").module()
+        logits.append(model(**arguments).logits)
+        assert torch.allclose(logits[-1], program(inputs.float()), atol=1e-5)
+        adapter = load_file(run / "models" / name / "adapter/adapter_model.safetensors")
+        assert any(tensor.any() for key, tensor in adapter.items() if "lora_B" in key)
+    assert not torch.equal(*logits)
