@@ -186,6 +186,9 @@ class Algorithm(ABC):
         specs = [target_spec(self.config, size, *data, task) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
+        if largest == 0:
+            name = self.config.strategy
+            raise ConfigError(f"adapt: expected more than {self.config.adapt} with {name}, whose clients keep the head")
         if largest > LARGEST_NETWORK and None in (self.config.input_shape, self.config.num_classes):
             raise ModelError(
                 f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"

@@ -58,6 +58,8 @@ class Client:
             parts = (self.train_data, self.val_data, self.test_data)
             self.train_data, self.val_data, self.test_data = (part.on_disk(settings.folder) for part in parts)
         about = (settings.size, self.input_shape, self.num_classes)
+        self.features: dict[int, tuple[torch.Tensor, str, torch.Tensor]] = {}
+        """By the id of inputs: these, the digest of a backbone, and its features of them."""
         self.backbone: str | None = None
         """Digest of the pretrained network."""
         if settings.backbone is not None:

@@ -31,9 +31,11 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
     count_score(client, order, network.module)
-    settings, data = order.refinement, client.train_data
+    settings, data, parts = order.refinement, client.train_data, [client.val_data, client.test_data]
     with client.hide_own_model():
         module = network.module
+        if settings is None or settings.distil_temperature is None:
+            module, (data, *parts) = network.on_features(client, data, *parts)
         settle_norms(module, data)
         if settings is not None and settings.distil_temperature is not None:
             module = distil(module, client.own_spec(), data, settings, client.seed(order.scope, "distil"))
@@ -42,9 +44,8 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
             seed = client.seed(order.scope, order.scope.round, "refine")
             module = refine(module, network.head, data, settings, seed)
         disclose = client.settings.disclose_counts
-        parts = (client.val_data, client.test_data)
         val, test = (evaluate(module, part, order.metrics, disclose) for part in parts)
-        _keep_scored(client, order, module, test)
+        _keep_scored(client, order, network.module if module is network.tail else module, test)
     return EvaluateResult(val, test)
 
 

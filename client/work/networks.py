@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
+from torch import nn
 
 from hyperbloom.client.keep.state import FileState
 from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.features import Tail, on_features, tail_of
 from hyperbloom.client.work.own_network import OwnNetwork
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
+from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import (
@@ -43,12 +46,20 @@ class Loaded(Network):
 
     Attributes:
         head: names of the parameters of the prediction head.
+        tail: the head alone, if nothing else is adapted and the backbone's features can be kept.
         holds: the personal part in memory: its client, its run, the state of its file, and the rounds to which the
             server had gone back by then. None while it differs from every file.
     """
 
     head: tuple[str, ...] = ()
     holds: Holder | None = None
+    tail: Tail | None = None
+
+    def on_features(self, client: Client, *parts: Examples) -> tuple[nn.Module, tuple[Examples, ...]]:
+        """Return the head alone with features of the examples, or the network with the examples as they are."""
+        if self.tail is None:
+            return self.module, parts
+        return self.tail, tuple(on_features(client, self.tail, part, self.module) for part in parts)
 
 
 def load(client: Client, scope: Scope, target: Target, weights: Weights | None) -> Loaded:
@@ -180,8 +191,12 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
     head = tuple(name for name, _ in head_layout(spec).shapes)
     if private == "copy":
         part = FlatPart(module, full)
-        return Loaded(module, part, Flat(full, part.values.clone()), head)
-    return Loaded(module, FlatPart(module, shared), FlatPart(module, personal), head)
+        made = Loaded(module, part, Flat(full, part.values.clone()), head)
+    else:
+        made = Loaded(module, FlatPart(module, shared), FlatPart(module, personal), head)
+    if spec.adapt == "head":
+        made.tail = tail_of(module, spec.input_shape, _digest(spec))
+    return made
 
 
 @lru_cache(LOADED_NETWORKS)

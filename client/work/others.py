@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.features import features
 from hyperbloom.client.work.networks import check_common_model, load, loaded_network
 from hyperbloom.client.work.permissions import check_release, count_score
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import last_layer
 from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore
 from hyperbloom.common.wire.weights import Weights
@@ -99,21 +99,6 @@ def score_all(models: Iterable[nn.Module], data: Examples, together: bool, metri
     # Whether a metric is defined depends on the labels alone, so all models have the same ones.
     values = (fmean(each) for each in zip(*(score.values for score in scores), strict=True))
     return SplitScore(len(scores) * len(data), fmean(score.loss for score in scores), scores[0].metrics, tuple(values))
-
-
-@torch.no_grad()
-def features(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the features `(N, F)` that enter a network's last layer for inputs `(N, ...)`."""
-    module.eval()
-    seen: list[Tensor] = []
-    head = last_layer(module, tuple(inputs.shape[1:]))
-    hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        for part in inputs.split(EVALUATION_BATCH):
-            module(part)
-    finally:
-        hook.remove()
-    return torch.cat(seen)
 
 
 def moments_of(seen: Tensor) -> Tensor:

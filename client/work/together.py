@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, enough_memory
-from hyperbloom.client.work.networks import spec_of
+from hyperbloom.client.work.features import tail_of
+from hyperbloom.client.work.networks import Loaded, spec_of
 from hyperbloom.client.work.sgd import Flat, Network
 from hyperbloom.client.work.training import conclude, prepare, train
 from hyperbloom.client.work.vectorised import train_rows
@@ -71,6 +72,11 @@ def _has_no_axis(spec: ModelSpec) -> bool:
     Batch normalisation writes each client's statistics in place, torch has no vectorised LSTM, and pretrained networks
     may decide by values and drop out.
     """
+    if spec.adapt == "head":  # the head trains on features by itself
+        with torch.random.fork_rng(devices=[]):
+            module = attempt(build, spec)
+        if isinstance(module, nn.Module) and tail_of(module, spec.input_shape) is not None:
+            return False
     if spec.backbone is not None:
         return True
     with torch.device("meta"):
@@ -96,7 +102,7 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
         return results
     clients, sgd = [tasks[index][0] for index in rows], order.sgd
     together = _stack(network, list(rows.values()))
-    losses = attempt(_train_rows, together, clients, sgd, [row.seed for row in rows.values()])
+    losses = attempt(_train_rows, network, together, clients, sgd, [row.seed for row in rows.values()])
     if isinstance(losses, Exception):
         return results | dict.fromkeys(rows, losses)
     seconds = (time.perf_counter() - start) / len(rows)
@@ -132,7 +138,11 @@ def _stack(network: Network, rows: Sequence[_Row]) -> Network:
 
 
 @enough_memory()
-def _train_rows(network: Network, clients: Sequence[Client], sgd: SGD, seeds: Sequence[int]) -> list[float]:
+def _train_rows(
+    network: Loaded, together: Network, clients: Sequence[Client], sgd: SGD, seeds: Sequence[int]
+) -> list[float]:
     """Return each client's mean loss."""
-    losses: list[float] = train_rows(network, [client.train_data for client in clients], sgd, seeds).tolist()
+    seen = [network.on_features(client, client.train_data) for client in clients]
+    together.module = seen[0][0]
+    losses: list[float] = train_rows(together, [data for _, (data,) in seen], sgd, seeds).tolist()
     return losses

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 from hyperbloom.client.keep.feedback import encode_with_feedback
 from hyperbloom.client.work.client import Client, enough_memory
@@ -33,7 +34,10 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
     network, seed = prepare(client, order)
     likeness = _likeness(client, order)
     with client.hide_own_model():
-        loss = train_by(order.method, network, client.train_data, order.sgd, seed, likeness)
+        module, (data,) = network.module, (client.train_data,)
+        if likeness is None:  # which compares what enters the head
+            module, (data,) = network.on_features(client, data)
+        loss = train_by(order.method, replace(network, module=module), data, order.sgd, seed, likeness)
     return conclude(client, order, network, loss, time.perf_counter() - start)
 
 

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from hyperbloom.client.work import networks
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.networks import loaded_network
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import BACKBONE, ModelSpec, build, full_layout
+from hyperbloom.common.models.pretrained import Transformer
 from hyperbloom.common.wire import Target, TrainOrder
 from hyperbloom.strategies import make_algorithm
 from tests.common.models.backbones import image_folder
@@ -184,6 +187,45 @@ def test_virtual_clients_share_one_backbone(backbone: str, tmp_path: Path) -> No
     assert one.backbone is not None
     target = Target(BACKBONE, 10, "none", adapt="head", backbones=(one.backbone,))
     assert loaded_network(one, target, None) is loaded_network(other, target, None)
+
+
+@pytest.mark.parametrize("strategy", ["pfedhn", "lg-fedavg", "fedavg-ft", "fedprox"])
+def test_with_the_head_alone_the_backbone_sees_each_example_once(
+    strategy: str, backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = Transformer.forward
+
+    def noted(self: Transformer, inputs: Tensor) -> Tensor:
+        seen.append(len(inputs) if inputs.any() else 0)  # zeros look for the last layer
+        return real(self, inputs)
+
+    networks._network.cache_clear()
+    monkeypatch.setattr(Transformer, "forward", noted)
+    options = {"hidden_dim": 8} if strategy == "pfedhn" else {}
+    config = digits_config(
+        strategy=strategy, adapt="head", backbone=backbone, sizes=("M",), rounds=4, cohort=3, options=options
+    )
+    after: list[int] = []
+    federation = digits_federation(config, tmp_path / "kept")
+    _, kept = federation.run(lambda number: after.append(sum(seen)))
+    assert after[1] == after[3], "two rounds and an evaluation have shown it all examples"
+    networks._network.cache_clear()
+    client_for.cache_clear()
+    monkeypatch.setattr(networks, "tail_of", lambda *arguments: None)
+    other = digits_federation(config, tmp_path / "anew")
+    _, anew = other.run()
+    assert sum(seen) > 2 * after[3]
+    networks._network.cache_clear()
+    assert kept.metrics == pytest.approx(anew.metrics, abs=1e-4)
+    for name, tensor in federation.state().items():
+        torch.testing.assert_close(tensor, other.state()[name], rtol=0, atol=1e-5)
+
+
+def test_there_is_something_to_send() -> None:
+    algorithm = make_algorithm(digits_config(strategy="fedper", adapt="head", options={}))
+    with pytest.raises(ConfigError, match="expected more than head with fedper, whose clients keep the head"):
+        algorithm.settle(introduction("one", input_shape=(1, 8, 8)))
 
 
 def test_a_backbone_is_the_model(backbone: str) -> None:

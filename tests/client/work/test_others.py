@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hyperbloom.client.work.others import domain_errors, features, moments_of, score_all
+from hyperbloom.client.work.features import features
+from hyperbloom.client.work.others import domain_errors, moments_of, score_all
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout

@@ -375,7 +375,7 @@ def test_a_field_of_another_type_is_refused(changes: dict[str, Any], message: st
 def test_optional_fields_are_absent_or_of_their_type() -> None:
     assert set(dict(pack(TRAIN)[KEY])) == {
         *(f"scope.{name}" for name in ("run_id", "round", "seed", "resume_points", "rewound")),
-        *(f"target.{name}" for name in ("model", "num_classes", "private")),
+        *(f"target.{name}" for name in ("model", "num_classes", "private", "adapt", "backbones")),
         *(f"target.task.{name}" for name in ("name", "mean", "std", "balanced")),
         *(f"sgd.{field.name}" for field in dataclasses.fields(SGD)),
         "reply",

@@ -67,6 +67,7 @@ def run(config: RunConfig, folder: Path, vectorise: bool) -> tuple[dict[str, Ten
         ("local", "S", {}),
         ("pfedhn-pc", "SM", {"compression": "int8"}),
         ("fedavg", "M", {"compression": "int8"}),
+        ("pfedhn", "M", {"adapt": "head"}),
         ("pfedhn", "M", {"asynchronous": True}),
     ],
 )

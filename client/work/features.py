@@ -1,0 +1,80 @@
+"""The backbone's features of a client's examples: computed once where the head alone is adapted.
+
+A round then costs as much as training the head. What enters the head depends on the input alone, because everything
+else is frozen and has no training mode.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.scoring import EVALUATION_BATCH
+from hyperbloom.common.data import Examples
+from hyperbloom.common.models import last_layer
+from hyperbloom.common.models.parts import untouched
+
+
+class Tail(nn.Module):
+    """The head of a network by itself, under the names that its parameters have in the network.
+
+    Shape:
+        features `(B, F)`; outputs as those of the network.
+    """
+
+    def __init__(self, path: str, head: nn.Module, backbone: str) -> None:
+        """Put `head` at `path`; `backbone` is the digest of what makes its features."""
+        super().__init__()
+        self.path, self.backbone = path, backbone
+        owner: nn.Module = self
+        *folders, leaf = path.split(".")
+        for folder in folders:
+            owner.add_module(folder, nn.Module())
+            owner = owner.get_submodule(folder)
+        owner.add_module(leaf, head)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the outputs for features."""
+        outputs: Tensor = self.get_submodule(self.path)(features)
+        return outputs
+
+
+def tail_of(module: nn.Module, input_shape: tuple[int, ...], backbone: str = "") -> Tail | None:
+    """Return the head alone if it is one layer that takes a vector for each input and makes the network's outputs."""
+    last = last_layer(module, input_shape)
+    path = next(name for name, part in module.named_modules() if part is last)
+    if not path or any(not name.startswith(f"{path}.") for name, _ in module.named_parameters()):
+        return None
+    anchor = next(module.parameters())
+    inputs = torch.zeros(2, *input_shape, device=anchor.device)
+    with untouched(module), torch.no_grad():
+        seen, outputs = features(module, inputs), module(inputs)
+        return Tail(path, last, backbone) if seen.ndim == 2 and torch.equal(last(seen), outputs) else None
+
+
+def on_features(client: Client, tail: Tail, data: Examples, module: nn.Module) -> Examples:
+    """Return a client's examples with features in place of inputs; `module` computes them once."""
+    kept = client.features.get(id(data.inputs))
+    if kept is None or kept[0] is not data.inputs or kept[1] != tail.backbone:
+        made = replace(data, inputs=features(module, data.inputs))
+        if client.settings.low_memory and made.inputs.device.type == "cpu":
+            made = made.on_disk(client.settings.folder)
+        # With the inputs, as another tensor may get their id once they are gone.
+        kept = client.features[id(data.inputs)] = (data.inputs, tail.backbone, made.inputs)
+    return replace(data, inputs=kept[2])
+
+
+@torch.no_grad()
+def features(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the features `(N, F)` that enter a network's last layer for inputs `(N, ...)`."""
+    module.eval()
+    seen: list[Tensor] = []
+    head = last_layer(module, tuple(inputs.shape[1:]))
+    hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    try:
+        for part in inputs.split(EVALUATION_BATCH):
+            module(part)
+    finally:
+        hook.remove()
+    return torch.cat(seen)
