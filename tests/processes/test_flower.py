@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.data import DataSpec
@@ -17,7 +19,14 @@ from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.superlink import free_port
 from tests.processes.conftest import Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        Version(version("flwr")) >= Version("1.40"), reason="from 1.40 on a SuperNode speaks HTTP only: use flwr run"
+    ),
+]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file
 
 import hyperbloom
@@ -79,6 +81,7 @@ def stock(folder: Path, *flags: str) -> Iterator[tuple[Stock, Callable[..., None
     home.mkdir(parents=True)
     (home / "config.toml").write_text(f'[superlink.stock]\naddress = "{control}"\ninsecure = true\n')
     environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+    environment["FLWR_INTERNAL_GRPC_FLEET_API"] = "1"  # from 1.40 on, for `flower-client`
     environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with ExitStack() as stack:
 
@@ -96,7 +99,8 @@ def stock(folder: Path, *flags: str) -> Iterator[tuple[Stock, Callable[..., None
         while not _answers(control):
             assert time.monotonic() < deadline, (folder / "flower-superlink.log").read_text()
             time.sleep(0.1)
-        yield Stock(folder, control, fleet, environment), start
+        over_http = Version(version("flwr")) >= Version("1.40")  # then SuperNodes use the port of all
+        yield Stock(folder, control, control if over_http else fleet, environment), start
 
 
 def _answers(address: str) -> bool:
