@@ -44,7 +44,7 @@ def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
         Flag("--root", "folder with the files of a named data set", type=FOLDER),
         Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
         Flag("--split", "how the N shares are made", default="auto", shell_complete=proposed(SPLITS)),
-        Flag("--classes-per-client", "classes, or shards", default=2),
+        Flag("--classes-per-client", "classes, shards or concepts", default=2),
         Flag("--alpha", "concentration of the Dirichlet split", default=0.5),
         Flag("--label", "column of a table to predict, or several: A,B", metavar="COLUMN"),
         Flag("--owner", "column of a table that says whose a row is, for --split owner", metavar="COLUMN"),

@@ -91,7 +91,7 @@ class DataConfig(Section):
     name: str = Field("digits", description="data set that the clients split among themselves")
     root: str | None = Field(None, description="folder with the data set's files")
     split: str = Field("auto", description="how the data set is split over the clients")
-    classes_per_client: Positive = Field(2, description="classes (or shards) of each client, for splits that use it")
+    classes_per_client: Positive = Field(2, description="classes (or concepts) of each client, for splits that use it")
     alpha: Rate = Field(0.5, description="concentration of the Dirichlet split")
     max_train: Positive | None = Field(None, description="keep at most this many training examples per client")
     label: str | None = Field(None, description="column of a table to predict, or several: A,B")

@@ -56,7 +56,14 @@ class DataSource:
         portions, names = pool.portions, pool.class_names
         _refuse_empty(portions, pool, spec)
         if partition is not None:
-            portions = {part: portions[part].choose(rows) for part, rows in self._deal.indices(partition).items()}
+            deal = self._deal
+            portions = {part: portions[part].choose(rows) for part, rows in deal.indices(partition).items()}
+            if deal.relabel is not None:
+                relabel = deal.relabel[partition]
+                portions = {
+                    part: replace(portion, labels=relabel[portion.labels]) for part, portion in portions.items()
+                }
+                names = tuple(names[label] for label in np.argsort(relabel))
             _refuse_empty(portions, pool, spec)
         portions["train"] = _limited(portions["train"], spec)
         scaling = scaling or pool.scaling

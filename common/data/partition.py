@@ -32,9 +32,11 @@ class Deal:
 
     Args:
         owners: For `train`, `val` and `test`, `(N,)`: the client of each example, or -1 for none.
+        relabel: `(clients, num_classes)`: each client's label for each class, or None for the usual labels.
     """
 
     owners: Mapping[str, IntArray]
+    relabel: IntArray | None = None
 
     def indices(self, client: int) -> dict[str, IntArray]:
         """Return the ascending indices of one client's examples in `train`, `val` and `test`."""
@@ -233,6 +235,31 @@ def _evenly(size: int, spec: DataSpec, name: str) -> IntArray:
     return rng.permutation(np.arange(size, dtype=np.int64) % spec.partitions)
 
 
+def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
+    """Deal as `iid`, but let clients of different concepts have different labels for the same class.
+
+    Client `i` has concept `i % classes_per_client`. Concept 0 keeps the labels, and each other concept permutes them in
+    its own way, so that their clients' objectives conflict. Sattler, Mueller, Samek, "Clustered Federated
+    Learning", 2020, https://arxiv.org/abs/1910.01991; Ghosh et al., "An Efficient Framework for Clustered Federated
+    Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088
+
+    Raises:
+        DataError: There are fewer permutations of the labels than concepts, or the labels are no classes.
+    """
+    if pool.kind != "classification":
+        raise DataError(f"split 'concepts': expected classes, found {pool.name} with labels for {pool.kind}")
+    classes, concepts = len(pool.class_names), spec.classes_per_client
+    seen: dict[tuple[int, ...], None] = {tuple(range(classes)): None}
+    most = int(np.prod(np.arange(1, min(classes, 12) + 1)))
+    if concepts > most:
+        raise DataError(f"classes_per_client: expected at most {most} concepts for {classes} classes, found {concepts}")
+    rng = generator(spec.seed, "concepts")
+    while len(seen) < concepts:
+        seen[tuple(int(label) for label in rng.permutation(classes))] = None
+    maps = np.array(list(seen), dtype=np.int64)
+    return Deal(deal_iid(pool, spec).owners, maps[np.arange(spec.partitions) % concepts])
+
+
 def deal_one_owner(pool: Pool, spec: DataSpec) -> Deal:
     """Deal the examples of one owner, such as an alphabet, to each client. The remaining owners are not used.
 
@@ -304,6 +331,7 @@ PARTITIONERS: Mapping[str, Partitioner] = {
         Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_one_owner),
         Partitioner("coarse", "one coarse class for each client (cifar100)", deal_one_owner),
         Partitioner("owner", "each owner, such as a hospital, is a client, or several together", deal_owners),
+        Partitioner("concepts", "iid images, but labels that conflict between groups of clients", deal_concepts),
         *(Partitioner(name, f"{name.removeprefix('flwr-')} of flwr-datasets", deal_as_flower) for name in FLWR_SPLITS),
     )
 }

@@ -20,7 +20,8 @@ class DataSpec:
         root: Folder of a registered data set's files; by default `$HYPERBLOOM_DATA`, else `~/.cache/hyperbloom`.
         download: Fetch a registered data set that is not in `root`, if torchvision can.
         split: Name of the partitioner; it must be the same for all clients.
-        classes_per_client: Classes of a client (`shares`) or shards of a client (`shards`).
+        classes_per_client: Classes of a client (`shares`), shards of a client (`shards`), or number of
+            concepts (`concepts`).
         alpha: Concentration of the Dirichlet distribution. Smaller values make clients differ more.
         partition: Number of the client, from 0; None for all of the data.
         partitions: Number of clients that share the data.

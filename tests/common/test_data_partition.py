@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +176,37 @@ def test_groups_refuse_what_cannot_be_grouped() -> None:
         deal(pool(kind="alphabet", groups=4), "alphabet", 5)
 
 
+def test_concepts_permute_the_labels_alike_for_all_clients_of_a_concept() -> None:
+    dealt = deal(pool(), "concepts", 7, classes_per_client=3)
+    assert dealt.relabel is not None
+    assert dealt.relabel[0].tolist() == list(range(10))
+    assert len({tuple(labels) for labels in dealt.relabel}) == 3
+    for client, labels in enumerate(dealt.relabel):
+        assert sorted(labels) == list(range(10))
+        assert labels.tolist() == dealt.relabel[client % 3].tolist()
+    other = deal(pool(), "concepts", 7, classes_per_client=3, seed=1)
+    assert other.relabel is not None
+    assert other.relabel[1].tolist() != dealt.relabel[1].tolist()
+
+
+def test_concepts_change_the_labels_and_nothing_else() -> None:
+    spec = {"partition": 4, "partitions": 6, "classes_per_client": 3}
+    plain = load_client_data(DataSpec(split="iid", **spec))  # type: ignore[arg-type]
+    moved = load_client_data(DataSpec(split="concepts", **spec))  # type: ignore[arg-type]
+    for part in PARTS:
+        before, after = getattr(plain, part), getattr(moved, part)
+        assert torch.equal(before.inputs, after.inputs)
+        shown = [moved.class_names[label] for label in after.labels]
+        assert shown == [plain.class_names[label] for label in before.labels]
+    assert not torch.equal(plain.train.labels, moved.train.labels)
+
+
+def test_concepts_refuse_more_than_there_are_permutations() -> None:
+    assert deal(pool(2), "concepts", 2, classes_per_client=2).relabel is not None
+    with pytest.raises(DataError, match="at most 2 concepts for 2 classes, found 3"):
+        deal(pool(2), "concepts", 3, classes_per_client=3)
+
+
 def test_a_client_without_examples_is_named() -> None:
     message = r"client \d+ of 900: expected examples in val, found none of the 359 .* lower partitions"
     with pytest.raises(DataError, match=message):
@@ -184,7 +216,7 @@ def test_a_client_without_examples_is_named() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    split=st.sampled_from(["shares", "shards", "dirichlet", "iid"]),
+    split=st.sampled_from(["shares", "shards", "dirichlet", "iid", "concepts"]),
     clients=st.integers(1, 12),
     classes=st.integers(2, 6),
     each=st.integers(1, 2),

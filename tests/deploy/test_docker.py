@@ -89,7 +89,7 @@ eval_every: 20
 checkpoint_every: 2
 join_timeout_s: 120
 model: mlp
-data: {name: digits, split: iid, max_train: 60}
+data: {name: digits, split: concepts, max_train: 60}
 """
 
 

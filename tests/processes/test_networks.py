@@ -18,7 +18,7 @@ from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.superlink import free_port
 from tests.processes.conftest import Process, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(200)]
 
 PAGE = Path(__file__).parents[2] / "docs/networks.md"
 RUN = ["--strategy", "pfedhn-pc", "--rounds", "2", "--clients", "1", "--cohort", "1", "--set", "local.steps=2"]

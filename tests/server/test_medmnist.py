@@ -26,7 +26,7 @@ def write_medmnist(path: Path, labels: int) -> None:
     np.savez(path, **arrays)
 
 
-@pytest.mark.parametrize(("labels", "outputs"), [(1, 2), (14, 14)])
+@pytest.mark.parametrize(("labels", "outputs"), [(1, 2), pytest.param(14, 14, marks=pytest.mark.slow)])
 def test_the_best_round_by_auroc_is_kept_and_patience_ends_each_strategy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clean_process: None, labels: int, outputs: int
 ) -> None:

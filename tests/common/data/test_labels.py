@@ -79,7 +79,13 @@ def test_shares_of_numbers_are_few_tenths_for_each_client(tmp_path: Path) -> Non
     assert len({int(label) // 12 for label in client.whole.labels}) <= 4  # two tenths, whose edges fall between
 
 
-@pytest.mark.parametrize("kind", ["shares", "shards", "dirichlet", "iid"])
+def test_no_conflicting_numbers_for_the_same_inputs(tmp_path: Path) -> None:
+    name = save(tmp_path, x=X, y=X[:, 0] / 3)
+    with pytest.raises(DataError, match=r"split 'concepts': expected classes, found .* with labels for regression"):
+        load_client_data(DataSpec(name, split="concepts", partition=0, partitions=2))
+
+
+@pytest.mark.parametrize("kind", ["shares", "shards", "dirichlet", "iid", "concepts"])
 def test_no_split_cuts_a_group(tmp_path: Path, kind: str) -> None:
     group = np.arange(120) // 2
     name = save(tmp_path, x=X, y=group % 2, group=np.array([f"patient {number}" for number in group]))
