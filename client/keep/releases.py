@@ -35,7 +35,6 @@ class Releases:
     """
 
     def __init__(self, folder: Path, changes: int | None, scores: int | None) -> None:
-        """Set the bounds. Releases without a bound are not counted."""
         self.path = folder / "releases.json"
         self._most: dict[Kind, int | None] = {"changes": changes, "scores": scores}
 

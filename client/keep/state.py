@@ -74,7 +74,6 @@ class ClientState:
     """The state folder of one client."""
 
     def __init__(self, folder: Path) -> None:
-        """Use `folder`, which the first write creates."""
         self.folder = folder
         self._earlier, self._scored = folder / "earlier", folder / "scored"
         self._residual_path = folder / "residual.safetensors"

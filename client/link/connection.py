@@ -16,38 +16,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
-from hyperbloom.client.link.internals import (
-    HEARTBEAT_CALL_TIMEOUT,
-    HEARTBEAT_DEFAULT_INTERVAL,
-    PUBLIC_KEY_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    ActivateNodeRequest,
-    ConfirmMessageReceivedRequest,
-    DeactivateNodeRequest,
-    FleetStub,
-    Node,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    RetryInvoker,
-    RuntimeVersionMetadata,
-    SendNodeHeartbeatRequest,
-    UnregisterNodeFleetRequest,
-    get_all_nested_objects,
-    get_object_tree,
-    inflate_object_from_contents,
-    iterate_object_tree,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-    message_to_proto,
-    no_object_id_recompute,
-    now,
-    pull_objects,
-    push_object_contents_from_iterable,
-    remove_content_from_message,
-    sign_message,
-)
+from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
 from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
@@ -74,17 +43,16 @@ class Connection:
         retries: repeats calls that fail.
     """
 
-    def __init__(self, link: Link, retries: RetryInvoker) -> None:
-        """Open a channel, which connects with the first call."""
+    def __init__(self, link: Link, retries: flower.RetryInvoker) -> None:
         key, self._retries = link.key or make_key(), retries
         self._key, self._public = BoundKey(key, link.name), public_pem(key).encode()
-        self._version = RuntimeVersionMetadata.from_local_component("SuperNode")
+        self._version = flower.RuntimeVersionMetadata.from_local_component("SuperNode")
         if link.insecure:
             self._channel = grpc.insecure_channel(link.address, _OPTIONS)
         else:
             ca = link.root_certificates.read_bytes() if link.root_certificates else None
             self._channel = grpc.secure_channel(link.address, grpc.ssl_channel_credentials(ca), _OPTIONS)
-        self._stub = FleetStub(self._channel)
+        self._stub = flower.FleetStub(self._channel)
         self._registers = link.key is None
         self._over = threading.Event()
         self._encloses = False  # whether the server sent the last order's objects inside
@@ -93,8 +61,8 @@ class Connection:
     def open(self) -> None:
         """Let the server know of the node, and keep it informed that the node is here."""
         if self._registers:
-            self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self._public))
-        here = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            self._call("RegisterNode", flower.RegisterNodeFleetRequest(public_key=self._public))
+        here = flower.ActivateNodeRequest(public_key=self._public, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL)
         self.node_id = self._call("ActivateNode", here).node_id
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -104,60 +72,67 @@ class Connection:
         try:
             with suppress(grpc.RpcError):
                 if self.node_id:
-                    self._call_once("DeactivateNode", DeactivateNodeRequest(node_id=self.node_id), LEAVING_S)
+                    self._call_once("DeactivateNode", flower.DeactivateNodeRequest(node_id=self.node_id), LEAVING_S)
                     if self._registers:
-                        self._call_once("UnregisterNode", UnregisterNodeFleetRequest(node_id=self.node_id), LEAVING_S)
+                        self._call_once(
+                            "UnregisterNode", flower.UnregisterNodeFleetRequest(node_id=self.node_id), LEAVING_S
+                        )
         finally:
             self._channel.close()
 
     def receive(self) -> Message | None:
         """Return the next order, or None if there is none for now."""
-        request = PullMessagesRequest(node=self._node)
+        request = flower.PullMessagesRequest(node=self._node)
         response = self._call("PullMessages", request, WAIT_S + ANSWER_S, ((WAIT, str(WAIT_S)),))
         if not response.messages_list:
             return None
         announced, metadata = response.messages_list[0], response.messages_list[0].metadata
         contents = take_enclosed(announced)
         self._encloses = bool(contents)
-        names = [node.object_id for node in iterate_object_tree(response.message_object_trees[0])]
+        names = [node.object_id for node in flower.iterate_object_tree(response.message_object_trees[0])]
         missing = [name for name in names if name not in contents]
         if missing:
-            contents |= pull_objects(
+            contents |= flower.pull_objects(
                 missing,
-                make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, metadata.run_id),
+                flower.make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, metadata.run_id),
                 initial_backoff=0.004,
                 backoff_cap=0.25,
                 max_time=TRANSFER_DEADLINE_S,
                 max_tries_per_object=None,
             )
             received = {"run_id": metadata.run_id, "message_object_id": metadata.message_id}
-            self._call("ConfirmMessageReceived", ConfirmMessageReceivedRequest(node=self._node, **received))
-        message = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
+            self._call("ConfirmMessageReceived", flower.ConfirmMessageReceivedRequest(node=self._node, **received))
+        message = cast(Message, flower.inflate_object_from_contents(metadata.message_id, contents))
         message.metadata.__dict__["_message_id"] = metadata.message_id
         return message
 
     def send(self, reply: Message, seconds: float) -> None:
         """Send a reply whose making took so many seconds."""
         run_id = reply.metadata.run_id
-        with no_object_id_recompute():
+        with flower.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            contents = {name: item.deflate() for name, item in get_all_nested_objects(reply).items()}
-            announced, tree = message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)
+            contents = {name: item.deflate() for name, item in flower.get_all_nested_objects(reply).items()}
+            announced, tree = (
+                flower.message_to_proto(flower.remove_content_from_message(reply)),
+                flower.get_object_tree(reply),
+            )
         if self._encloses:
             enclose(announced, contents.items())
-        request = PushMessagesRequest(
+        request = flower.PushMessagesRequest(
             node=self._node, messages_list=[announced], message_object_trees=[tree], clientapp_runtime_list=[seconds]
         )
         response = self._call("PushMessages", request)
         if response.objects_to_push:
-            push = make_push_object_fn_protobuf(
+            push = flower.make_push_object_fn_protobuf(
                 partial(self._call, "PushObject"), self._node, run_id, response.session_id
             )
-            push_object_contents_from_iterable(((name, contents[name]) for name in response.objects_to_push), push)
+            flower.push_object_contents_from_iterable(
+                ((name, contents[name]) for name in response.objects_to_push), push
+            )
 
     @property
-    def _node(self) -> Node:
-        return Node(node_id=self.node_id)
+    def _node(self) -> flower.Node:
+        return flower.Node(node_id=self.node_id)
 
     def _call(
         self, method: str, request: Any, timeout: float | None = None, headers: tuple[tuple[str, str], ...] = ()
@@ -168,19 +143,23 @@ class Connection:
     def _call_once(
         self, method: str, request: Any, timeout: float | None, headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
-        stamp = now().isoformat()
-        signature = sign_message(cast(ec.EllipticCurvePrivateKey, self._key), stamp.encode("ascii"))
-        shown = (PUBLIC_KEY_HEADER, self._public), (TIMESTAMP_HEADER, stamp), (SIGNATURE_HEADER, signature)
+        stamp = flower.now().isoformat()
+        signature = flower.sign_message(cast(ec.EllipticCurvePrivateKey, self._key), stamp.encode("ascii"))
+        shown = (
+            (flower.PUBLIC_KEY_HEADER, self._public),
+            (flower.TIMESTAMP_HEADER, stamp),
+            (flower.SIGNATURE_HEADER, signature),
+        )
         metadata = self._version.append_to_grpc_metadata((*headers, *shown))
         return getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
 
     def _beat(self) -> None:
         """Send heartbeats. One that fails is not told: the main thread meets the same error."""
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        request = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL)
         pause = 0.0
         while not self._over.wait(pause):
             try:
-                self._call_once("SendNodeHeartbeat", request, HEARTBEAT_CALL_TIMEOUT)
-                pause = HEARTBEAT_DEFAULT_INTERVAL * random.uniform(0.6, 0.8)
+                self._call_once("SendNodeHeartbeat", request, flower.HEARTBEAT_CALL_TIMEOUT)
+                pause = flower.HEARTBEAT_DEFAULT_INTERVAL * random.uniform(0.6, 0.8)
             except (grpc.RpcError, ValueError):  # gRPC raises a ValueError for a closed channel
                 pause = SOON_S

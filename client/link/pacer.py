@@ -22,7 +22,6 @@ class Pacer:
     def __init__(
         self, fastest: float = 0.005, active: float = 0.05, idle: float = 3.0, active_for: float = 30.0
     ) -> None:
-        """Start as an idle client."""
         self.fastest, self.active, self.idle, self.active_for = fastest, active, idle, active_for
         self._delay = fastest
         self._last_message = -float("inf")

@@ -15,16 +15,8 @@ import grpc
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.connection import WAIT_S, Connection
-from hyperbloom.client.link.internals import (
-    ErrorCode,
-    ObjectPullError,
-    ObjectPushError,
-    RetryInvoker,
-    RetryState,
-    exponential,
-    start_parent_process_monitor,
-)
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import CLOCK, REASONS, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import RefusedError
@@ -84,7 +76,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
             raise explanation(link, error) from None
         log.info("connected to %s as node %d", link.address, connection.node_id)
         _Session(app, node_config, connection).run()
-    except (grpc.RpcError, OSError, ObjectPullError, ObjectPushError) as error:
+    except (grpc.RpcError, OSError, flower.ObjectPullError, flower.ObjectPushError) as error:
         log.debug("session lost: %s", error)
         if refused := refusal(error):
             raise refused from None
@@ -139,10 +131,10 @@ class _Session:
 
 
 def _failure(reason: str) -> Error:
-    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+    return Error(flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
 
-def _retries(link: Link) -> RetryInvoker:
+def _retries(link: Link) -> flower.RetryInvoker:
     """Return retries that never end while the server is away or too busy, and give up at once on permanent errors.
 
     A failed TLS handshake is retried unless its reason is one of `REASONS`, because a server under attack also breaks
@@ -156,19 +148,19 @@ def _retries(link: Link) -> RetryInvoker:
         )
         return wrong or not (cast(grpc.RpcError, error).code() in _AWAY or CLOCK in str(error))
 
-    def away(state: RetryState) -> None:
+    def away(state: flower.RetryState) -> None:
         if state.tries == 1 and CLOCK in str(state.exception):
             details = cast(grpc.RpcError, state.exception).details()
             log.warning("%s refuses this machine's clock (%s); trying until it is right", link.address, details)
         elif state.tries == 1:
             log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", link.address)
 
-    def back(state: RetryState) -> None:
+    def back(state: flower.RetryState) -> None:
         if state.tries > 1:
             log.info("%s answers again after %.0f s", link.address, state.elapsed_time)
 
-    return RetryInvoker(
-        lambda: exponential(base_delay=0.2, max_delay=RECONNECT_DELAY_S),
+    return flower.RetryInvoker(
+        lambda: flower.exponential(base_delay=0.2, max_delay=RECONNECT_DELAY_S),
         grpc.RpcError,
         max_tries=None,
         max_time=None,
@@ -184,4 +176,4 @@ def exit_with_parent(parent_pid: int) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # inherited from a script that runs the server in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    start_parent_process_monitor(parent_pid)
+    flower.start_parent_process_monitor(parent_pid)

@@ -21,7 +21,6 @@ class Ledger:
     """
 
     def __init__(self, state: Path) -> None:
-        """Use the state folder `state`, which the first entry creates."""
         self.path = state / "privacy.json"
 
     def spend(self, promised: Guarantee | None, budget: float | None, to: str) -> tuple[float, float] | None:

@@ -33,23 +33,8 @@ from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy import masks as protocol
 from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, sign, verify
-from hyperbloom.common.secrecy.masks import (
-    KEY_BYTES,
-    LARGEST_LOSS_SUMMED,
-    SHARE_BYTES,
-    Agreement,
-    Scale,
-    add_mask,
-    agree,
-    commit,
-    new_key,
-    pair_mask,
-    public_key,
-    seal,
-    split,
-    unseal,
-)
 from hyperbloom.common.secrecy.sums import Parts, part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainResult
@@ -138,9 +123,9 @@ class SecureRound:
     round: int
     identity: EllipticCurvePrivateKey = field(default_factory=make_key, repr=False)
     peers: frozenset[str] | None = None
-    cipher_key: X25519PrivateKey = field(default_factory=new_key, repr=False)
-    mask_key: X25519PrivateKey = field(default_factory=new_key, repr=False)
-    own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
+    cipher_key: X25519PrivateKey = field(default_factory=protocol.new_key, repr=False)
+    mask_key: X25519PrivateKey = field(default_factory=protocol.new_key, repr=False)
+    own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(protocol.KEY_BYTES), repr=False)
 
     def __post_init__(self) -> None:
         """Start at the first stage."""
@@ -166,7 +151,7 @@ class SecureRound:
 
     def keys(self) -> wire.KeysResult:
         """Return the signed public keys."""
-        keys = public_key(self.cipher_key), public_key(self.mask_key)
+        keys = protocol.public_key(self.cipher_key), protocol.public_key(self.mask_key)
         signature = sign(self.identity, signed_keys(self.run_id, self.round, *keys))
         return wire.KeysResult(*keys, public_der(self.identity), signature)
 
@@ -176,29 +161,29 @@ class SecureRound:
         Raises:
             WireError: there are too few clients, or keys are wrong.
         """
-        scale = Scale(len(order.cipher_keys), order.bound, order.examples)
+        scale = protocol.Scale(len(order.cipher_keys), order.bound, order.examples)
         lists = order.cipher_keys, order.mask_keys, order.identities
-        agreement = Agreement(self.run_id, self.round, order.threshold, scale, *lists)
+        agreement = protocol.Agreement(self.run_id, self.round, order.threshold, scale, *lists)
         agreement.check()
-        mine = public_key(self.cipher_key), public_key(self.mask_key), public_der(self.identity)
+        mine = protocol.public_key(self.cipher_key), protocol.public_key(self.mask_key), public_der(self.identity)
         if not 0 <= order.place < scale.clients or mine != tuple(each[order.place] for each in lists):
             raise WireError(f"order: expected this client's own keys in place {order.place}")
         self._agreement, self._place, self._digest = agreement, order.place, agreement.digest
         self._know(order)
         self._pairs = {
-            place: agree(self.cipher_key, key, "shares", self._digest)
+            place: protocol.agree(self.cipher_key, key, "shares", self._digest)
             for place, key in enumerate(order.cipher_keys)
             if place != self._place
         }
         dealt = (self.own_secret, self.mask_key.private_bytes_raw())
-        of_secret, of_key = (split(secret, order.threshold, scale.clients) for secret in dealt)
+        of_secret, of_key = (protocol.split(secret, order.threshold, scale.clients) for secret in dealt)
         self._held[self._place] = of_secret[self._place], of_key[self._place]
         sealed = [b""] * scale.clients
         for place, key in self._pairs.items():
-            sealed[place] = seal(key, self._place, place, of_secret[place] + of_key[place])
+            sealed[place] = protocol.seal(key, self._place, place, of_secret[place] + of_key[place])
         return wire.SharesResult(
             tuple(sealed),
-            commit(self.own_secret, "secret", self._digest),
+            protocol.commit(self.own_secret, "secret", self._digest),
             tuple(self._commit("secret", share) for share in of_secret),
             tuple(self._commit("key", share) for share in of_key),
         )
@@ -223,7 +208,7 @@ class SecureRound:
                 raise WireError(f"order: keys that {name} has not signed")
 
     def _commit(self, what: str, share: bytes) -> bytes:
-        return commit(share, f"share of {what}", self._digest)
+        return protocol.commit(share, f"share of {what}", self._digest)
 
     def expect(self, order: wire.MaskedOrder) -> int:
         """Check and keep the remaining clients, their shares and the parts of the sum, before training.
@@ -261,8 +246,8 @@ class SecureRound:
         for place, sealed, digests in zip(masking.there, masking.sealed, masking.digests, strict=True):
             if place == self._place:
                 continue
-            text = unseal(self._pairs[place], place, self._place, sealed) or b""
-            of_secret, of_key = text[:SHARE_BYTES], text[SHARE_BYTES:]
+            text = protocol.unseal(self._pairs[place], place, self._place, sealed) or b""
+            of_secret, of_key = text[: protocol.SHARE_BYTES], text[protocol.SHARE_BYTES :]
             if digests == self._commit("secret", of_secret) + self._commit("key", of_key):
                 self._held[place] = of_secret, of_key
 
@@ -288,13 +273,13 @@ class SecureRound:
             log.warning("%d of %d changes are beyond %g and were cut", beyond, len(change), scale.bound)
         loss = np.array([result.loss or 0.0])  # None with noise; then nobody uses the summed loss
         words = np.append(
-            scale.encode(self._placed(change, layout), weight), scale.encode(loss, weight, LARGEST_LOSS_SUMMED)
+            scale.encode(self._placed(change, layout), weight), scale.encode(loss, weight, protocol.LARGEST_LOSS_SUMMED)
         )
-        add_mask(words, self.own_secret)
+        protocol.add_mask(words, self.own_secret)
         for place in self._there:
             if place != self._place:
                 key = self._agreement.mask_keys[place]
-                pair_mask(words, self.mask_key, key, self._place, place, self._told)
+                protocol.pair_mask(words, self.mask_key, key, self._place, place, self._told)
         return wire.MaskedResult(result.seconds, words.astype("<u4").tobytes())
 
     def _placed(self, change: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:

@@ -95,7 +95,6 @@ class Generated(nn.Module):
     """A network whose weights a hypernetwork generates in every forward pass, so that gradients reach it."""
 
     def __init__(self, hypernetwork: GraphHypernetwork, graph: Graph, network: nn.Module) -> None:
-        """Combine them. The network's own values are unused."""
         super().__init__()
         self.hypernetwork, self.network, self.graph = hypernetwork, network, graph
 

@@ -32,7 +32,6 @@ class Flat:
     """
 
     def __init__(self, layout: Layout, values: Tensor) -> None:
-        """Start without gradient and momentum."""
         self.layout = layout
         self.values = values
         self.gradient = torch.zeros_like(values)
@@ -75,7 +74,6 @@ class FlatPart(Flat):
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
-        """Move the parameters of `layout` into `values`."""
         parameters = dict(module.named_parameters())
         anchor = next(iter(parameters.values()))
         super().__init__(layout, layout.flatten(parameters) if layout.numel else anchor.detach().new_empty(0))

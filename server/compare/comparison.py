@@ -65,9 +65,6 @@ class _View(TerminalView):
             super().event(text)
 
 
-# ---------------------------------------------------------------------- the plan
-
-
 def plan(
     out: Path,
     strategies: Sequence[str],
@@ -175,9 +172,6 @@ def shared_by(config: RunConfig, engine: str) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- the folder
-
-
 @contextmanager
 def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[None]:
     """Lock a comparison's folder, new or existing. Strategies and seeds may be added to an existing one.
@@ -233,9 +227,6 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
             raise ConfigError(
                 f"--out: {where} was begun with {prefix}{key} = {before}, found {now}; choose another folder for that"
             )
-
-
-# ---------------------------------------------------------------------- running
 
 
 def run_cells(cells: Sequence[Cell], engine: str, console: Console) -> list[HyperbloomError]:

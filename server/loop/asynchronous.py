@@ -115,8 +115,6 @@ class _Loop:
             raise CohortError(NEVER_EVALUATED)
         return self.best
 
-    # ------------------------------------------------------------------ training
-
     def _turn(self) -> None:
         """Send new orders, and process the replies that have arrived."""
         # A client that works on an evaluation is still here, and `gather` would not process its answer.
@@ -208,8 +206,6 @@ class _Loop:
                 if not post.expects(letter):
                     del letters[message_id]
                     self._pending.outcome.leave_out(letter.about.client, Reason.NO_REPLY, "no reply")
-
-    # ------------------------------------------------------------------ evaluation
 
     def _ask_for_evaluation(self, number: int, elapsed: float) -> None:
         """Send every client its weights to score; a busy client scores them later. Training continues meanwhile."""

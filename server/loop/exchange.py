@@ -302,9 +302,6 @@ def capped_examples(clients: Sequence[Client], cap: float) -> list[int]:
     return [min(each, most) for each in said]
 
 
-# ---------------------------------------------------------------------- what the server remembers and accepts
-
-
 def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
     if not isinstance(ask, Train) or not isinstance(order, TrainOrder):
         return Sent(client, type(order))

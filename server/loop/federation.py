@@ -58,8 +58,6 @@ class Federation:
         self._owners: dict[int, str] = {}  # owner of each present node's key; "" without keys
         self._visited = -VISIT_EVERY_S
 
-    # ------------------------------------------------------------------ who is there
-
     @property
     def trusted(self) -> list[Client]:
         """Return the clients that are here and not in quarantine, by row."""
@@ -119,8 +117,6 @@ class Federation:
                 )
             pause.take()
 
-    # ------------------------------------------------------------------ orders and answers
-
     def send(self, orders: Sequence[tuple[Client, Order, Any]]) -> list[Letter]:
         """Send orders, each with its client and what to remember of it; return those that the grid accepted."""
         addressed = []
@@ -164,8 +160,6 @@ class Federation:
                 f"{name} is in quarantine until after round {until}: another reply was refused for its content ({text})"
             )
         return until
-
-    # ------------------------------------------------------------------ coming and going
 
     def _visit(self) -> None:
         """Greet new nodes and record those that left, at most every `VISIT_EVERY_S` seconds."""

@@ -25,26 +25,8 @@ from hyperbloom.common import wire
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy import masks as protocol
 from hyperbloom.common.secrecy.keys import verify
-from hyperbloom.common.secrecy.masks import (
-    DIGEST_BYTES,
-    KEY_BYTES,
-    LARGEST_LOSS_SUMMED,
-    SEALED_BYTES,
-    SHARE_BYTES,
-    Agreement,
-    Scale,
-    Words,
-    add_mask,
-    agree,
-    combine,
-    commit,
-    new_key,
-    pair_mask,
-    public_key,
-    read_key,
-    threshold_of,
-)
 from hyperbloom.common.secrecy.sums import pack_places, signed_keys, signed_set, told
 from hyperbloom.server.loop.exchange import Outcome, capped_examples
 from hyperbloom.server.loop.exchange import told as as_told
@@ -101,7 +83,7 @@ class _MaskedTraining:
         self.masks, self.wanted = masks, wanted
         self.run_id, self.number = masks.turn.scope.run_id, masks.turn.number
         self.cohort = wanted.clients
-        self.threshold = threshold_of(len(self.cohort), masks.config.min_replies)
+        self.threshold = protocol.threshold_of(len(self.cohort), masks.config.min_replies)
         self.clients: dict[int, Client] = {client.row: client for client in self.cohort}
         self._seen: set[bytes] = set()  # keys received so far
 
@@ -173,23 +155,25 @@ class _MaskedTraining:
 
     def _check_keys(self, client: Client, result: wire.KeysResult) -> None:
         keys = {result.cipher_key, result.mask_key}
-        if len(keys) < 2 or any(len(key) != KEY_BYTES for key in keys) or keys & self._seen:
-            raise WireError(f"expected two keys of {KEY_BYTES} bytes of its own")
+        if len(keys) < 2 or any(len(key) != protocol.KEY_BYTES for key in keys) or keys & self._seen:
+            raise WireError(f"expected two keys of {protocol.KEY_BYTES} bytes of its own")
         for key in keys:
-            agree(new_key(), key, "trial", b"")  # raises for a key that nobody can use: it would stop all other clients
+            protocol.agree(
+                protocol.new_key(), key, "trial", b""
+            )  # raises for a key that nobody can use: it would stop all other clients
         content = signed_keys(self.run_id, self.number, result.cipher_key, result.mask_key)
         if result.identity in self._seen or not verify(result.identity, result.signature, content):
             raise WireError("expected keys that it has signed with a key of its own")
         self._seen |= keys | {result.identity}
 
-    def _agree(self) -> Agreement:
+    def _agree(self) -> protocol.Agreement:
         config, members = self.masks.config, self._who(self.keys)
         examples = max(capped_examples(members, config.examples_cap))
-        return Agreement(
+        return protocol.Agreement(
             self.run_id,
             self.number,
             self.threshold,
-            Scale(len(members), config.privacy.largest_change, examples),
+            protocol.Scale(len(members), config.privacy.largest_change, examples),
             tuple(keys.cipher_key for keys in self.keys.values()),
             tuple(keys.mask_key for keys in self.keys.values()),
             tuple(keys.identity for keys in self.keys.values()),
@@ -214,12 +198,12 @@ class _MaskedTraining:
 
     def _check_dealt(self, client: Client, result: wire.SharesResult) -> None:
         own, count = self.place[client.row], len(self.rows)
-        lengths = [0 if place == own else SEALED_BYTES for place in range(count)]
+        lengths = [0 if place == own else protocol.SEALED_BYTES for place in range(count)]
         digests = [result.secret, *result.secret_shares, *result.key_shares]
         if (
             [len(sealed) for sealed in result.sealed] != lengths
             or len(result.secret_shares) != count
-            or [len(digest) for digest in digests] != [DIGEST_BYTES] * (1 + 2 * count)
+            or [len(digest) for digest in digests] != [protocol.DIGEST_BYTES] * (1 + 2 * count)
         ):
             raise WireError(f"expected shares for {count - 1} others, and digests of all")
 
@@ -279,26 +263,28 @@ class _MaskedTraining:
         place = self.place[holder.row]
         for dealer, share in zip(self.dealt, result.shares, strict=True):
             purpose, digests = self._digests(dealer)
-            if share and (len(share) != SHARE_BYTES or commit(share, purpose, self.digest) != digests[place]):
+            if share and (
+                len(share) != protocol.SHARE_BYTES or protocol.commit(share, purpose, self.digest) != digests[place]
+            ):
                 raise WireError("shares: expected those that it was dealt, found another")
 
     def _digests(self, dealer: int) -> tuple[str, tuple[bytes, ...]]:
         dealt = self.dealt[dealer]
         return ("share of key", dealt.key_shares) if dealer in self.dead else ("share of secret", dealt.secret_shares)
 
-    def _unmask(self, total: Words, revealed: Mapping[int, wire.UnmaskResult]) -> None:
+    def _unmask(self, total: protocol.Words, revealed: Mapping[int, wire.UnmaskResult]) -> None:
         """Remove from `total` the survivors' own masks, and the pair masks that survivors share with the dead."""
         for index, dealer in enumerate(self.dealt):
             shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
             readable = {place: share for place, share in shares.items() if share}
             secret = self._recover(dealer, readable, len(revealed))
             if dealer not in self.dead:
-                add_mask(total, secret, -1)
+                protocol.add_mask(total, secret, -1)
                 continue
-            private = read_key(secret)
+            private = protocol.read_key(secret)
             for row in self.alive:
                 place, key = self.place[row], self.keys[row].mask_key
-                pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
+                protocol.pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
 
     def _recover(self, dealer: int, shares: Mapping[int, bytes], asked: int) -> bytes:
         """Return a survivor's secret, or the private key of a client that dropped out.
@@ -318,23 +304,23 @@ class _MaskedTraining:
             if 2 * len(shares) < asked and name not in self.masks.outcome.lied:
                 self.masks.blame(client, "most others cannot read the shares that it has dealt")
             raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
-        secret = combine(dict(list(shares.items())[: self.threshold]))
+        secret = protocol.combine(dict(list(shares.items())[: self.threshold]))
         if dealer in self.dead:
-            sound = secret is not None and public_key(read_key(secret)) == self.keys[dealer].mask_key
+            sound = secret is not None and protocol.public_key(protocol.read_key(secret)) == self.keys[dealer].mask_key
         else:
-            sound = secret is not None and commit(secret, "secret", self.digest) == self.dealt[dealer].secret
+            sound = secret is not None and protocol.commit(secret, "secret", self.digest) == self.dealt[dealer].secret
         if secret is None or not sound:
             self.masks.blame(client, "the shares that it has dealt are not those of its secrets")
             raise _Dropped(f"{name} has dealt shares that do not fit together")
         return secret
 
-    def _updates(self, total: Words, masked: Mapping[int, wire.MaskedResult]) -> list[Update]:
+    def _updates(self, total: protocol.Words, masked: Mapping[int, wire.MaskedResult]) -> list[Update]:
         """Return the mean as every client's update. Raise _Dropped if no honest clients can have sent this sum."""
         scale = self.agreement.scale
         weights = {row: scale.weight(self.clients[row].about.train_examples) for row in masked}
         try:
             mean = self.sum.mean(total[:-1], scale, weights)
-            loss = float(scale.decode(total[-1:], sum(weights.values()), LARGEST_LOSS_SUMMED)[0])
+            loss = float(scale.decode(total[-1:], sum(weights.values()), protocol.LARGEST_LOSS_SUMMED)[0])
             if loss < 0:
                 raise WireError("the sum of losses is below 0")
         except WireError as error:

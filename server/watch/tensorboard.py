@@ -40,7 +40,6 @@ class TensorBoard(Listener):
     """Writes scalars per round, and the distribution of the selecting metric over clients per evaluation."""
 
     def __init__(self, folder: Path) -> None:
-        """Set the folder; files are opened at the first round."""
         self.folder = folder / "tensorboard"
         self._writer: SummaryWriter | None = None
         self._name = ""

@@ -40,8 +40,6 @@ class TerminalView(Listener):
         self._live: Live | None = None
         self._summed = False  # whether only the mean of losses is known
 
-    # ------------------------------------------------------------------ as a listener
-
     def phase(self, strategy: "Algorithm", name: str) -> None:
         """Start a new block for a strategy."""
         self._summed = strategy.config.secure_aggregation
@@ -59,8 +57,6 @@ class TerminalView(Listener):
         """Add a round and its clients to the board."""
         self.add_round(metrics_line(report))
         self.add_clients(client_lines(report, self._summed), f"{time.strftime('%H:%M:%S')} ")
-
-    # ------------------------------------------------------------------ from lines
 
     def open(self, name: str, rounds: int) -> None:
         """Start a new block; the previous one stays on the screen."""
