@@ -46,11 +46,7 @@ class FlowerStrategy(Strategy):
     def __init__(
         self, config: RunConfig, run_dir: str | Path | None = None, listeners: Sequence[Listener] = ()
     ) -> None:
-        """Check the run.
-
-        Raises:
-            ConfigError: the run cannot work.
-        """
+        """Check the run; ConfigError if the run cannot work."""
         check_run(config, uses_data_section=False)
         self.config, self.run_dir, self.listeners = config, run_dir, listeners
 

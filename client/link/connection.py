@@ -36,12 +36,7 @@ _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_len
 
 
 class Connection:
-    """The calls of one node.
-
-    Args:
-        link: the server. Without a key in it, the node makes one for this session.
-        retries: repeats calls that fail.
-    """
+    """The calls of one node, which makes a key for this session if the link has none."""
 
     def __init__(self, link: Link, retries: flower.RetryInvoker) -> None:
         key, self._retries = link.key or make_key(), retries

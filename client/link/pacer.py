@@ -31,12 +31,7 @@ class Pacer:
         self._last_message, self._delay = now, self.fastest
 
     def delay(self, now: float, latency: float = 0.0) -> float:
-        """Return the next wait in seconds, with jitter so that clients do not poll in step.
-
-        Args:
-            now: time in seconds.
-            latency: seconds that the last poll took.
-        """
+        """Return the next wait in seconds, with jitter; `latency`: seconds that the last poll took."""
         if now - self._last_message < self.active_for:
             self._delay = min(self._delay * 1.5, self.active)
         else:

@@ -38,15 +38,9 @@ class _Finished(Exception):
 
 
 def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bool = False) -> None:
-    """Serve `app` until the server says that the run is over, or until Ctrl-C.
+    """Serve `app` until the server says that the run is over, or until Ctrl-C. With `stay`, wait for the next run.
 
     It reconnects without a time limit when the network or the server fails.
-
-    Args:
-        link: the server.
-        app: the `ClientApp`, which is called in this process.
-        node_config: configuration that the app reads from its context.
-        stay: wait for the next run when one is over, instead of returning.
 
     Raises:
         RefusedError: the server does not admit this client or its key.

@@ -52,15 +52,7 @@ class Promise:
 
 @dataclass
 class Newcomer:
-    """Answers one offer with one descriptor.
-
-    Args:
-        sources: the examples.
-        size: size of the model that this machine can run.
-        promise: the guarantee to keep, or None for no noise.
-        budget: largest total epsilon, or None for no limit.
-        ledger: the ledger of all descriptors.
-        server: address of the server, for the ledger and the card.
+    """Answers one offer of `server` with one descriptor, within the `budget` for total epsilon if there is one.
 
     Attributes:
         failure: the error for the user, if the offer was declined.

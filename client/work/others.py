@@ -109,12 +109,9 @@ def moments_of(seen: Tensor) -> Tensor:
 
 
 def domain_errors(seen: Tensor, classifiers: Tensor, sign: int) -> tuple[float, ...]:
-    """Return the error rate of each of the linear classifiers `(M, F + 1)` on features `(N, F)` of one domain.
+    """Return the error rate of each of the linear classifiers `(M, F + 1)`, on features `(N, F)` of one domain.
 
-    Args:
-        seen: the features.
-        classifiers: weights and then the bias. The sign of a classifier's value gives the domain.
-        sign: sign of the domain of the features, 1 or -1.
+    A classifier is its weights and then its bias. The sign of its value gives the domain; `sign` is that of these.
     """
     values = sign * (seen @ classifiers[:, :-1].T + classifiers[:, -1])  # (N, M)
     return tuple((values <= 0).double().mean(0).tolist())

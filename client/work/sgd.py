@@ -67,10 +67,6 @@ class FlatPart(Flat):
 
     The module's parameters become views of `values`, and their gradients views of `gradient`. Loading, clipping and
     stepping are then single operations for any number of tensors.
-
-    Args:
-        module: the network. Its parameters in `layout` are rebound.
-        layout: names and shapes of the parameters, in order.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -163,14 +159,7 @@ def take_steps(
 
 
 def train(network: Network, data: Examples, sgd: SGD, seed: int) -> float:
-    """Take the SGD steps in place and return the mean loss over them.
-
-    Args:
-        network: the network to train.
-        data: training examples on the module's device.
-        sgd: hyperparameters.
-        seed: seed of the batches.
-    """
+    """Take the SGD steps in place, on batches drawn by `seed`, and return the mean loss over them."""
     batches, total = start(network, data, sgd, seed)
     take_steps(network, network.parts, data, sgd, batches, total)
     return (total / sgd.steps).item()

@@ -26,6 +26,8 @@ from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.secrecy.keys import check_private, make_key, read_private_key, write_private_key
 
 CA_DAYS = 3650
+_Party = tuple[x509.Name, ec.EllipticCurvePrivateKey]
+_Extension = x509.ExtensionType
 _ALWAYS = ("localhost", "127.0.0.1", "::1")  # for the clients of this machine
 
 
@@ -72,15 +74,10 @@ def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> 
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     key, subject = make_key(), _subject(f"Hyperbloom CA of {socket.gethostname()}")
-    ca = (
-        _builder(subject, subject, key.public_key(), CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    write_private_key(files.ca_key, key, serialization.PrivateFormat.PKCS8)
-    _write(files.ca, ca)
+    constraints, usage = x509.BasicConstraints(ca=True, path_length=0), _usage(key_cert_sign=True, crl_sign=True)
+    itself = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    ca = _signed((subject, key), (subject, key), CA_DAYS, (constraints, usage), (itself,))
+    _write(files.ca, ca, files.ca_key, key)
     _sign_server(files, ca, key, alternatives, days)
     return files
 
@@ -166,32 +163,26 @@ def _sign_server(
     days: int,
 ) -> None:
     key = make_key()
-    certificate = (
-        _builder(_subject(socket.gethostname()), ca.subject, key.public_key(), days)
-        .add_extension(alternatives, critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    write_private_key(files.server_key, key, serialization.PrivateFormat.PKCS8)
-    _write(files.server, certificate)
+    critical = x509.BasicConstraints(ca=False, path_length=None), _usage(digital_signature=True)
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    other = alternatives, purpose, x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    certificate = _signed((_subject(socket.gethostname()), key), (ca.subject, ca_key), days, critical, other)
+    _write(files.server, certificate, files.server_key, key)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+def _signed(
+    subject: _Party, issuer: _Party, days: int, critical: Iterable[_Extension], other: Iterable[_Extension]
+) -> x509.Certificate:
     now = _now()
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, now + dt.timedelta(days=days)) - dt.timedelta(hours=1))  # clocks differ a little
-        .not_valid_after(now + dt.timedelta(days=days))
-    )
+    before = min(now, now + dt.timedelta(days=days)) - dt.timedelta(hours=1)  # clocks differ a little
+    builder = x509.CertificateBuilder().subject_name(subject[0]).issuer_name(issuer[0])
+    builder = builder.public_key(subject[1].public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(before).not_valid_after(now + dt.timedelta(days=days))
+    for extension in critical:
+        builder = builder.add_extension(extension, critical=True)
+    for extension in other:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(issuer[1], hashes.SHA256())
 
 
 def _alternatives(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
@@ -232,7 +223,8 @@ def _read(path: Path, where: str) -> x509.Certificate:
         raise ConfigError(f"{where}: expected a certificate in PEM, found {path} ({error})") from None
 
 
-def _write(path: Path, certificate: x509.Certificate) -> None:
+def _write(path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    write_private_key(key_path, key, serialization.PrivateFormat.PKCS8)
     write_bytes(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 

@@ -33,11 +33,7 @@ class ClientRegistry:
         self.path = path
 
     def clients(self) -> dict[str, RegisteredClient]:
-        """Return all clients by name, including revoked ones.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """Return all clients by name, including revoked ones; ConfigError if the file is damaged."""
         return self._read()[0]
 
     def keys(self) -> dict[str, str]:
@@ -45,12 +41,7 @@ class ClientRegistry:
         return {client.public_key: name for name, client in self.clients().items() if client.revoked is None}
 
     def add(self, name: str, public_key: str, replace: bool = False) -> None:
-        """Let a client join with a key.
-
-        Args:
-            name: the client's name.
-            public_key: PEM, as `common.secrecy.keys` returns it.
-            replace: replace the client's present key, which is then retired.
+        """Let a client join with a key in PEM; with `replace`, in place of the one that it has, which is then retired.
 
         Raises:
             ConfigError: the client has a key already, or the key is retired or belongs to another client.
@@ -72,11 +63,7 @@ class ClientRegistry:
             self._write(clients, retired)
 
     def revoke(self, name: str) -> None:
-        """Revoke a client's key for good, which also ends its session.
-
-        Raises:
-            ConfigError: there is no such client.
-        """
+        """Revoke a client's key for good, which also ends its session; ConfigError if there is no such client."""
         with locked(self.path):
             clients, retired = self._read()
             client = clients.get(name)

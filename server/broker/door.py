@@ -49,9 +49,7 @@ AHEAD_S, BEHIND_S = 60.0, 300.0
 class Keys:
     """Keeps the SuperLink's list of nodes equal to the registries: one node per client that may join.
 
-    Args:
-        state: Flower's state.
-        registries: the files; a client in several of them has the key of the last one.
+    A client in several registries has the key of the last one.
     """
 
     def __init__(self, state: flower.LinkState, registries: Sequence[ClientRegistry]) -> None:

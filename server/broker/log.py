@@ -52,12 +52,7 @@ def trace() -> None:
 
 @contextmanager
 def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Keep what the SuperLink says in a file, and tell the server's user, until the body ends.
-
-    Args:
-        path: the file.
-        tell: receives each line for the server's user, in any thread.
-    """
+    """Keep what the SuperLink says in a file, and tell the server's user, until the body ends."""
     with path.open("a", encoding="utf-8", errors="replace") as file:
         handler, once = _Told(file, tell), _Once()
         _log.addHandler(handler)
@@ -93,13 +88,7 @@ def _standard_error_read(log: IO[str]) -> Iterator[None]:
 
 
 def _read_trace(lines: IO[bytes], log: IO[str], other: IO[str]) -> None:
-    """Tell of refused clients in gRPC's trace until it ends.
-
-    Args:
-        lines: what libraries write to standard error.
-        log: receives gRPC's lines that are worth keeping.
-        other: receives the lines that are not gRPC's.
-    """
+    """Tell of refused clients in gRPC's trace until it ends: `log` gets what to keep, `other` what is not gRPC's."""
     reason = ""
     with lines:
         for line in lines:

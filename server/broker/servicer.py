@@ -31,12 +31,7 @@ LONGEST_WAIT_S = 60.0
 
 
 class Fleet(FleetServicer):
-    """Flower's servicer with limits.
-
-    Args:
-        factory: of the state (`state_factory`).
-        has_keys: whether nodes are registered by the server, and not by themselves.
-    """
+    """Flower's servicer with limits."""
 
     def __init__(self, factory: LinkStateFactory, has_keys: bool) -> None:
         super().__init__(factory, factory.objectstore_factory, has_keys)

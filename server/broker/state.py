@@ -58,12 +58,7 @@ class State(InMemoryLinkState):
         """Wait until a node has an order, at most `seconds`; return whether this is still its latest call.
 
         An order that was handed over and not answered is there again. It returns at once if too many calls wait. A
-        second call of the same node, or a new session, ends the wait of the first.
-
-        Args:
-            node_id: the node.
-            seconds: longest wait.
-            tell: receives the event that ends the wait, to set it when the call is lost.
+        second call of the same node, or a new session, ends the wait of the first. `tell` gets the event that ends it.
         """
         with self.lock:
             self._dismiss(node_id)

@@ -1,9 +1,9 @@
-"""Summaries of a comparison's run folders: a table (Markdown, CSV), and a page with the curves."""
+"""Summaries of a comparison's run folders: a table (Markdown, JSON), and a page with the curves."""
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -54,7 +54,7 @@ def _read(cell: Cell) -> Course:
 
 
 def write_table(out: Path, cells: Sequence[Cell]) -> str:
-    """Write comparison.md, comparison.json, comparison.csv, curves.csv and comparison.html; return the Markdown.
+    """Write comparison.md, comparison.json, curves.csv and comparison.html; return the Markdown.
 
     Raises:
         ConfigError: a file of a finished cell is missing or damaged.
@@ -69,30 +69,27 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
     text = "\n".join([markdown(header, [_shown(row, scale) for row in rows]), "", below, *remarks, ""])
     write_bytes(out / "comparison.md", text.encode())
     write_json(out / "comparison.json", rows)
-    write_bytes(out / "comparison.csv", _csv(rows[0] if rows else header, [list(row.values()) for row in rows]))
-    curves = [
-        (name, cell.config.seed, number, accuracy)
-        for name, found in results.items()
-        for cell, course in found
-        for number, accuracy in course.curve.items()
-    ]
-    write_bytes(out / "curves.csv", _csv(("strategy", "seed", "round", "test_mean"), curves))
-    write_bytes(
-        out / PAGE,
-        render(
-            "comparison.html",
-            folder=out.resolve().name,
-            rows=rows,
-            amount=amount,
-            most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
-            curve=_curves(results, name) if rows else None,
-            metric=metric,
-            scale=scale,
-            largest=100.0 if scale.percent else max((abs(row["mean"]) for row in rows), default=0.0) or 1.0,
-            remarks=remarks,
-            shared=(out / "comparison.yaml").read_text(),
-        ),
+    curves = io.StringIO()
+    lines_of = csv.writer(curves, lineterminator="\n")
+    lines_of.writerow(("strategy", "seed", "round", "test_mean"))
+    for strategy, found in results.items():
+        for cell, course in found:
+            lines_of.writerows((strategy, cell.config.seed, *point) for point in course.curve.items())
+    write_bytes(out / "curves.csv", curves.getvalue().encode())
+    page = render(
+        "comparison.html",
+        folder=out.resolve().name,
+        rows=rows,
+        amount=amount,
+        most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
+        curve=_curves(results, name) if rows else None,
+        metric=metric,
+        scale=scale,
+        largest=100.0 if scale.percent else max((abs(row["mean"]) for row in rows), default=0.0) or 1.0,
+        remarks=remarks,
+        shared=(out / "comparison.yaml").read_text(),
     )
+    write_bytes(out / PAGE, page)
     return text
 
 
@@ -150,12 +147,6 @@ def _remarks(cells: Sequence[Cell], results: Results) -> list[str]:
         if scored < clients:
             remarks.append(f"{cell.folder.name}: {scored} of {clients} clients were evaluated")
     return remarks
-
-
-def _csv(header: Iterable[str], rows: Sequence[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([list(header), *rows])
-    return text.getvalue().encode()
 
 
 def _curves(results: Results, metric: str) -> Markup:

@@ -85,11 +85,6 @@ class Attached:
 def attached(address: str, version: str, ca: bytes | None = None) -> Iterator[LiveGrid]:
     """Start a run on a SuperLink and hold its ServerApp task, with heartbeats; yield its grid.
 
-    Args:
-        address: `HOST:PORT` of the SuperLink's HTTP API.
-        version: of the app, as the run announces it.
-        ca: PEM of the SuperLink's CA; None for plain text.
-
     Raises:
         ConnectionFailed: another process took the run's task, or the SuperLink does not answer any more.
     """

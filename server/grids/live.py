@@ -234,11 +234,7 @@ class LiveGrid(RunlessGrid):
 
 
 def _inflated(announced: flower.ProtoMetadata, contents: dict[str, bytes]) -> Message:
-    """Return the message that a reply's objects form.
-
-    Raises:
-        _Refused: they form no message, or not the announced one.
-    """
+    """Return the message that a reply's objects form; _Refused if they form no message, or not the announced one."""
     try:
         message = cast(Message, flower.inflate_object_from_contents(announced.message_id, contents))
         said = message.metadata

@@ -26,12 +26,7 @@ MAPPED = 2_000
 
 
 def page(panels: Sequence[tuple[str, str, Mapping[str, Markup]]], title: str) -> bytes:
-    """Return the page with a panel for each run.
-
-    Args:
-        panels: of each run, its name, the address of its changes, and its parts; the list of runs has no name.
-        title: of the page.
-    """
+    """Return the page with a panel for each run: its name (a list has none), the address of its changes, its parts."""
     return render("live.html", panels=panels, title=title)
 
 

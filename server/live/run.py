@@ -27,11 +27,7 @@ WHOLE_FILES = (REPORT, "roster.json", "hypernetwork.safetensors")
 
 
 class LiveRun:
-    """A run that may still grow.
-
-    Raises:
-        ConfigError: the folder holds no run.
-    """
+    """A run that may still grow; ConfigError if the folder holds no run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.config = folder, read_config(folder)

@@ -162,10 +162,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 def application(folder: Path, host: str) -> Starlette:
     """Return the web application on a run's folder, or on a folder of runs.
 
-    Args:
-        folder: the folder.
-        host: where it listens. On loopback, requests that name another host are refused: so a page from elsewhere
-            cannot read this one by pointing its own name at this machine.
+    If `host`, where it listens, is on loopback, requests that name another host are refused: so a page from elsewhere
+    cannot read this one by pointing its own name at this machine.
     """
     site = _Site(folder)
     hosts = ["localhost", "127.0.0.1", "[::1]", host] if is_loopback(host) else ["*"]
@@ -184,12 +182,7 @@ def application(folder: Path, host: str) -> Starlette:
 
 
 def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
-    """Serve the live page until Ctrl-C.
-
-    Args:
-        folder: of a run, or of runs.
-        address: `[HOST:]PORT`, on loopback without a host; port 0 takes a free one.
-        say: receives the line with the page's address.
+    """Serve the live page at `[HOST:]PORT`, on loopback without a host, until Ctrl-C; `say` receives its address.
 
     Raises:
         ConfigError: the address is invalid, or the folder holds no run.

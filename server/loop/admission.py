@@ -104,11 +104,7 @@ class Admission:
         self.algorithm.restore(tensors)
 
     def begin(self, roster: Roster, known: int) -> None:
-        """Hand all clients to the algorithm by row. From now on, `join` hands over each new one.
-
-        Args:
-            roster: all clients.
-            known: the algorithm already has state for the rows below this one.
+        """Hand all clients to the algorithm by row, which knows the first `known`; `join` hands over later ones.
 
         Raises:
             RefusedError: a client of the roster does not fit this algorithm.

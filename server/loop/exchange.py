@@ -191,10 +191,7 @@ class Director:
     def play(self, exchanges: Exchanges[ReturnT], outcome: Outcome, cohort: int = 0) -> ReturnT:
         """Play all exchanges of a round in turn, and return the generator's return value.
 
-        Args:
-            exchanges: of an algorithm.
-            outcome: of the round; records training results and the clients left out.
-            cohort: size of the cohort, of which a share of `min_replies` must answer an exchange with a quorum.
+        With a size of the `cohort`, a share of `min_replies` of it must answer an exchange with a quorum.
         """
         answers: Any = None
         while True:

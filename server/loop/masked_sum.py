@@ -59,12 +59,7 @@ class MaskedSum:
             log.warning("%d weights are not summed: fewer than %d clients of the round have them", left_out, fewest)
 
     def mean(self, total: Words, scale: Scale, weights: Mapping[int, int]) -> NDArray[np.float64]:
-        """Return the mean change `(total,)`; each part is averaged over its owners among `weights`.
-
-        Args:
-            total: the unmasked sum `(total,)`.
-            scale: how changes are encoded as integers.
-            weights: by row, the weight of each client in the sum.
+        """Return the mean change `(total,)` of the unmasked sum; `weights` has those of its clients by row.
 
         Raises:
             WireError: no honest clients can have sent numbers with this sum.

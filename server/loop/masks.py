@@ -39,14 +39,7 @@ Blame = Callable[[Client, str, Outcome], None]
 
 
 class Masks:
-    """Plays the training exchanges of a round under masks.
-
-    Args:
-        config: the run.
-        turn: the round.
-        outcome: records results and the clients left out.
-        blame: counts a refused answer against a client.
-    """
+    """Plays the training exchanges of a round under masks; `blame` counts a refused answer against a client."""
 
     def __init__(self, config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame) -> None:
         self.config, self.turn, self.outcome, self._blame = config, turn, outcome, blame

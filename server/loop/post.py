@@ -76,11 +76,7 @@ class Arrival:
 
 
 class Pause:
-    """Waits between looks for answers: longer each time while nothing comes.
-
-    Args:
-        wait: waits for so many seconds, or until something has come.
-    """
+    """Waits between looks for answers, or until one has come: longer each time while nothing comes."""
 
     def __init__(self, wait: Callable[[float], None]) -> None:
         self._wait, self._seconds = wait, FASTEST_POLL_S

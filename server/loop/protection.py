@@ -53,12 +53,7 @@ def check_protection(config: RunConfig, algorithm: Algorithm) -> None:
 
 
 class Protection:
-    """Adds compression and noise to the exchanges of one algorithm.
-
-    Args:
-        algorithm: owner of the exchanges.
-        release: called with the names of clients just before their noisy changes are requested.
-    """
+    """Adds compression and noise to the exchanges of one algorithm; `release` hears of noise before it is requested."""
 
     def __init__(self, algorithm: Algorithm, release: Release) -> None:
         self.config, self._release = algorithm.config, release

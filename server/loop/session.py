@@ -190,11 +190,7 @@ def baseline_config(config: RunConfig, name: str) -> RunConfig:
 
 
 def check_run(config: RunConfig, uses_data_section: bool) -> None:
-    """Check the whole run before anything starts.
-
-    Args:
-        config: the run.
-        uses_data_section: whether clients will be started on the data set that the run names.
+    """Check the whole run before anything starts; `uses_data_section`: its clients are started on the data it names.
 
     Raises:
         ConfigError: a strategy, an option, a model or a split does not exist, or settings contradict each other.

@@ -146,13 +146,7 @@ class _Familiar:
 
 @dataclass
 class OnDemandService:
-    """Serves newcomers, and counts them.
-
-    Args:
-        grid: Flower's grid.
-        maker: makes the models.
-        on_event: receives a line for each newcomer that could not be served.
-    """
+    """Serves newcomers, and counts them; `on_event` receives a line for each one that could not be served."""
 
     grid: Grid
     maker: ModelMaker

@@ -53,15 +53,9 @@ class Series:
 def lines(
     name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False, below: str = "round"
 ) -> Markup:
-    """Return a line chart; the first line is bold.
+    """Return a line chart, `name` unique in the page; the first line is bold, and the index decides the colour.
 
-    Args:
-        name: id of the picture, unique in the page.
-        title: a few words.
-        unit: of the values.
-        series: the lines; the index decides the colour.
-        percent: end the axis at 100 and start it at a round number; otherwise it starts at 0.
-        below: label of the horizontal axis, which starts at 1 or less.
+    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0.
     """
     edges = [edge for each in series for band in each.bands for edge in band]
     dots = [[point for point, _ in each.dots] for each in series]
@@ -114,16 +108,9 @@ def plane(
     axes: Sequence[str],
     scale: Scale = PERCENT,
 ) -> Markup:
-    """Return clients as points in a plane, coloured by their disclosed classes, else by accuracy.
+    """Return clients as `points` `(clients, 2)` in a plane, coloured by their disclosed classes, else by accuracy.
 
-    Args:
-        name: id of the picture, unique in the page.
-        title: a few words.
-        points: `(clients, 2)`.
-        members: the clients in the same order.
-        accuracy: the selecting metric on test examples, by client's name.
-        axes: labels of both axes, or none.
-        scale: of the metric.
+    `members` are in the same order; `accuracy` is the selecting metric on test examples by name, `axes` both labels.
     """
     size, margin, count = 420.0, 34.0, len(members)
     low, high = points.min(axis=0), points.max(axis=0)

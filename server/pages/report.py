@@ -37,10 +37,6 @@ EVENTS = 200
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
-    Args:
-        folder: the folder of a run or a comparison.
-        out: the file; None: `report.html` in the run's folder.
-
     Raises:
         ConfigError: there is no run, one of its files is damaged, or no round is over.
     """

@@ -30,15 +30,7 @@ def _value(value: object) -> str:
 
 
 def picture(name: str, title: str, description: str, size: tuple[float, float], marks: Sequence[str]) -> Markup:
-    """Return an SVG picture with a description for screen readers.
-
-    Args:
-        name: makes the ids of title and description unique in the page.
-        title: the subject in a few words.
-        description: the alternative in words.
-        size: width and height of the coordinates; the page scales them to its width.
-        marks: the elements of the picture.
-    """
+    """Return an SVG picture, `name` unique in the page, with a description for screen readers."""
     return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),

@@ -42,12 +42,7 @@ def write_checkpoint(
 ) -> None:
     """Add a checkpoint to the run in `folder`, and delete all but the last two.
 
-    Args:
-        folder: the run's folder.
-        config: the run.
-        checkpoint: the content.
-        lines: length in bytes of each growing file.
-        selected: server state of the selected round; may not exist.
+    `lines` has the length in bytes of each growing file, and `selected`, if it exists, the selected round's state.
     """
     place = folder / "checkpoints"
     number = max((int(path.stem) for path in _all(folder)), default=0) + 1
@@ -79,12 +74,7 @@ def selected_file(folder: Path, number: int) -> Path:
 
 
 def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> tuple[Resume, int, Mapping[str, int]]:
-    """Choose the last valid checkpoint, and record that the run goes back to it.
-
-    Args:
-        folder: the run's folder.
-        config: as stored in the folder.
-        say: receives a line for each unusable checkpoint, which is deleted.
+    """Choose the last valid checkpoint, record that the run goes back to it, and delete unusable ones.
 
     Returns:
         where the run continues, the checkpoint's number, and the length in bytes of each growing file.

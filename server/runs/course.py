@@ -54,14 +54,7 @@ class Course:
 
 
 def read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel: Set[str] = frozenset()) -> Course:
-    """Read a strategy's course.
-
-    Args:
-        name: of the strategy.
-        place: the folder of its metrics.jsonl.
-        summary: its part of summary.json, if it was evaluated.
-        novel: clients whose accuracy is left out.
-    """
+    """Read a strategy's course from `place` and its part of summary.json, without the accuracy of `novel` clients."""
     lines = list(read_lines(place / METRICS))
     rounds = {line["round"]: line for line in reversed(lines)}  # a round's first line is the one of its training
     curve = {line["round"]: line["test_mean"] for line in lines if "test_mean" in line}

@@ -52,10 +52,6 @@ class Personal:
 class Export:
     """A finished run whose strategy can generate its clients' models.
 
-    Args:
-        run: the run folder.
-        own_code: import what the folder names as `package.module:name`.
-
     Raises:
         ConfigError: it is not a run folder, or the server does not have the models.
     """

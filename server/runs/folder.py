@@ -101,11 +101,7 @@ def adopt_identities(config: RunConfig, folder: Path) -> None:
 class RunFolder(Listener):
     """Writes a run as it happens. Files that grow get whole lines; the others are replaced atomically.
 
-    Args:
-        path: the run folder.
-        config: resolved.
-        run_id: clients keep their personal state under this id; None if the run is resumed.
-        machines: flags that `--resume` needs again.
+    Clients keep their state under `run_id`, which is None if the run is resumed; `--resume` needs `machines` again.
     """
 
     def __init__(

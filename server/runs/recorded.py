@@ -9,11 +9,7 @@ from hyperbloom.common.errors import ConfigError
 
 
 def read_config(folder: Path, own_code: bool = True) -> RunConfig:
-    """Return a run's configuration.
-
-    Args:
-        folder: the run's folder.
-        own_code: accept `package.module:name`, which whoever runs the configuration imports. Give False before a run.
+    """Return a run's configuration; without `own_code` it may name no `package.module:name`, which a run imports.
 
     Raises:
         ConfigError: the folder holds no run, or names code that is not accepted.

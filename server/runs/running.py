@@ -100,15 +100,8 @@ def run_federation(
 ) -> Path:
     """Run a federation in its folder, and show it on a terminal.
 
-    Args:
-        config: the run.
-        machines: where it runs.
-        console: the terminal.
-        run_dir: the folder of a new run; None for a default one.
-        anew: accept a `run_dir` with the files of a run that never began.
-        resume: the folder of a run to continue; None for a new run.
-        grid: of somebody else's SuperLink, whose nodes are the clients; None to open one on `machines`.
-        more: listeners besides the run folder and the terminal.
+    `run_dir` is the folder of a new run (None: a default one; `anew`: with the files of a run that never began), and
+    `resume` that of a run to continue. `grid` is of somebody else's SuperLink, whose nodes are the clients.
 
     Returns:
         the run folder.

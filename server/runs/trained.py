@@ -58,12 +58,7 @@ class Trained:
 
 
 def read_trained(run: Path, check: Callable[[Algorithm], None], own_code: bool = False) -> Trained:
-    """Restore a run's strategy.
-
-    Args:
-        run: the run folder.
-        check: raises a ConfigError if the strategy is not suitable; called before anything large is read.
-        own_code: import what the folder names as `package.module:name`.
+    """Restore a run's strategy once `check` accepts it; with `own_code`, import what the folder names.
 
     Raises:
         ConfigError: it is not a run folder, is damaged, or is not suitable.

@@ -50,20 +50,10 @@ class RunMetrics(Listener):
         self.sent = self._counter("bytes", "bytes of training messages", "direction")
         self.left_out = self._counter("refusals", "times that a client was left out or not admitted", "reason")
         self.late = self._counter("late_replies", "replies that came after their deadline")
-        self.accuracy = self._gauge(
-            "accuracy_percent", "accuracy of the last evaluation, over clients", "strategy", "split", "over"
-        )
-        self.metric = self._gauge(
-            "metric",
-            "metrics of the last evaluation, over clients, shares in percent",
-            "strategy",
-            "metric",
-            "split",
-            "over",
-        )
-        self.saved = self._gauge(
-            "checkpoint_timestamp_seconds", "when the last checkpoint was written, 0 before the first one"
-        )
+        what = "metrics of the last evaluation, over clients, shares in percent"
+        self.metric = self._gauge("metric", what, "strategy", "metric", "split", "over")
+        what = "when the last checkpoint was written, 0 before the first one"
+        self.saved = self._gauge("checkpoint_timestamp_seconds", what)
         for direction in ("down", "up"):
             self.sent.labels(direction)
         for reason in [*Reason, "join"]:
@@ -111,8 +101,6 @@ class RunMetrics(Listener):
             value = metrics.get(f"{split}_{over}" if metric == selects else f"{split}_{metric}_{over}")
             if value is not None:
                 self.metric.labels(name, metric, split, over).set(value)
-                if metric == "accuracy":
-                    self.accuracy.labels(name, split, over).set(value)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Record the time of the checkpoint."""

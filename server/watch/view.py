@@ -113,10 +113,7 @@ def results_table(
 ) -> Table:
     """Return the table of the selecting metric by client (the first `MOST_ROWS`) and strategy, on test examples.
 
-    Args:
-        results: selection of each strategy, the main one first.
-        train_examples: number of training examples, by client.
-        novel: clients that never train; they have their own mean and count in no other.
+    Clients in `novel` never train; they have their own mean and count in no other.
     """
     table = Table()
     table.add_column("client")

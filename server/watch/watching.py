@@ -23,16 +23,7 @@ GLANCE_S = 0.2  # another watcher holds the lock for a moment, a server until it
 
 
 def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show a run until it ends, and its table if it is complete.
-
-    Args:
-        folder: the run's folder.
-        console: gets a live block on a terminal, else a line per evaluation.
-        sleep: waits for a number of seconds.
-
-    Raises:
-        ConfigError: the folder holds no run.
-    """
+    """Show a run until it ends, and its table if it is complete; ConfigError if the folder holds no run."""
     config = read_config(folder)
     view = TerminalView(console)
     watcher = _Watcher(folder, config, view)

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -119,9 +120,9 @@ def test_without_momentum_it_is_fedavg_in_a_comparison_and_as_a_baseline(
     few = "--set clients=2 --set cohort=2 --set rounds=1 --set eval_every=1 --set local.steps=1"
     flags = f"--strategies momentum:FedAvgM,fedavg --seeds 1 {few} --set momentum:FedAvgM.beta=0"
     assert main(["compare", *flags.split(), "--out", str(tmp_path / "out")]) == 0
-    rows = (tmp_path / "out/comparison.csv").read_text().splitlines()
-    own, fedavg = (next(row.split(",") for row in rows if row.startswith(name)) for name in ("momentum", "fedavg"))
-    assert own[2:5] == fedavg[2:5]
+    own, fedavg = json.loads((tmp_path / "out/comparison.json").read_text())
+    assert (own["name"], fedavg["name"]) == ("momentum:FedAvgM", "fedavg")
+    assert all(own[key] == fedavg[key] for key in ("mean", "deviation", "client_std", "client_worst"))
     flags = f"--engine inline --baselines momentum:FedAvgM {few}"
     assert main([*flags.split(), "--run-dir", str(tmp_path / "run")]) == 0
     assert "momentum:FedAvgM: round 1/1" in capsys.readouterr().out

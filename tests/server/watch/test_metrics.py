@@ -100,9 +100,9 @@ def test_everything_is_exported_over_http() -> None:
         "hyperbloom_refusals_total reason=join": 1,
         "hyperbloom_refusals_total reason=busy": 0,
         "hyperbloom_late_replies_total": 2,
-        "hyperbloom_accuracy_percent over=mean split=test strategy=pfedhn": 50,
-        "hyperbloom_accuracy_percent over=worst split=test strategy=pfedhn": 25,
-        "hyperbloom_accuracy_percent over=mean split=val strategy=pfedhn": 50,
+        "hyperbloom_metric metric=accuracy over=mean split=test strategy=pfedhn": 50,
+        "hyperbloom_metric metric=accuracy over=worst split=test strategy=pfedhn": 25,
+        "hyperbloom_metric metric=accuracy over=mean split=val strategy=pfedhn": 50,
         "hyperbloom_checkpoint_timestamp_seconds": 0,
     }
     assert {name: found.get(name) for name in expected} == pytest.approx(expected)
