@@ -48,13 +48,7 @@ HANDLERS: dict[type[wire.Order], Callable[[Client, Any], Any]] = {
 
 
 def serve(app: ClientApp, kind: type[wire.Order], handler: Callable[[Context, Any], Any]) -> None:
-    """Register a handler for a kind of order.
-
-    Args:
-        app: Flower's app.
-        kind: class of the orders.
-        handler: returns the answer to an order. A HyperbloomError becomes a `Failed`; Flower handles other errors.
-    """
+    """Register a handler for a kind of order. A HyperbloomError becomes a `Failed`; Flower handles other errors."""
 
     def respond(message: Message, context: Context) -> Message:
         return _reply(message, attempt(lambda: handler(context, unpack(kind, message.content))))

@@ -7,18 +7,8 @@ from typing import Any
 
 import click
 
+from hyperbloom.client import flags as shared
 from hyperbloom.client.commands import COMMANDS
-from hyperbloom.client.flags import (
-    BACKBONE,
-    CONNECTION,
-    SIZE,
-    VERBOSE,
-    check_security,
-    data_flags,
-    data_spec,
-    log_to,
-    make_link,
-)
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 
 _EPILOG = """\
@@ -50,11 +40,11 @@ exit codes: 0 the run is over or Ctrl-C, 1 a defect or a disk that is full at th
 """
 
 _FLAGS = [
-    *CONNECTION,
-    *data_flags("digits"),
+    *shared.CONNECTION,
+    *shared.data_flags("digits"),
     *section(
         "A model of your own",
-        BACKBONE,
+        shared.BACKBONE,
         Flag("--model", "name, or package.module:factory, a function (input_shape, num_classes)"),
         Flag("--show-graph", "print the graph of --model as it is read, and exit", is_flag=True),
         Flag(
@@ -72,10 +62,10 @@ _FLAGS = [
         Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
         Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all cores"),
         Flag("--low-memory", "page examples in from the disk", is_flag=True),
-        SIZE,
+        shared.SIZE,
         Flag("--state-dir", "identity and personal classifier live here", type=FOLDER),
         Flag("--stay", "wait for the next run when one is over", is_flag=True),
-        VERBOSE,
+        shared.VERBOSE,
         Flag("--parent-pid", "", type=int, hidden=True),
     ),
     *section(
@@ -134,7 +124,7 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
     # Silence Flower and gRPC, because our own log reports connection problems in one line.
     os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if flags["verbose"] else "CRITICAL")
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if flags["verbose"] else "NONE")
-    log_to(flags["client_id"], flags["verbose"])
+    shared.log_to(flags["client_id"], flags["verbose"])
     try:
         _show_graph(flags) if flags["show_graph"] else _join(flags)
     except KeyboardInterrupt:
@@ -143,7 +133,7 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
 
 def _join(flags: Mapping[str, Any]) -> None:
     """Join with the settings from the flags."""
-    check_security(flags)
+    shared.check_security(flags)
     # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
     import torch
 
@@ -158,8 +148,8 @@ def _join(flags: Mapping[str, Any]) -> None:
     if flags["threads"]:
         torch.set_num_threads(flags["threads"])
     own = {name: flags[name] for name in ClientSettings.__dataclass_fields__ if name in flags}
-    settings = ClientSettings(**own | {"data": data_spec(flags)})
-    link = make_link(flags)
+    settings = ClientSettings(**own | {"data": shared.data_spec(flags)})
+    link = shared.make_link(flags)
     config = settings.to_node_config()
     # Load the client before connecting. The app finds it in the cache, because it takes the same way to the settings.
     worker = client_for(ClientSettings.from_node_config(config))
@@ -175,7 +165,7 @@ def _show_graph(flags: Mapping[str, Any]) -> None:
     from hyperbloom.common.data import load_client_data
     from hyperbloom.common.models import ModelSpec
 
-    data = load_client_data(data_spec(flags))
+    data = load_client_data(shared.data_spec(flags))
     print(own_graph(ModelSpec(flags["model"], flags["size"], data.input_shape, data.num_classes)).render())
 
 

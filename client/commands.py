@@ -7,17 +7,7 @@ from typing import Any
 
 import click
 
-from hyperbloom.client.flags import (
-    BACKBONE,
-    CONNECTION,
-    SIZE,
-    VERBOSE,
-    check_security,
-    data_flags,
-    data_spec,
-    log_to,
-    make_link,
-)
+from hyperbloom.client import flags as shared
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
 from hyperbloom.common.program.proposals import DATASETS, proposed
@@ -56,8 +46,8 @@ def _keygen(out: Path) -> None:
 
 @command(
     "doctor",
-    *CONNECTION,
-    *data_flags(required=False),
+    *shared.CONNECTION,
+    *shared.data_flags(required=False),
     Flag("--client-id", "names the default state folder", default="client"),
     _STATE,
     JSON,
@@ -92,7 +82,7 @@ def _doctor(
         found = doctor.check_file("key", lambda: f"{key}: {fingerprint(public_pem(read_private_key(key, '--key')))}")
         findings.append(found)
     if data["data"]:
-        settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir)
+        settings = ClientSettings(client_id, shared.data_spec(data), state_dir=state_dir)
         findings.append(doctor.check_file("data", lambda: load_client_data(settings.source).summary))
     if server:
         findings += doctor.check_server(server, root_certificates, bool(insecure))
@@ -157,11 +147,11 @@ def _download(name: str, root: Path | None) -> None:
 
 @command(
     "export",
-    *data_flags(),
+    *shared.data_flags(),
     Flag("--client-id", "this client's name, as it joined", required=True),
     _STATE,
     Flag("--run", "which run, if the state folder holds several"),
-    BACKBONE,
+    shared.BACKBONE,
     _MODEL_OUT,
     example="flower-client export --client-id ward-7 --data scans.npz --out model",
 )
@@ -177,7 +167,7 @@ def _export(
     from hyperbloom.client.keep.own_model import write_own_model
     from hyperbloom.client.settings import ClientSettings
 
-    settings = ClientSettings(client_id, data_spec(data), state_dir=state_dir, backbone=backbone)
+    settings = ClientSettings(client_id, shared.data_spec(data), state_dir=state_dir, backbone=backbone)
     print(f"{out}: {', '.join(write_own_model(settings, run, out))}")
 
 
@@ -244,16 +234,16 @@ def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:
 
 @command(
     "join",
-    *CONNECTION,
-    *data_flags(),
+    *shared.CONNECTION,
+    *shared.data_flags(),
     *section(
         "Differential privacy of what is sent",
         Flag("--eps", "add noise for this epsilon", type=float, show_default="no noise"),
         Flag("--delta", "and this delta; less than one over the number of examples", type=float),
         Flag("--budget", "refuse if all joins together spend more than this epsilon", type=float),
     ),
-    SIZE,
-    VERBOSE,
+    shared.SIZE,
+    shared.VERBOSE,
     Flag("--state-dir", "where privacy spent on these data is entered", type=FOLDER, show_default="per user"),
     _MODEL_OUT,
     example="flower-client join --server gpu-box:9092 --root-certificates ca.pem --key me.pem --data x.npz --out model",
@@ -281,18 +271,18 @@ def _join(
     """
     if not flags["server"]:
         ctx.fail("Missing --server.")
-    log_to("join", flags["verbose"])
+    shared.log_to("join", flags["verbose"])
     if (eps is None) != (delta is None):
         raise ConfigError("--eps and --delta: expected both or neither")
     if budget is not None and eps is None:
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
     if budget is not None and not 0 < budget < float("inf"):
         raise ConfigError(f"--budget: expected a number above 0, found {budget:g}")
-    check_security(flags)
+    shared.check_security(flags)
     from hyperbloom.common.files.export import check_writable
 
     check_writable(out)  # before the budget is spent
-    link = make_link(flags)
+    link = shared.make_link(flags)
 
     from hyperbloom.client.keep.state import default_state_dir
     from hyperbloom.client.newcomer.join import join
@@ -301,7 +291,7 @@ def _join(
     from hyperbloom.client.newcomer.sources import Sources
 
     promise = Promise(eps, delta) if eps is not None and delta is not None else None
-    spec = data_spec(flags)
+    spec = shared.data_spec(flags)
     ledger = Ledger(state_dir or default_state_dir("on-demand"))
     ledger.read()  # report a damaged ledger or an exhausted budget before connecting
     if promise and budget is not None:

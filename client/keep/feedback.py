@@ -34,13 +34,7 @@ def encode_with_feedback(
 ) -> bytes:
     """Encode a change plus the residual of earlier rounds, and keep the new residual on the disk.
 
-    Args:
-        codec: the codec of the order.
-        state: the client's state with the residual.
-        scope: run and round of the order.
-        layout: layout of the change.
-        delta: `(P,)`, the change of this round.
-        bounded: scale the new residual down to at most the norm of `delta`.
+    With `bounded`, the new residual is scaled down to at most the norm of the change `(P,)`.
 
     Raises:
         HyperbloomError: the change is not finite or too large, and the residual was deleted; or the disk is full.

@@ -24,12 +24,7 @@ class Ledger:
         self.path = state / "privacy.json"
 
     def spend(self, promised: Guarantee | None, budget: float | None, to: str) -> tuple[float, float] | None:
-        """Enter a descriptor before it is sent; return the total epsilon and delta, or None if one had no noise.
-
-        Args:
-            promised: the guarantee, or None for a descriptor without noise.
-            budget: largest total epsilon, including this descriptor; None for no limit.
-            to: the server's address.
+        """Enter a descriptor for a server before it is sent; return total epsilon and delta, None if one had no noise.
 
         Raises:
             RefusedError: the descriptor would exceed the budget. Nothing is entered.

@@ -24,12 +24,7 @@ MOMENTUM = 0.9
 def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refinement, seed: int) -> nn.Module:
     """Return a fresh network of the client's own architecture, trained on its examples and the teacher's logits.
 
-    Args:
-        teacher: the shared network with settled norms. Its weights do not change.
-        spec: the own model.
-        data: training examples.
-        settings: epochs, learning rate, batch size and temperature.
-        seed: seed of the student's first weights and of its batches.
+    The teacher's norms are settled, and its weights do not change. The seed decides the first weights and the batches.
 
     Raises:
         WireError: a setting is out of range.

@@ -12,16 +12,7 @@ from torch import Tensor
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.permissions import check_release
 from hyperbloom.client.work.sgd import FlatPart
-from hyperbloom.common.encoders import (
-    Encoder,
-    EncoderSpec,
-    build_encoder,
-    descriptor_layout,
-    encode,
-    encode_backward,
-    encoder_layout,
-    version_of,
-)
+from hyperbloom.common import encoders
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
 from hyperbloom.common.wire.weights import Weights
@@ -42,10 +33,10 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
     inputs = client.train_data.inputs
     module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
     with torch.no_grad():
-        descriptor = encode(module, inputs.to(order.weights.values.dtype)).cpu()
+        descriptor = encoders.encode(module, inputs.to(order.weights.values.dtype)).cpu()
     if order.keep:
         client.state.save_encoder(order.run_id, order.version, order.weights.values, descriptor)
-    return DescribeResult(order.version, Weights(descriptor_layout(order.dim), descriptor))
+    return DescribeResult(order.version, Weights(encoders.descriptor_layout(order.dim), descriptor))
 
 
 def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
@@ -61,11 +52,13 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
         raise WireError(f"order: for the encoder {order.version}, which this client does not hold")
     values, before = kept
     inputs = client.train_data.inputs
-    sent = Weights(encoder_layout(EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values)
+    sent = Weights(
+        encoders.encoder_layout(encoders.EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values
+    )
     module, part = _loaded(order.encoder, inputs, order.dim, sent, order.version)
-    order.weights.check(descriptor_layout(order.dim), values.dtype)
+    order.weights.check(encoders.descriptor_layout(order.dim), values.dtype)
     part.gradient.zero_()
-    now = encode_backward(module, inputs.to(values.dtype), order.weights.values.to(inputs.device)).cpu()
+    now = encoders.encode_backward(module, inputs.to(values.dtype), order.weights.values.to(inputs.device)).cpu()
     if not torch.allclose(now, before, rtol=1e-4, atol=1e-5):
         raise HyperbloomError("the examples are no longer those that were described")
     client.state.forget_encoder()
@@ -84,15 +77,15 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
         raise WireError(f"order: expected at least 1 step to fit the encoder, found {fit.steps}")
     dim = fit.descriptor.layout.numel
     module, part = _loaded(fit.encoder, inputs, dim, fit.gamma, fit.version)
-    fit.descriptor.check(descriptor_layout(dim), fit.gamma.values.dtype)
+    fit.descriptor.check(encoders.descriptor_layout(dim), fit.gamma.values.dtype)
     inputs, wanted = inputs.to(fit.gamma.values.dtype), fit.descriptor.values.to(inputs.device)
     velocity, first = torch.zeros_like(part.values), 0.0
     for step in range(fit.steps):
         with torch.no_grad():
-            error = encode(module, inputs) - wanted
+            error = encoders.encode(module, inputs) - wanted
         first = first if step else float(error.square().mean())
         part.gradient.zero_()
-        encode_backward(module, inputs, 2 * error / dim)
+        encoders.encode_backward(module, inputs, 2 * error / dim)
         with torch.no_grad():
             part.clip(FIT_CLIP)
             velocity.mul_(FIT_MOMENTUM).add_(part.gradient)
@@ -100,13 +93,13 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
     return Weights(part.layout, part.values.cpu() - fit.gamma.values), first
 
 
-def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str) -> tuple[Encoder, FlatPart]:
+def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str) -> tuple[encoders.Encoder, FlatPart]:
     """Return this process's encoder for inputs `(N, ...)` with these weights; WireError if they do not fit."""
-    if version_of(weights.values) != version:
+    if encoders.version_of(weights.values) != version:
         raise WireError(f"order: the encoder is not the one that it says, {version}")
-    spec = EncoderSpec(name, tuple(inputs.shape[1:]), dim)
+    spec = encoders.EncoderSpec(name, tuple(inputs.shape[1:]), dim)
     try:
-        weights.check(encoder_layout(spec), weights.values.dtype)
+        weights.check(encoders.encoder_layout(spec), weights.values.dtype)
         module, part = _module(spec, weights.values.dtype, inputs.device)
     except ModelError as error:
         raise WireError(f"order: {error}") from None
@@ -115,6 +108,6 @@ def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str)
 
 
 @cache
-def _module(spec: EncoderSpec, dtype: torch.dtype, device: torch.device) -> tuple[Encoder, FlatPart]:
-    module = build_encoder(spec).to(device, dtype).eval()
-    return module, FlatPart(module, encoder_layout(spec))
+def _module(spec: encoders.EncoderSpec, dtype: torch.dtype, device: torch.device) -> tuple[encoders.Encoder, FlatPart]:
+    module = encoders.build_encoder(spec).to(device, dtype).eval()
+    return module, FlatPart(module, encoders.encoder_layout(spec))

@@ -54,12 +54,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
 def describe_model(
     spec: ModelSpec | None, disclosure: Disclosure, asks: str | None
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the layer types and the graph of a client's own model for its introduction.
-
-    Args:
-        spec: the own model, or None if there is none.
-        disclosure: the most that the user allows.
-        asks: what the server's strategy asks for.
+    """Return the layer types and the graph of a client's own model that a strategy `asks` for and the user allows.
 
     Raises:
         RefusedError: the server chooses the model of all clients, and this one has its own.

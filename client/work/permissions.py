@@ -12,10 +12,7 @@ from hyperbloom.common.wire.orders import EvaluateOrder
 def check_release(client: Client, noise: float | None = None, masked: bool = False) -> None:
     """Check and count a release that depends on training examples (--min-noise, --min-masked, --max-changes).
 
-    Args:
-        client: the client.
-        noise: noise of the release, in units of its norm.
-        masked: whether the server sees it only in a sum.
+    `noise` is in units of its norm, and `masked` says that the server sees it only in a sum.
 
     Raises:
         HyperbloomError: the user does not allow it.

@@ -20,13 +20,6 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
     Per-FedAvg it adapts all weights. The other weights stay as sent or generated, and norms run in evaluation mode. The
     given module's weights do not change. If the loss on the examples grows, the result has the weights as sent.
 
-    Args:
-        module: a network from `OwnNetwork.make`, or an ordinary network.
-        head: names of the parameters of the prediction head.
-        data: training examples.
-        settings: part, epochs, learning rate and batch size.
-        seed: seed of the order of the examples.
-
     Raises:
         WireError: a setting is out of range.
     """

@@ -14,14 +14,7 @@ EVALUATION_BATCH = 1024
 
 @torch.no_grad()
 def evaluate(module: nn.Module, data: Examples, metrics: Sequence[str] = (), disclose: bool = False) -> SplitScore:
-    """Score the module on examples.
-
-    Args:
-        module: the network.
-        data: the examples.
-        metrics: names of the metrics; by default the usual ones of the task.
-        disclose: whether the score may have counts.
-    """
+    """Score the module on examples, by default by the usual metrics of the task; `disclose`: also send counts."""
     module.eval()
     answers, loss, labels = [], 0.0, 0
     for start in range(0, len(data), EVALUATION_BATCH):

@@ -20,12 +20,8 @@ from hyperbloom.common.wire.orders import SGD
 def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequence[int]) -> Tensor:
     """Take all clients' SGD steps in place and return each client's mean loss, `(C,)`.
 
-    Args:
-        network: the network. `shared` is `(C, P)` and `personal` is `(C, Q)`, with a row for each client. The module's
-            own parameters are neither read nor written.
-        data: each client's training examples, all on one device.
-        sgd: hyperparameters of all clients.
-        seeds: each client's seed of its batches.
+    `shared` is `(C, P)` and `personal` is `(C, Q)`, with a row for each client. The module's own parameters are neither
+    read nor written.
     """
     labels = torch.cat([each.labels for each in data])
     inputs = torch.cat([each.inputs for each in data])  # one copy, so that a step gathers all batches at once

@@ -181,14 +181,7 @@ def fleet_server(
     interceptors: Sequence[grpc.ServerInterceptor],
     connections: Connections,
 ) -> grpc.Server:
-    """Return a Fleet server with our limits, not yet started.
-
-    Args:
-        servicer_and_add_fn: the servicer, and the function that adds it to a server.
-        server_address: `HOST:PORT`.
-        certificates: the CA's, the server's, and the server's key; None for plain text.
-        interceptors: see each call, in this order.
-        connections: learns the port.
+    """Return a Fleet server with our limits, not yet started, at `HOST:PORT`; in plain text without `certificates`.
 
     Raises:
         ConnectionFailed: the port is taken.

@@ -54,13 +54,8 @@ def superlink(
 ) -> Iterator[LiveGrid]:
     """Open a SuperLink whose Fleet API listens at `fleet_address`; yield the grid of a fresh run on it.
 
-    Args:
-        fleet_address: `HOST:PORT` for clients.
-        folder: receives the SuperLink's log.
-        version: of the app, as the run announces it.
-        files: certificates, and the registry of clients' keys; None for plain text and clients without keys.
-        tell: receives a line for each refused caller, in another thread.
-        keys: another registry.
+    Without `files` it is in plain text, for clients without keys; `keys` is one more registry. `tell` receives a
+    line for each refused caller, in another thread.
 
     Raises:
         ConnectionFailed: the port is taken.

@@ -25,10 +25,9 @@ _NAME = click.Argument(["name"], help="the client's --client-id")
 @command("init", _HOSTS, _DAYS, _DIR, _FORCE)
 def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -> None:
     """Make a CA (certificate authority) and a certificate."""
-    from hyperbloom.server.access.certificates import default_folder, describe, init
+    from hyperbloom.server.access.certificates import describe, init
 
-    folder = folder or default_folder()
-    init(folder, list(hosts), days, force)
+    folder = init(_files(folder).folder, list(hosts), days, force).folder
     print("\n".join(describe(folder)))
     print(f"give {folder / 'ca.pem'} to every client; next: flower-server clients add NAME --public-key FILE")
 
@@ -36,20 +35,18 @@ def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -
 @command("renew", _HOSTS, _DAYS, _DIR)
 def _renew(hosts: tuple[str, ...], days: int, folder: Path | None) -> None:
     """Make a new certificate of the same CA."""
-    from hyperbloom.server.access.certificates import default_folder, describe, renew
+    from hyperbloom.server.access.certificates import describe, renew
 
-    folder = folder or default_folder()
-    renew(folder, list(hosts), days)
-    print("\n".join(describe(folder)))
+    print("\n".join(describe(renew(_files(folder).folder, list(hosts), days).folder)))
     print("the server shows it from its next start on; clients need nothing new")
 
 
 @command("show", _DIR)
 def _show(folder: Path | None) -> None:
     """Say what is there."""
-    from hyperbloom.server.access.certificates import default_folder, describe
+    from hyperbloom.server.access.certificates import describe
 
-    print("\n".join(describe(folder or default_folder())))
+    print("\n".join(describe(_files(folder).folder)))
 
 
 certs = group(

@@ -21,15 +21,7 @@ from typing import Protocol, cast
 from flwr.app import Error, Message, Metadata, RecordDict
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.broker import flower
-from hyperbloom.server.broker.limits import (
-    LARGEST_VARIABLE,
-    MOST_OBJECTS,
-    MOST_WORDS,
-    TOO_LARGE,
-    largest_message,
-    reply_limit,
-)
+from hyperbloom.server.broker import flower, limits
 from hyperbloom.server.grids.inline import RunlessGrid
 from hyperbloom.server.loop.post import UNREADABLE
 
@@ -102,14 +94,14 @@ class LiveGrid(RunlessGrid):
         Raises:
             ConfigError: a message is larger than the network's limit.
         """
-        outgoing, most = list(messages), largest_message()
+        outgoing, most = list(messages), limits.largest_message()
         sizes = [_size(message) for message in outgoing]
         self._largest = max([self._largest, *sizes])
-        if self._largest + MOST_WORDS > most:
+        if self._largest + limits.MOST_WORDS > most:
             found, allowed = (round(size / 2**20) for size in (self._largest, most))
             raise ConfigError(
                 f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
-                f"{LARGEST_VARIABLE}, up to 2047"
+                f"{limits.LARGEST_VARIABLE}, up to 2047"
             )
         with flower.no_object_id_recompute():
             for message in outgoing:
@@ -208,9 +200,9 @@ class LiveGrid(RunlessGrid):
         Raises:
             _Refused: the reply has too many bytes or objects, or was not uploaded in time.
         """
-        count, limit, contents = len(upload.objects), reply_limit(self._largest), {}
-        if count > MOST_OBJECTS:
-            raise _Refused(f"expected a reply of at most {MOST_OBJECTS} objects, found {count}")
+        count, limit, contents = len(upload.objects), limits.reply_limit(self._largest), {}
+        if count > limits.MOST_OBJECTS:
+            raise _Refused(f"expected a reply of at most {limits.MOST_OBJECTS} objects, found {count}")
         unfinished = (
             f"the reply was announced but never uploaded: {count - len(upload.missing)} of {count} objects came"
         )
@@ -220,7 +212,7 @@ class LiveGrid(RunlessGrid):
                 raise _Refused(unfinished)
             if not content:
                 return None
-            upload.size += limit + 1 if content == TOO_LARGE else len(content)
+            upload.size += limit + 1 if content == limits.TOO_LARGE else len(content)
             if upload.size > limit:
                 raise _Refused(f"expected a reply of at most {limit} bytes, found {upload.size} and more")
             contents[upload.missing.pop(0)] = content

@@ -15,26 +15,19 @@ from torch import Tensor
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
+from hyperbloom.server.loop import rounds
 from hyperbloom.server.loop.exchange import Outcome, told
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
 from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
-from hyperbloom.server.loop.rounds import (
-    FRUITLESS_ROUNDS,
-    NEVER_EVALUATED,
-    Run,
-    Save,
-    better,
-    due,
-    evaluated,
-    give_up,
-)
 from hyperbloom.strategies.algorithm import Evaluation
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
 
 STALENESS_PER_COHORT = 20
 
 
-def run_asynchronously(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda progress: None) -> Selection:
+def run_asynchronously(
+    run: rounds.Run, done: Progress = NOTHING_DONE, save: rounds.Save = lambda progress: None
+) -> Selection:
     """Train until `rounds` times `cohort` replies are applied; return the evaluation that validation selects.
 
     A resumed run starts from `done`. It writes new orders in place of those that were still open.
@@ -70,7 +63,7 @@ class _Pending:
 
 
 class _Loop:
-    def __init__(self, run: Run, done: Progress, save: Save) -> None:
+    def __init__(self, run: rounds.Run, done: Progress, save: rounds.Save) -> None:
         self.of, self.done, self.save = run, done, save
         self.config, self.federation, self.director = run.config, run.federation, run.director
         self.limit = self.config.max_staleness or STALENESS_PER_COHORT * self.config.cohort
@@ -100,7 +93,7 @@ class _Loop:
             # Replies that arrive during an evaluation count for the next round.
             outcome, self.outcome = self.outcome, Outcome()
             self._report(number, outcome, seconds, elapsed, late - before, self.federation.post.take_traffic())
-            if due(self.config, number):
+            if rounds.due(self.config, number):
                 self._finish_evaluation()
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
@@ -112,7 +105,7 @@ class _Loop:
                 self._ask_for_evaluation(number, elapsed)
         self._finish_evaluation()
         if self.best is None:
-            raise CohortError(NEVER_EVALUATED)
+            raise CohortError(rounds.NEVER_EVALUATED)
         return self.best
 
     def _turn(self) -> None:
@@ -166,8 +159,8 @@ class _Loop:
         self._forget_lost()
         if self._pending and not self._pending.letters:
             self._go_on(self._pending, sorted(self._pending.answers, key=lambda pair: pair[0].row))
-        if self._useless >= FRUITLESS_ROUNDS * self.config.cohort:
-            give_up(self.outcome, f"among the last {self._useless}")
+        if self._useless >= rounds.FRUITLESS_ROUNDS * self.config.cohort:
+            rounds.give_up(self.outcome, f"among the last {self._useless}")
         return bool(arrivals)
 
     def _apply(self, written: _Written, arrival: Arrival) -> None:
@@ -233,8 +226,8 @@ class _Loop:
                 self.federation.post.wait(FASTEST_POLL_S)
 
     def _conclude(self, done: _Pending, evaluation: Evaluation) -> None:
-        done.outcome.evaluation = evaluated(evaluation, self.of)
-        selection = better(self.best, done.number, done.outcome.evaluation)
+        done.outcome.evaluation = rounds.evaluated(evaluation, self.of)
+        selection = rounds.better(self.best, done.number, done.outcome.evaluation)
         if selection is not self.best and selection is not None:
             self.best = selection
             for listener in self.of.listeners:

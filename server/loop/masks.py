@@ -280,12 +280,7 @@ class _MaskedTraining:
                 protocol.pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
 
     def _recover(self, dealer: int, shares: Mapping[int, bytes], asked: int) -> bytes:
-        """Return a survivor's secret, or the private key of a client that dropped out.
-
-        Args:
-            dealer: row of the client that dealt the shares.
-            shares: by place, the shares that their holders could read.
-            asked: number of holders that answered.
+        """Return a survivor's secret, or the private key of a client that dropped out, from the shares by place.
 
         Raises:
             _Dropped: the shares are too few, or do not fit together.

@@ -18,12 +18,7 @@ _TEMPLATES = Environment(
 
 
 def render(template: str, **values: object) -> bytes:
-    """Return a page in UTF-8. All values but `Markup` are escaped.
-
-    Args:
-        template: a file in `server/pages/templates/` that extends `page.html`, which has the style sheet.
-        values: the variables of the template.
-    """
+    """Return a page in UTF-8 from `server/pages/templates/`. All values but `Markup` are escaped."""
     return _TEMPLATES.get_template(template).render(version=__version__, style_of=style_of, **values).encode()
 
 
