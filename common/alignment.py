@@ -5,7 +5,7 @@ https://arxiv.org/abs/2202.07757. The reference set is its RAD (representation a
 labels. Server and clients identify it by a hash of its content, so that it travels once.
 
 An `n x n` kernel matrix `K` travels as a factor `F` `(n, r)` with `F F^T = K`. A client's factor is its features; the
-factor of the weighted mean is all clients' features side by side. A factor of more than `FACTOR_BYTES` is cut to its
+factor of the mean is all clients' features side by side. A factor of more than `FACTOR_BYTES` is cut to its
 leading directions. Up to 1,000 rows, `r = n` fits and the factor is exact.
 """
 
@@ -73,25 +73,18 @@ def factor_of(features: Tensor, columns: int) -> Tensor:
     return _narrowed(centred(features), columns)
 
 
-def mean_factor(
-    factors: Sequence[Tensor], weights: Sequence[float], kernel: Kernel, bandwidth: float, normalise: bool, columns: int
-) -> Tensor:
-    """Return a factor `(n, <= columns)` of the weighted mean of kernel matrices, centred and of norm 1.
+def mean_factor(factors: Sequence[Tensor], kernel: Kernel, bandwidth: float, columns: int) -> Tensor:
+    """Return a factor `(n, <= columns)` of the mean of kernel matrices, each of norm 1; it is centred and of norm 1.
 
     Args:
-        factors: the clients' feature factors, `(n, r_j)` each.
-        weights: one weight of at least 0 for each client.
+        factors: the clients' feature factors, `(n, r_j)` each, at least one.
         kernel: kernel of the features.
         bandwidth: bandwidth of the rbf kernel.
-        normalise: scale each kernel matrix to norm 1 first, so that larger features do not weigh more.
         columns: largest number of columns.
     """
-    pairs = [(w, f) for w, f in zip(weights, factors, strict=True) if w > 0]
     if kernel == "linear":
-        scaled = [w**0.5 * (linear_factor(f) if normalise else centred(f)) for w, f in pairs]
-        return linear_factor(_narrowed(torch.cat(scaled, 1), columns))
-    grams = [(w, centred_gram(gram(kernel, f, bandwidth))) for w, f in pairs]
-    mean = torch.stack([w * (unit(k) if normalise else k) for w, k in grams]).sum(0)
+        return linear_factor(_narrowed(torch.cat([linear_factor(f) for f in factors], 1), columns))
+    mean = torch.stack([unit(centred_gram(gram(kernel, f, bandwidth))) for f in factors]).sum(0)
     return linear_factor(_root(mean, columns))
 
 

@@ -161,7 +161,6 @@ class Algorithm(ABC):
     setting: Setting
 
     def __init__(self, config: RunConfig) -> None:
-        """Validate the options. Networks are built later, when the first client describes its data."""
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}

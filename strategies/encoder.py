@@ -34,7 +34,6 @@ class ServerEncoder:
     """
 
     def __init__(self, spec: EncoderSpec, seed: int, learning_rate: float) -> None:
-        """Initialise the parameters."""
         self.spec, self.layout, self.calibrated = spec, encoder_layout(spec), False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "encoder"))

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2202.07757, algorithms 1 and 2. X are `n` inputs that all 
 `(n, d_i)` is the input of the last layer of client i's network for X. With `K_i = k(A_i, A_i)` and `d = 1 - CKA`
 (common/cka.py), round t is:
 
-    fedhenn               server:  draw X;  Kbar = sum_j w_j K_j                       over all clients
+    fedhenn               server:  draw X;  Kbar = sum_j K_j / |K_j|                   over all clients
                           client:  K steps of SGD on  task loss + eta(t) d(K_i, Kbar)  from where it stopped
     fedhenn-homogeneous   client:  K steps of SGD on  task loss + eta(t) d(K_i, K_g)   from the global weights; they
                                                                                        have the kernel matrix K_g
@@ -17,8 +17,8 @@ A client sends a factor of `K_i`, or its centred features if these are narrower,
 architecture stays private. The server sends X once; clients know it by its hash. Each round draws some of its rows.
 
 Departures: in the paper, the server has the weights of all clients and computes their representations itself. Here,
-each `K_j` is scaled to norm 1 before the sum, because a client with large activations could otherwise dominate it
-(`normalise: false` for the paper's sum). As CKA is a cosine, `d` then pulls towards the weighted mean of all CKAs.
+each `K_j` is scaled to norm 1 before the sum, because a client with large activations could otherwise dominate it. As
+CKA is a cosine, `d` then pulls towards the mean of all CKAs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +59,8 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 from hyperbloom.strategies.fedavg import FedAvg
 
 
-class _AlignmentOptions(Section):
-    """Options that both strategies share."""
+class FedHeNNOptions(Section):
+    """Options of FedHeNN, which both strategies share."""
 
     rad: str | None = Field(
         None,
@@ -81,19 +81,7 @@ class _AlignmentOptions(Section):
     bandwidth: Rate = Field(1.0, description="of the rbf kernel, in root median squared distances")
 
 
-class FedHeNNOptions(_AlignmentOptions):
-    """Options of FedHeNN for different networks."""
-
-    normalise: bool = Field(True, description="kernels of one size before they are added")
-    weights: dict[str, Share] = Field(
-        {}, description="weight of a client's kernel in the mean by its name; others have 1"
-    )
-    peers: Literal["all", "cohort"] = Field(
-        "all", description="whose kernels are added, all clients' as in the paper or the cohort's"
-    )
-
-
-class FedHeNNHomogeneousOptions(_AlignmentOptions):
+class FedHeNNHomogeneousOptions(FedHeNNOptions):
     """Options of FedHeNN for one shared architecture, which is averaged."""
 
     score: Literal["personal", "global"] = Field(
@@ -112,8 +100,7 @@ class _Reference:
         ConfigError: no set is named, or it is the clients' own data set.
     """
 
-    def __init__(self, config: RunConfig, options: _AlignmentOptions) -> None:
-        """Check the name of the set. It is read at its first use."""
+    def __init__(self, config: RunConfig, options: FedHeNNOptions) -> None:
         if options.rad is None:
             raise ConfigError(
                 "options.rad: expected a public or synthetic set of inputs on which networks are compared, found none; "
@@ -253,10 +240,10 @@ class FedHeNN(_OverReference):
         """Send the reference set, collect kernels, train."""
         self._target, there = None, list(turn.cohort)
         if self._set.eta(turn.number) > 0:
-            peers = turn.candidates if self.options.peers == "all" else there
-            holders = yield from self._set.send(peers)
-            factors = yield from self._represent(turn, holders)
-            self._target = self._mean({client.row: client.client_id for client in peers}, factors)
+            factors = yield from self._represent(turn, (yield from self._set.send(turn.candidates)))
+            if factors:
+                rows, options = self._set.rows, self.options
+                self._target = mean_factor([*factors.values()], options.kernel, options.bandwidth, widest(rows))
             there = [client for client in there if client.row in factors]
         wanted = self.training(turn, there)
         self.learn((yield from train(replace(wanted, failed=self._set.failed))))
@@ -282,15 +269,6 @@ class FedHeNN(_OverReference):
         )
         answers = yield from ask(wanted)
         return {client.row: check_factor(result.factor, rows) for client, result in answers}
-
-    def _mean(self, names: Mapping[int, str], factors: Mapping[int, Tensor]) -> Tensor | None:
-        options, rows = self.options, self._set.rows
-        weights = [options.weights.get(names[row], 1.0) for row in factors]
-        if not any(weights):
-            return None
-        return mean_factor(
-            list(factors.values()), weights, options.kernel, options.bandwidth, options.normalise, widest(rows)
-        )
 
 
 class FedHeNNHomogeneous(_OverReference, FedAvg):

@@ -14,11 +14,7 @@ n_i are a client's examples and N_a their sum over the clients of an architectur
 placements equal FedAvg on the weights if all clients share an architecture, message passing is the identity, the MLPs
 are linear (`mode: linear`), and eta = 1.
 
-What the server learns of an architecture: in `ghn`, the set of its layer types, but not how often they occur or how
-they are connected. A client can ask for all parts instead; other clients must then have disclosed their types. The
-server still sees which parts come back unchanged, so which ones the client did not use. In mode `linear` it can also
-tell how often a type occurs: the client trains one column for each layer of the type, and the other columns at most
-decay. In `ghn-server`, a client that agrees discloses its whole graph once.
+docs/ghn.md says what the server learns of an architecture.
 
 Departures: the paper averages all clients' copies of all parts, which holds a part back by the copies of clients that
 never use it. `ghn-server` is ours. A single gradient step as in pFedHN hardly learns there: layers of one type share

@@ -12,24 +12,13 @@ https://arxiv.org/abs/2111.08356.
 A novel client sends a descriptor and receives weights: two trips, without labels or gradients. Novel clients are the
 last `novel` percent. They never train, and their scores stand apart.
 
-Trips (an order and its reply) in a round of training:
-
-* `end-to-end`: three. Encoder down, descriptor up; weights down, change up; gradient for e down, for gamma up. Each
-  order needs the reply before it. The last trip cannot wait for the next round, which has another cohort and a better
-  encoder. All three refer to one gamma: they carry its hash, and the server refuses a reply with another hash.
-* `two-phase` (appendix B.2), phase 1: one. e_i is a learned embedding as in pFedHN, so the server knows it. Weights,
-  encoder and e_i go down together. The client fits the encoder to e_i, and both changes come up together.
-* `two-phase`, phase 2: one. The encoder is frozen, so a client describes itself only once, in an extra trip when it is
-  first drawn or scored. f continues to learn. The earlier f and its embeddings still serve the clients that trained.
-
-An evaluation takes one trip for clients with embeddings, and two for the others.
+Training is `end-to-end`, with three exchanges in a round, or `two-phase` (appendix B.2): first e_i is a learned
+embedding as in pFedHN, to which the client fits the encoder; then the encoder is frozen and f continues to learn, while
+the earlier f and its embeddings still serve the clients that trained. docs/odpfl.md lists the exchanges.
 
 Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and a descriptor gets the gradient that
-an embedding would get. Before the first round, the encoder's last layer is scaled and shifted so that the descriptors
-of some clients have mean 0 and deviation 1, like embeddings. A fresh encoder's descriptors differ by a hundredth of
-that, too little for a hypernetwork. This takes one exchange per run, or two for `encoder: private`, whose features are
-centred first. The scaled layer also scales gradients, by a factor that depends on data and architecture, and towards
-the end of training gradients are a hundred times smaller. So Adam trains the encoder, as its steps depend on neither.
+an embedding would get. Before the first round, the encoder's last layer is scaled once, and Adam trains the encoder,
+because that layer also scales gradients; docs/odpfl.md says why.
 """
 
 import copy

@@ -10,29 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import check_labels, download, first_existing, missing, need, with_validation
 from hyperbloom.common.data.pool import ArrayBlock, FileBlock, Pool, Portion
-from hyperbloom.common.data.scaling import AnyArray, Scaling
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-COARSE = 20
 HOW = "Fetch them: flower-client download DATA --root {root}; or put the official binary version's files there."
-
-# Coarse class of each fine class in the order of the fine labels: torchvision reads the fine labels only.
-COARSE_OF_FINE = np.array(
-    [
-        *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
-        *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
-        *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
-        *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
-        *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
-    ],
-    dtype=np.int64,
-)
 
 
 @dataclass(frozen=True)
@@ -45,14 +31,9 @@ class _Family:
     train_files: tuple[str, ...]
     test_file: str
     names_file: str
-    label_bytes: int  # per record; the last one is the label
+    label_bytes: int  # per record; the last one is the label, the first of two a coarse class
     num_classes: int
     scaling: Scaling
-
-    @property
-    def has_coarse(self) -> bool:
-        """Return whether a record's first byte is a coarse class."""
-        return self.label_bytes == 2
 
 
 FAMILIES = {
@@ -82,7 +63,7 @@ FAMILIES = {
 
 
 def read_cifar(spec: DataSpec) -> Pool:
-    """Return CIFAR-10, 3 x 32 x 32 in ten classes, or CIFAR-100 in 100 fine classes, whose owners are 20 coarse ones.
+    """Return CIFAR-10 or CIFAR-100, 3 x 32 x 32 in ten or 100 classes.
 
     Raises:
         DataError: A file is missing or corrupt, or cannot be downloaded.
@@ -97,8 +78,7 @@ def read_cifar(spec: DataSpec) -> Pool:
         raise missing(family.train_files[0], [*marks, python], root, HOW.replace("DATA", spec.data))
     whole, test, names = _python(family, root) if mark is None else _binary(family, mark.parent)
     train, val = with_validation(whole, family.torchvision)
-    owners = ("coarse", tuple(f"coarse{number:02d}" for number in range(COARSE))) if family.has_coarse else ("", ())
-    return Pool(spec.data, train, val, test, names, family.scaling, *owners)
+    return Pool(spec.data, train, val, test, names, family.scaling)
 
 
 def _binary(family: _Family, folder: Path) -> tuple[Portion, Portion, tuple[str, ...]]:
@@ -113,13 +93,7 @@ def _records(family: _Family, paths: Sequence[Path]) -> Portion:
     for path, values in zip(paths, labels, strict=True):
         check_labels(values, family.num_classes, path)
     joined = np.concatenate(labels)
-    owners = None
-    if family.has_coarse:
-        coarse = [block.labels(0) for block in blocks]
-        for path, values in zip(paths, coarse, strict=True):
-            check_labels(values, COARSE, path)
-        owners = np.concatenate(coarse)
-    return Portion(blocks, np.arange(len(joined), dtype=np.int64), joined, owners)
+    return Portion(blocks, np.arange(len(joined), dtype=np.int64), joined)
 
 
 def _block(path: Path, label_bytes: int) -> FileBlock:
@@ -145,11 +119,7 @@ def _python(family: _Family, root: Path) -> tuple[Portion, Portion, tuple[str, .
     except (OSError, RuntimeError) as error:
         what = f"{root / family.python}: expected torchvision's verified copy of {family.torchvision}"
         raise DataError(f"{what}, found: {error}. Remove it and run flower-client download") from error
-    train, test = (_arrays(part.data, np.asarray(part.targets, dtype=np.int64), family) for part in parts)
+    train, test = (
+        Portion.of(ArrayBlock(part.data.transpose(0, 3, 1, 2)), np.asarray(part.targets, np.int64)) for part in parts
+    )
     return train, test, tuple(parts[0].classes)
-
-
-def _arrays(images: AnyArray, labels: IntArray, family: _Family) -> Portion:
-    block = ArrayBlock(images.transpose(0, 3, 1, 2))  # (N, 3, 32, 32), a view
-    owners = COARSE_OF_FINE[labels] if family.has_coarse else None
-    return Portion.of(block, labels, owners)

@@ -35,7 +35,6 @@ class Examples:
     weights: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check types and shapes."""
         if self.inputs.dtype != torch.float32 or self.inputs.ndim not in (2, 4):
             found = f"{self.inputs.dtype} {tuple(self.inputs.shape)}"
             raise DataError(f"inputs: expected float32 (N, C, H, W) or (N, F), found {found}")
@@ -46,7 +45,6 @@ class Examples:
             raise DataError(f"expected one label for each of {len(self.inputs)} inputs, found {len(self.labels)}")
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.labels)
 
     def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -108,7 +106,6 @@ class ClientData:
     schema: Schema | None = None
 
     def __post_init__(self) -> None:
-        """Check that the parts fit together."""
         if len(self.class_names) != self.num_classes:
             raise DataError(f"expected {self.num_classes} class names, found {len(self.class_names)}")
         task = make_task(TaskSpec(self.kind))

@@ -30,7 +30,6 @@ class ImageBlock:
     mode: str
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.paths)
 
     def take(self, rows: IntArray) -> AnyArray:

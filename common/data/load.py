@@ -28,7 +28,6 @@ class DataSource:
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Read the labels, and the inputs if the format requires it."""
         self.spec = spec
         find_partitioner(spec.split)
         self._pool = read_pool(spec)

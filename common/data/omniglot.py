@@ -42,7 +42,6 @@ class _PackedBlock:
     bits: AnyArray
 
     def __len__(self) -> int:
-        """Return the number of drawings."""
         return len(self.bits)
 
     def take(self, rows: IntArray) -> AnyArray:

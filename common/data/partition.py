@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,17 +54,9 @@ class Deal:
         return {name: (order, self.owners[name][order]) for name, order in orders.items()}
 
 
-@dataclass(frozen=True)
-class Partitioner:
-    """A way to partition data.
+class Partitioner(NamedTuple):
+    """A way to partition data: one line for a list, and a function, which raises DataError if the data forbid it."""
 
-    Args:
-        name: Value of `DataSpec.split`.
-        description: One line for a list.
-        deal: The function that partitions. It raises DataError if the data set does not allow it.
-    """
-
-    name: str
     description: str
     deal: Callable[[Pool, DataSpec], Deal]
 
@@ -317,21 +310,12 @@ def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray
 
 
 PARTITIONERS: Mapping[str, Partitioner] = {
-    partitioner.name: partitioner
-    for partitioner in (
-        Partitioner("auto", "shares if the labels are classes, else iid", deal_auto),
-        Partitioner("shares", "a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
-        Partitioner("shards", "shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
-        Partitioner(
-            "dirichlet",
-            "each client's class shares by a Dirichlet draw; alpha: how even (Hsu et al. 2019)",
-            deal_dirichlet,
-        ),
-        Partitioner("iid", "examples at random, equally many for each client", deal_iid),
-        Partitioner("alphabet", "one alphabet for each client (omniglot)", deal_one_owner),
-        Partitioner("coarse", "one coarse class for each client (cifar100)", deal_one_owner),
-        Partitioner("owner", "each owner, such as a hospital, is a client, or several together", deal_owners),
-        Partitioner("concepts", "iid images, but labels that conflict between groups of clients", deal_concepts),
-        *(Partitioner(name, f"{name.removeprefix('flwr-')} of flwr-datasets", deal_as_flower) for name in FLWR_SPLITS),
-    )
+    "auto": Partitioner("shares if the labels are classes, else iid", deal_auto),
+    "shares": Partitioner("a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
+    "shards": Partitioner("shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
+    "dirichlet": Partitioner("class shares by a Dirichlet draw; alpha: how even (Hsu et al. 2019)", deal_dirichlet),
+    "iid": Partitioner("examples at random, equally many for each client", deal_iid),
+    "alphabet": Partitioner("one alphabet for each client (omniglot)", deal_one_owner),
+    "owner": Partitioner("each owner, such as a hospital, is a client, or several together", deal_owners),
+    **{name: Partitioner(f"{name.removeprefix('flwr-')} of flwr-datasets", deal_as_flower) for name in FLWR_SPLITS},
 }

@@ -23,9 +23,7 @@ from hyperbloom.common.data.schema import Schema
 class Block(Protocol):
     """A sequence of stored inputs with access by row."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
+    def __len__(self) -> int: ...
 
     def take(self, rows: IntArray) -> AnyArray:
         """Return the inputs at `rows`, `(len(rows), *shape)`; `rows` may be empty."""
@@ -43,7 +41,6 @@ class ArrayBlock:
     array: AnyArray
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.array)
 
     def take(self, rows: IntArray) -> AnyArray:
@@ -71,7 +68,6 @@ class FileBlock:
     shape: tuple[int, int, int]
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return self.count
 
     def _records(self) -> AnyArray:
@@ -114,7 +110,6 @@ class Portion:
         return cls((block,), np.arange(len(labels), dtype=np.int64), labels, owners, groups)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.rows)
 
     def choose(self, indices: IntArray) -> "Portion":

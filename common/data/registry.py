@@ -49,7 +49,7 @@ _REGISTERED = (
     DatasetInfo("mnist", read_mnist, (1, 28, 28), 10, "70,000 handwritten digits"),
     DatasetInfo("fashion-mnist", read_mnist, (1, 28, 28), 10, "70,000 pictures of clothes"),
     DatasetInfo("cifar10", read_cifar, (3, 32, 32), 10, "60,000 colour photographs in 10 classes"),
-    DatasetInfo("cifar100", read_cifar, (3, 32, 32), 100, "60,000 colour photographs in 100 classes", "coarse"),
+    DatasetInfo("cifar100", read_cifar, (3, 32, 32), 100, "60,000 colour photographs in 100 classes"),
     DatasetInfo(
         "omniglot", read_omniglot, (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"
     ),

@@ -52,7 +52,6 @@ class DataSpec:
     schema: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name, value in (("partitions", self.partitions), ("classes_per_client", self.classes_per_client)):
             if value < 1:
                 raise DataError(f"{name}: expected at least 1, found {value}")

@@ -35,7 +35,6 @@ class DSS(Encoder):
     """
 
     def __init__(self, input_shape: tuple[int, ...], dim: int, width: int = 16) -> None:
-        """Initialise from torch's global generator."""
         super().__init__()
         self.image = is_image(input_shape)
         if self.image:

@@ -29,7 +29,6 @@ class Private(Encoder):
     """
 
     def __init__(self, input_shape: tuple[int, ...], dim: int) -> None:
-        """Initialise from torch's global generator."""
         super().__init__()
         self.features = per_sample(input_shape, dim)
         self.centre = nn.Parameter(torch.zeros(dim))

@@ -48,7 +48,6 @@ class SetTransformer(Encoder):
     """
 
     def __init__(self, input_shape: tuple[int, ...], dim: int) -> None:
-        """Initialise from torch's global generator."""
         super().__init__()
         self.features = per_sample(input_shape, WIDTH)
         self.between = nn.Sequential(_ISAB(), _ISAB())

@@ -80,7 +80,6 @@ class Graph:
     order: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the graph."""
         if not 0 < len(self.nodes) <= MAX_NODES or len(self.edges) > MAX_EDGES:
             found = f"{len(self.nodes)} nodes and {len(self.edges)} edges"
             raise ModelError(f"graph: expected up to {MAX_NODES} nodes and {MAX_EDGES} edges, found {found}")

@@ -72,7 +72,6 @@ class LayerType:
     activation: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.kind not in KINDS:
             raise LayerError(f"layer type: expected one of {', '.join(sorted(KINDS))}, found {self.kind[:40]!r}")
         lengths = (*self.channels, *self.kernel, *self.stride, *self.dilation, self.groups)
@@ -115,7 +114,6 @@ class LayerType:
         return layer
 
     def __str__(self) -> str:
-        """Return the text of the type. Each type has exactly one."""
         return self._text
 
     @cached_property

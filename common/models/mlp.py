@@ -13,7 +13,6 @@ class MLP(nn.Module):
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 100) -> None:
-        """Build the network for inputs of `input_shape`."""
         super().__init__()
         self.fc1 = nn.Linear(math.prod(input_shape), width)
         self.head = nn.Linear(width, num_classes)

@@ -16,7 +16,6 @@ class OmniglotCNN(nn.Module):
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
-        """Build the network for inputs of `input_shape`; ModelError if they are no images or too small."""
         super().__init__()
         check_image(input_shape, "omniglot", 16)
         channels, height, width_px = input_shape

@@ -16,7 +16,6 @@ class PlainCNN(nn.Module):
     """
 
     def __init__(self, layers: int, input_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
-        """Build a network of `layers` layers, the head included; ModelError if the inputs are no images."""
         super().__init__()
         check_image(input_shape, f"plain-{layers}")
         body: list[nn.Module] = []

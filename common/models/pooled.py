@@ -28,7 +28,6 @@ class PooledCNN(nn.Module):
     """
 
     def __init__(self, number: int, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
-        """Build network 1, 2, 3, 4 or 5; ModelError if the inputs are no images or too small."""
         super().__init__()
         convolutions, linear = LAYERS[number - 1]
         least = 2**convolutions

@@ -39,7 +39,6 @@ class Transformer(nn.Module):
     """
 
     def __init__(self, network: nn.Module, padding: int | None) -> None:
-        """Wrap a network; `padding` is the token that is no part of a text, None for images."""
         super().__init__()
         self.network, self.padding = network, padding
 

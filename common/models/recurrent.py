@@ -26,7 +26,6 @@ class TextLSTM(nn.Module):
     """
 
     def __init__(self, layers: int, input_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
-        """Build the network; ModelError if the inputs are neither tokens nor embedded tokens."""
         super().__init__()
         if len(input_shape) != 1 and not (len(input_shape) == 3 and input_shape[0] == 1):
             raise ModelError(

@@ -46,7 +46,6 @@ class ResidualCNN(nn.Module):
     """
 
     def __init__(self, architecture: int, input_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
-        """Build architecture 0, 1, 2 or 3; ModelError if the inputs are no images."""
         super().__init__()
         check_image(input_shape, f"hafl-{architecture}")
         layers: list[nn.Module] = [_convolution(input_shape[0], width, 1), nn.ReLU()]

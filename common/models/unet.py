@@ -22,7 +22,6 @@ class UNet(nn.Module):
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
-        """Build the network; ModelError if the inputs are no images that can be halved twice."""
         super().__init__()
         if len(input_shape) != 3 or any(side % 2**HALVINGS for side in input_shape[1:]):
             expected = f"images (C, H, W) with sides that are multiples of {2**HALVINGS}"

@@ -26,7 +26,6 @@ class Flag(click.Option):
     section = "Options"
 
     def __init__(self, flags: str, text: str, **details: Any) -> None:
-        """Take the names in one string, the help text, and further arguments of click.Option."""
         super().__init__(flags.split(), help=text, **details)
 
 
@@ -111,7 +110,6 @@ class Program(_Group):
     def __init__(
         self, name: str, commands: Sequence[click.Command], run: Callable[..., Any], flags: Sequence[Flag], epilog: str
     ) -> None:
-        """Build the program from its parts."""
 
         @click.pass_context
         def alone(ctx: click.Context, /, **values: Any) -> Any:
@@ -123,8 +121,7 @@ class Program(_Group):
 
         settings = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100}
         details: dict[str, Any] = {"callback": alone, "params": [*flags], "help": run.__doc__, "epilog": epilog}
-        every = [*commands, _completion]
-        super().__init__(name, every, invoke_without_command=True, context_settings=settings, **details)
+        super().__init__(name, commands, invoke_without_command=True, context_settings=settings, **details)
         click.version_option(__version__, message="hyperbloom %(version)s")(self)
 
 
@@ -146,10 +143,11 @@ def execute(program: click.Command, arguments: Sequence[str] | None = None) -> i
     """
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     name = str(program.name)
-    if wanted := os.environ.get(_variable(name)):
+    asked = f"_{name.upper().replace('-', '_')}_COMPLETE"  # by the shell, as click's own `main` reads it
+    if asked in os.environ:
         from click.shell_completion import shell_complete
 
-        return shell_complete(program, {}, name, _variable(name), wanted)
+        return shell_complete(program, {}, name, asked, os.environ[asked])
     try:
         with program.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as ctx:
             code = program.invoke(ctx) or 0
@@ -176,35 +174,3 @@ def execute(program: click.Command, arguments: Sequence[str] | None = None) -> i
             raise  # another pipe, such as one to a child process
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         return 141
-
-
-def _variable(name: str) -> str:
-    """Return the environment variable by which the shell asks a program for completions."""
-    return f"_{name.upper().replace('-', '_')}_COMPLETE"
-
-
-_LINES = """\
-\b
-bash, in ~/.bashrc:               eval "$(flower-server completion bash)"
-zsh, in ~/.zshrc, after compinit: eval "$(flower-server completion zsh)"
-fish, in its config.fish:         flower-server completion fish | source
-"""
-
-
-@command(
-    "completion",
-    click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"]), help="your shell"),
-    epilog=_LINES,
-)
-@click.pass_context
-def _completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands in a shell.
-
-    The shell then asks the program itself at each TAB, which answers in about 0.1 s.
-    """
-    from click.shell_completion import get_completion_class
-
-    root = ctx.find_root()
-    script = get_completion_class(shell)
-    assert script is not None
-    print(script(root.command, {}, str(root.info_name), _variable(str(root.info_name))).source())

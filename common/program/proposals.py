@@ -16,7 +16,7 @@ MODELS = """lenet mlp omniglot unet hafl-0 hafl-1 hafl-2 hafl-3 plain-4 plain-7 
 cnn-4 cnn-5 lstm-1 lstm-2""".split()  # noqa: SIM905
 DATASETS = """digits diabetes heart-disease mnist fashion-mnist cifar10 cifar100 omniglot chest-xray-1000
 chest-xray-14 airline-tweets""".split()  # noqa: SIM905
-SPLITS = """auto shares shards dirichlet iid alphabet coarse owner concepts flwr-iid flwr-dirichlet flwr-pathological
+SPLITS = """auto shares shards dirichlet iid alphabet owner concepts flwr-iid flwr-dirichlet flwr-pathological
 flwr-shard flwr-linear flwr-square flwr-exponential""".split()  # noqa: SIM905
 
 

@@ -159,7 +159,6 @@ class BoundKey:
     """
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, server: str) -> None:
-        """Bind `key` to the `server` of `server_of`."""
         self._key, self._server = key, server
 
     def sign(self, content: bytes, algorithm: ec.ECDSA) -> bytes:

@@ -62,7 +62,6 @@ class Task(ABC):
     """Whether targets are standardised, by moments that clients may disclose."""
 
     def __init__(self, spec: TaskSpec) -> None:
-        """Keep the description."""
         self.spec = spec
 
     # ------------------------------------------------------------------ labels
@@ -202,9 +201,9 @@ class Task(ABC):
         bins = self.scores(answers, labels)[0].shape[1] * 2 * BINS if any(self.metrics[n].scored for n in names) else 0
         return self.counts(answers, labels, outputs).numel() + bins
 
-    @abstractmethod
     def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
-        """Return answers and labels of no example, for the shapes."""
+        """Return answers and labels of no example, for the shapes; by default floats `(0, outputs)`."""
+        return torch.zeros(0, outputs), torch.zeros(0, outputs)
 
     # ------------------------------------------------------------------ networks and people
 

@@ -13,7 +13,34 @@ from hyperbloom.common.tasks.base import Task
 from hyperbloom.common.tasks.measures import Metric, confusion_of
 
 
-class Classification(Task):
+class OfClasses(Task):
+    """Base of tasks whose labels are classes, counted from 0, and whose outputs have the classes in axis 1."""
+
+    axes: ClassVar[int]
+    """Axes of the labels."""
+
+    def check(self, labels: Tensor, outputs: int) -> None:
+        """Check that labels are int64 with so many axes, from 0 to `outputs - 1`."""
+        if labels.dtype != torch.int64 or labels.ndim != self.axes:
+            raise DataError(f"labels: expected {self.looks}, found {labels.dtype} {tuple(labels.shape)}")
+        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < outputs:
+            found = f"{int(labels.min())} to {int(labels.max())}"
+            raise DataError(f"expected labels from 0 to {outputs - 1}, found {found}")
+
+    def weights(self, labels: Tensor) -> Tensor:
+        """Return the weight `N / (C n_c)` of each label: class c has `n_c` of N labels, and C classes occur."""
+        counts = torch.bincount(labels.flatten()).float()
+        weights = labels.numel() / (int((counts > 0).sum()) * counts.clamp(min=1))
+        return weights[labels]
+
+    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`, as a mean over examples and pixels."""
+        logs = (F.log_softmax(logits / temperature, 1) for logits in (student, teacher))
+        soft = F.kl_div(*logs, None, None, "batchmean", log_target=True)
+        return temperature**2 * soft * (len(student) * student.shape[1] / student.numel())
+
+
+class Classification(OfClasses):
     """One class for each example, by cross-entropy."""
 
     metrics: ClassVar[Mapping[str, Metric]] = {
@@ -25,14 +52,7 @@ class Classification(Task):
         "calibration-error": measures.CALIBRATION_ERROR,
     }
     looks: ClassVar[str] = "integers (N,), classes counted from 0"
-
-    def check(self, labels: Tensor, outputs: int) -> None:
-        """Check that labels are int64 `(N,)`, from 0 to `outputs - 1`."""
-        check_classes(labels, outputs, 1, self.looks)
-
-    def weights(self, labels: Tensor) -> Tensor:
-        """Return for each example the inverse of the frequency of its class, scaled to a mean of 1."""
-        return balanced_weights(labels)
+    axes: ClassVar[int] = 1
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
         """Return the cross-entropy of each example."""
@@ -49,10 +69,6 @@ class Classification(Task):
     def total(self, outputs: Tensor, labels: Tensor) -> tuple[float, int]:
         """Return the sum as in `Task.total`, by torch's own reduction."""
         return float(F.cross_entropy(outputs, labels, reduction="sum")), labels.numel()
-
-    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`."""
-        return distil_classes(student, teacher, temperature)
 
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
         """Return the confusion matrix."""
@@ -78,31 +94,3 @@ class Classification(Task):
             {"class": names[best], "probability": row[best], "probabilities": row}
             for row, best in zip(rows.tolist(), rows.argmax(1).tolist(), strict=True)
         ]
-
-
-def check_classes(labels: Tensor, outputs: int, axes: int, looks: str) -> None:
-    """Raise a DataError if labels are not int64 with so many axes, from 0 to `outputs - 1`."""
-    if labels.dtype != torch.int64 or labels.ndim != axes:
-        raise DataError(f"labels: expected {looks}, found {labels.dtype} {tuple(labels.shape)}")
-    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < outputs:
-        raise DataError(f"expected labels from 0 to {outputs - 1}, found {int(labels.min())} to {int(labels.max())}")
-
-
-def balanced_weights(labels: Tensor) -> Tensor:
-    """Return the weight `N / (C n_c)` of each label, for class c with `n_c` of N labels, and C classes that occur."""
-    counts = torch.bincount(labels.flatten()).float()
-    weights = labels.numel() / (int((counts > 0).sum()) * counts.clamp(min=1))
-    return weights[labels]
-
-
-def distil_classes(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return the distillation loss of logits with the classes in axis 1, as a mean over the others."""
-    soft = F.kl_div(
-        F.log_softmax(student / temperature, 1),
-        F.log_softmax(teacher / temperature, 1),
-        None,
-        None,
-        "batchmean",
-        log_target=True,
-    )
-    return temperature**2 * soft * (len(student) * student.shape[1] / student.numel())

@@ -72,10 +72,6 @@ class Multilabel(Task):
         """Return each label's probability, and the labels."""
         return answers.double().sigmoid(), labels.double()
 
-    def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
-        """Return answers and labels `(0, outputs)`."""
-        return torch.zeros(0, outputs), torch.zeros(0, outputs)
-
     def show(self, outputs: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the labels from `THRESHOLD` on, and the probability of each label."""
         return [

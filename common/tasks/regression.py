@@ -59,10 +59,6 @@ class Regression(Task):
         counts, rest = own[:, 0], torch.cat([own[:, :3], own[:, 4:]], 1)
         return super().are_counts(rest, bins, total) and bool((counts == total).all())
 
-    def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
-        """Return answers and labels `(0, outputs)`."""
-        return torch.zeros(0, outputs), torch.zeros(0, outputs)
-
     def show(self, outputs: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return each target by its name."""
         return [dict(zip(names, row, strict=True)) for row in self.answers(outputs.double()).tolist()]

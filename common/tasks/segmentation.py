@@ -14,15 +14,14 @@ from torch import Tensor
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.tasks import measures
-from hyperbloom.common.tasks.base import Task
-from hyperbloom.common.tasks.classification import balanced_weights, check_classes, distil_classes
+from hyperbloom.common.tasks.classification import OfClasses
 from hyperbloom.common.tasks.measures import Metric, confusion_of
 
 SMOOTH = 1e-3
 """Share of a batch's pixels that is added to both parts of the Dice fraction, for classes that do not occur in it."""
 
 
-class Segmentation(Task):
+class Segmentation(OfClasses):
     """Masks (N, H, W) of classes, 0 for the background, by the cross-entropy of each pixel and the Dice of each class.
 
     Dice and IoU are means over the classes except the background, over all pixels of a client together.
@@ -35,14 +34,7 @@ class Segmentation(Task):
     }
     usual: ClassVar[int] = 2
     looks: ClassVar[str] = "integers (N, H, W), classes of pixels counted from 0"
-
-    def check(self, labels: Tensor, outputs: int) -> None:
-        """Check that labels are int64 `(N, H, W)`, from 0 to `outputs - 1`."""
-        check_classes(labels, outputs, 3, self.looks)
-
-    def weights(self, labels: Tensor) -> Tensor:
-        """Return for each pixel the inverse of its class's frequency."""
-        return balanced_weights(labels)
+    axes: ClassVar[int] = 3
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
         """Return the cross-entropy of each pixel; ModelError if the network answers for whole images."""
@@ -71,10 +63,6 @@ class Segmentation(Task):
         dice = (2 * both + SMOOTH) / (told_part + true_part + SMOOTH)
         missed: Tensor = (1 - dice).sum() / max(1, len(dice))
         return crossed + missed
-
-    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return the loss of classification, for each pixel."""
-        return distil_classes(student, teacher, temperature)
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return the masks `(N, H, W)`."""

@@ -40,7 +40,6 @@ class ChunkedHypernetwork(StartingNetwork):
         chunk: int = 16_384,
         chunk_dim: int = 64,
     ) -> None:
-        """Initialise from torch's global generator."""
         super().__init__()
         self.trunk = trunk(embedding_dim + chunk_dim, hidden_dim, hidden_layers)
         self.head = nn.Linear(hidden_dim, chunk)

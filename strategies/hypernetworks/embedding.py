@@ -21,7 +21,6 @@ class EmbeddingTable(nn.Module):
     """
 
     def __init__(self, dim: int, seed: int, trainable: bool = True) -> None:
-        """Start without rows."""
         super().__init__()
         self.dim = dim
         self.seed = seed

@@ -74,7 +74,6 @@ class HypernetworkLearner:
         sparse: bool = False,
         freeze: bool = False,
     ) -> None:
-        """Set up the optimiser with two parameter groups."""
         self.hypernetwork = hypernetwork.requires_grad_(not freeze)
         self.table = table
         self.clip = clip

@@ -72,7 +72,6 @@ class MLPHypernetwork(StartingNetwork):
         hidden_layers: int = 3,
         spectral_norm: bool = False,
     ) -> None:
-        """Initialise from torch's global generator."""
         super().__init__()
         layers = trunk(embedding_dim, hidden_dim, hidden_layers)
         self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
@@ -133,7 +132,6 @@ class LinearHypernetwork(StartingNetwork):
     """
 
     def __init__(self, layouts: Mapping[str, Layout], embedding_dim: int) -> None:
-        """Initialise from torch's global generator."""
         super().__init__()
         self.heads = nn.ModuleDict({s: nn.Linear(embedding_dim, x.numel, bias=False) for s, x in layouts.items()})
 

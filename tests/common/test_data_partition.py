@@ -153,10 +153,9 @@ def test_iid_deals_everything_evenly() -> None:
     assert np.abs(found / found.sum(axis=1, keepdims=True) - 0.1).max() < 0.06
 
 
-@pytest.mark.parametrize("split", ["alphabet", "coarse"])
-def test_groups_are_dealt_whole_and_to_one_client(split: str) -> None:
-    data = pool(12, kind=split, groups=4)
-    dealt = deal(data, split, 3)
+def test_groups_are_dealt_whole_and_to_one_client() -> None:
+    data = pool(12, kind="alphabet", groups=4)
+    dealt = deal(data, "alphabet", 3)
     owned = [counts(data, dealt, 3, part) > 0 for part in PARTS]
     assert np.array_equal(owned[0], owned[1])
     assert np.array_equal(owned[0], owned[2])
@@ -170,8 +169,6 @@ def test_groups_are_dealt_whole_and_to_one_client(split: str) -> None:
 def test_groups_refuse_what_cannot_be_grouped() -> None:
     with pytest.raises(DataError, match=r"'alphabet': .* with such owners \(omniglot\), found pool with none"):
         deal(pool(), "alphabet", 2)
-    with pytest.raises(DataError, match=r"'coarse': .* \(cifar100\), found pool with alphabet"):
-        deal(pool(kind="alphabet", groups=2), "coarse", 2)
     with pytest.raises(DataError, match="partitions: expected at most 4, one alphabet each, found 5"):
         deal(pool(kind="alphabet", groups=4), "alphabet", 5)
 

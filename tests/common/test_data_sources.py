@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import pickle
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torchvision
 from numpy.typing import NDArray
 
 from hyperbloom.common.data import DATASETS, ClientData, DataSpec, load_client_data
-from hyperbloom.common.data.cifar import COARSE_OF_FINE
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.pool import FileBlock
 from hyperbloom.common.data.registry import read_pool
@@ -64,7 +62,7 @@ def write_cifar100(folder: Path) -> Bytes:
     """Write 200 training and 200 test images, two of each fine class; return the training images."""
     folder.mkdir(parents=True, exist_ok=True)
     images, fine = pixels(200, 3, 32, 32), np.arange(200) % 100
-    columns = (COARSE_OF_FINE[fine][:, None].astype(np.uint8), fine[:, None].astype(np.uint8), images.reshape(200, -1))
+    columns = ((fine // 5)[:, None].astype(np.uint8), fine[:, None].astype(np.uint8), images.reshape(200, -1))
     content = np.concatenate(columns, axis=1).tobytes()
     (folder / "train.bin").write_bytes(content)
     (folder / "test.bin").write_bytes(content)
@@ -124,21 +122,11 @@ def test_cifar10_takes_its_class_names_from_the_file_beside_it(tmp_path: Path) -
     assert load_client_data(DataSpec(data="cifar10", root=tmp_path)).class_names == tuple(names)
 
 
-def test_cifar100_is_read_to_the_pixel_and_dealt_by_coarse_class(tmp_path: Path) -> None:
+def test_cifar100_is_read_to_the_pixel(tmp_path: Path) -> None:
     images = write_cifar100(tmp_path / "cifar-100-binary")
     data = load_client_data(DataSpec(data="cifar100", root=tmp_path))
     check_pixels(data, images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
-    client = load_client_data(DataSpec(data="cifar100", root=tmp_path, split="coarse", partition=4, partitions=20))
-    coarse = {int(COARSE_OF_FINE[label]) for part in (client.train, client.test) for label in part.labels}
-    assert len(coarse) == 1
-    assert len(client.test.labels.unique()) == 5
-    assert client.num_classes == 100
-
-
-def test_coarse_classes_have_five_fine_ones_each() -> None:
-    assert set(Counter(COARSE_OF_FINE.tolist()).values()) == {5}
-    maple, oak, palm, pine, willow = 47, 52, 56, 59, 96
-    assert {int(COARSE_OF_FINE[tree]) for tree in (maple, oak, palm, pine, willow)} == {17}
+    assert data.num_classes == 100
 
 
 def test_a_client_reads_its_own_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +265,6 @@ def test_the_python_version_is_read_through_torchvision(tmp_path: Path, monkeypa
     data = load_client_data(DataSpec(data="cifar100", root=tmp_path))
     check_pixels(data, images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
     assert data.class_names[7] == "class7"
-    pool = read_pool(DataSpec(data="cifar100", root=tmp_path))
-    assert pool.test.owners is not None
-    assert np.array_equal(pool.test.owners, COARSE_OF_FINE[pool.test.labels])
 
 
 def test_a_python_version_of_another_checksum_is_never_unpickled(

@@ -46,7 +46,6 @@ def proposed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ("flower-server certs re", {"plain,renew"}),
         ("flower-server --config r", {"file,r"}),
         ("flower-server watch r", {"dir,r"}),
-        ("flower-server completion ", {"plain,bash", "plain,zsh", "plain,fish"}),
         ("flower-client --key w", {"file,w"}),
         ("flower-client --split al", {"plain,alphabet"}),
         ("flower-client --disclose ", {"plain,types", "plain,all-types", "plain,graph"}),
@@ -67,22 +66,23 @@ def test_the_names_that_are_proposed_are_those_that_are_registered() -> None:
 @pytest.mark.parametrize("program", MAIN)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script_that_asks_the_program(
-    capsys: pytest.CaptureFixture[str], shell: str, program: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str, program: str
 ) -> None:
-    assert MAIN[program](["completion", shell]) == 0
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    monkeypatch.setenv(variable, f"{shell}_source")
+    assert MAIN[program]() == 0
     script = capsys.readouterr().out
-    assert f"_{program.upper().replace('-', '_')}_COMPLETE={shell}_complete" in script
+    assert f"{variable}={shell}_complete" in script
     if found := shutil.which(shell):
         subprocess.run([found, "-n"], input=script, text=True, timeout=30, check=True)
 
 
-def test_a_real_bash_asks_and_proposes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_bash_asks_and_proposes() -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash here")
-    assert server_main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    code = f"{script}\nCOMP_WORDS=(flower-server doc)\nCOMP_CWORD=1\n_flower_server_completion flower-server\n"
+    code = 'eval "$(_FLOWER_SERVER_COMPLETE=bash_source flower-server)"\nCOMP_WORDS=(flower-server doc)\n'
+    code += "COMP_CWORD=1\n_flower_server_completion flower-server\n"
     code += 'echo "${COMPREPLY[@]}"'
     here = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # of flower-server
     done = subprocess.run(
