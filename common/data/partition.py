@@ -317,5 +317,6 @@ PARTITIONERS: Mapping[str, Partitioner] = {
     "iid": Partitioner("examples at random, equally many for each client", deal_iid),
     "alphabet": Partitioner("one alphabet for each client (omniglot)", deal_one_owner),
     "owner": Partitioner("each owner, such as a hospital, is a client, or several together", deal_owners),
+    "concepts": Partitioner("iid images, but labels that conflict between groups of clients", deal_concepts),
     **{name: Partitioner(f"{name.removeprefix('flwr-')} of flwr-datasets", deal_as_flower) for name in FLWR_SPLITS},
 }

@@ -35,8 +35,8 @@ class OfClasses(Task):
 
     def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`, as a mean over examples and pixels."""
-        logs = (F.log_softmax(logits / temperature, 1) for logits in (student, teacher))
-        soft = F.kl_div(*logs, None, None, "batchmean", log_target=True)
+        own, other = (F.log_softmax(logits / temperature, 1) for logits in (student, teacher))
+        soft = F.kl_div(own, other, None, None, "batchmean", log_target=True)
         return temperature**2 * soft * (len(student) * student.shape[1] / student.numel())
 
 
