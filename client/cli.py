@@ -30,10 +30,11 @@ Examples:
     flower-client --data ./scans --model our.nets:make --show-graph
 
 What leaves this machine: the client's name and secret, the version of this program, sizes of its data sets, shape of
-inputs, number of classes, the schema of a table (columns, words, means); weights or their change, losses, counts of
-right answers; and what some strategies ask for beside them (descriptors, moments, representations: docs/privacy.md).
-Examples, labels and a personal classifier never do. The personal classifier lies in the state folder and survives a
-restart. See also --disclose, --disclose-class-shares, --min-noise, --min-masked, --peers, --max-changes, --max-scores.
+inputs, number of classes, the schema of a table (columns, words, means), the digest of a backbone; weights or their
+change, losses, counts of right answers; and what some strategies ask for beside them (descriptors, moments,
+representations: docs/privacy.md). Examples, labels and a personal classifier never do. The personal classifier lies in
+the state folder and survives a restart. See also --disclose, --disclose-class-shares, --min-noise, --min-masked,
+--peers, --max-changes, --max-scores.
 
 exit codes: 0 the run is over or Ctrl-C, 1 a defect or a disk that is full at the start, 2 wrong settings or data,
 3 refused by the server, or this client already runs here, 5 no connection possible

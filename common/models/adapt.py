@@ -42,6 +42,9 @@ _LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,4})(,alpha=(?P<alpha>\d{1,9}(\.\d
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers that LoRA changes by default, as far as they are not in groups."""
 
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Modules that read the weights of their layers and do not call these, so that LoRA would have no effect there."""
+
 
 @dataclass(frozen=True)
 class Adapt:
@@ -168,10 +171,13 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
     wrapped = any(name.startswith(WRAPPED) for name in head)
     root = module.get_submodule(WRAPPED.rstrip(".")) if wrapped else module
     head = tuple(name.removeprefix(WRAPPED) if wrapped else name for name in head)
+    readers = {name for name, part in root.named_modules() if isinstance(part, _READERS)}
     layers = {
         name: part
         for name, part in root.named_modules()
-        if isinstance(part, (*_LAYERS, nn.Embedding)) and not f"{name}.".startswith(head)
+        if isinstance(part, (*_LAYERS, nn.Embedding))
+        and not f"{name}.".startswith(head)
+        and name.rpartition(".")[0] not in readers
     }
     plain = [name for name, part in layers.items() if isinstance(part, _LAYERS) and getattr(part, "groups", 1) == 1]
     if how.targets is None:
@@ -181,7 +187,8 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
         targets = [name for name in layers if re.search(how.targets, name)]
     if not targets:
         some = ", ".join(list(layers)[:8])
-        raise ModelError(f"adapt: expected layers that match {how.targets!r}, found none among {some or 'no layers'}")
+        wanted = "layers for LoRA" if how.targets is None else f"layers that match {how.targets!r}"
+        raise ModelError(f"adapt: expected {wanted}, found none among {some or 'no layers'}")
     exact = "|".join(map(re.escape, targets))
     config = peft.LoraConfig(r=how.rank, lora_alpha=how.alpha, target_modules=exact)
     try:

@@ -158,6 +158,26 @@ def test_the_digest_knows_names_shapes_and_bytes_outside_the_head() -> None:
     assert len(found) == 3 and all(one.startswith("sha256:") for one in found)
 
 
+class Attentive(nn.Module):
+    """A network with torch's own attention, which reads the weights of a layer that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.first(x)[:, None]).squeeze(1))  # type: ignore[no-any-return]
+
+
+def test_lora_leaves_out_layers_whose_weights_others_read() -> None:
+    module = adapted(Attentive(), ("head.",), Adapt("lora", 2, 4)).eval()
+    assert {name.partition(".")[0] for name, _ in module.named_parameters()} == {"first", "head"}
+    with pytest.raises(ModelError, match="expected layers that match 'linear1', found none among first"):
+        adapted(Attentive(), ("head.",), Adapt("lora", 2, 4, "linear1"))
+
+
 def test_nothing_to_adapt_is_one_clear_line() -> None:
     with pytest.raises(ModelError, match="expected parameters of norms outside the head, found none"):
         build(replace(LENET, adapt="norms"))
