@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hyperbloom.client.link.server import Link
     from hyperbloom.common.data import DataSpec
 
-
 _PLAIN = "plain text, without a key: on loopback; given twice, anywhere"
 CONNECTION = section(
     "The server",

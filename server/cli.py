@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
     from hyperbloom.server.grids.fleet import Machines
 
-
 _EPILOG = """\
 \b
 Examples:

@@ -43,9 +43,7 @@ class Scored(Section):
     """Facts about the model with which a client was last scored.
 
     Attributes:
-        round: round of the evaluation.
         private: the part that never left the client, one of `PRIVATE` of the wire.
-        task: what it learned.
         moments: means and then deviations by which targets were standardised.
         metrics: on the `total` test examples.
         adapt: what was adapted; the backbone is not in the file.

@@ -86,7 +86,6 @@ class Network:
     """A network with its parameters in two vectors, either of which may be empty.
 
     Attributes:
-        module: the torch module.
         shared: parameters of the module that the server sends. Their gradient is clipped.
         personal: the other parameters, which stay on the client. As in the public code of pFedHN-PC, they are not
             clipped, and their momentum persists. In an order for a copy, a private model of the same shapes.

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hyperbloom.common.program.doctor import Finding
     from hyperbloom.server.access.certificates import Certificates
 
-
 _DIR = Flag("--dir folder", "folder of the certificates", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
 _NAMES = "a name or address of the server, beside localhost and this machine's name; may be repeated"
 _HOSTS = Flag("--host hosts", _NAMES, multiple=True, metavar="NAME_OR_IP")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from hyperbloom.server.grids.live import LiveGrid
 
-
 Say = Callable[..., None]
 """Prints a line literally; the optional second argument is a rich style."""
 

@@ -26,16 +26,13 @@ MOST_NUMBERS = 10_000
 
 
 class Admission:
-    """Decides which clients may join, and hands them to an algorithm.
+    """Decides which clients may join, and hands them to an algorithm. The first one decides the `setting`.
 
     Args:
         config: the run.
         algorithm: receives the clients. The data of the first client decide for which network it is built.
         initial: state of another run to start from, by tensor name.
         schema: what the columns of all clients' tables must mean, as JSON; None: as in the first client's table.
-
-    Attributes:
-        setting: what the data of the first client decided; None before it joins.
     """
 
     def __init__(

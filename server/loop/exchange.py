@@ -59,11 +59,8 @@ class Evaluated:
     """The scores of all clients that answered, by name.
 
     Attributes:
-        novel: names of the novel clients.
         rank: selects the best round; None: the mean of the first metric on validation examples.
         names: the metrics that were asked for; the first one selects.
-        task: what is learned.
-        outputs: how many outputs a network has.
     """
 
     scores: Mapping[str, EvaluateResult]
@@ -166,8 +163,6 @@ class Sent:
     """What the server remembers of an order.
 
     Attributes:
-        client: the receiver.
-        kind: class of the order.
         dtype: of the weights that were sent; None if none were.
         values: `(P,)`, the sent weights in the order of `layout`, if they are kept.
         layout: how the returned vector is divided into tensors.

@@ -37,7 +37,6 @@ class Federation:
     Attributes:
         admission: decides who may join; set before clients are gathered.
         greeting: the question to new nodes; set before clients are gathered.
-        round: the current round, which decides when a quarantine ends.
         late: number of replies that were dropped because they came after their deadline.
     """
 

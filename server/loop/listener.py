@@ -19,8 +19,6 @@ class RoundReport:
 
     Attributes:
         number: of the round, from 1; 0 is the evaluation of the initial state (`init_from`).
-        of: number of rounds of the run.
-        outcome: what the round brought.
         seconds: duration, evaluation included.
         elapsed: seconds from the strategy's first round to the end of this round's training.
         late: replies dropped since the last report because they came after their deadline.
@@ -94,11 +92,8 @@ class Checkpoint:
     Attributes:
         run_id: clients keep their personal state under this id.
         phase: 0 for the run's strategy, then 1, 2, ... for its baselines; one more when the run is over.
-        progress: of that phase.
         results: selections of the finished phases, by name.
-        roster: as `Roster.to_json` returns it.
         here: number of clients that were present.
-        tensors: as `Algorithm.checkpoint` returns them.
     """
 
     run_id: str
@@ -115,7 +110,6 @@ class Resume:
     """Where a run continues.
 
     Attributes:
-        checkpoint: the state to continue from.
         points: phase and last order of all existing checkpoints, oldest first.
         rewound: phase and last order of each checkpoint to which the run has gone back, including this time.
     """

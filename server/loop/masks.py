@@ -144,8 +144,6 @@ class _MaskedTraining:
     def _places(self, rows: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self.place[row] for row in rows))
 
-    # ------------------------------------------------------------------ keys
-
     def _check_keys(self, client: Client, result: wire.KeysResult) -> None:
         keys = {result.cipher_key, result.mask_key}
         if len(keys) < 2 or any(len(key) != protocol.KEY_BYTES for key in keys) or keys & self._seen:
@@ -172,8 +170,6 @@ class _MaskedTraining:
             tuple(keys.identity for keys in self.keys.values()),
         )
 
-    # ------------------------------------------------------------------ shares
-
     def _shares_order(self, client: Client) -> wire.SharesOrder:
         agreed = self.agreement
         return wire.SharesOrder(
@@ -199,8 +195,6 @@ class _MaskedTraining:
             or [len(digest) for digest in digests] != [protocol.DIGEST_BYTES] * (1 + 2 * count)
         ):
             raise WireError(f"expected shares for {count - 1} others, and digests of all")
-
-    # ------------------------------------------------------------------ masked changes
 
     def _plan(self) -> None:
         """Fix what each client is sent and what is summed, before any client trains."""
@@ -240,8 +234,6 @@ class _MaskedTraining:
         expected = 4 * (self.sum.total + 1)
         if len(result.masked) != expected:
             raise WireError(f"masked: expected {expected} bytes, found {len(result.masked)}")
-
-    # ------------------------------------------------------------------ unmasking
 
     def _check_signature(self, client: Client, result: wire.ConfirmResult) -> None:
         """Check the signature now: an invalid one would keep all other clients from revealing their shares."""

@@ -35,15 +35,7 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class Letter:
-    """An order that was sent.
-
-    Attributes:
-        id: id of its message.
-        node: the receiver.
-        kind: class of the order.
-        sent: time of sending, by `time.monotonic`.
-        about: what the sender wants to know again when the answer comes.
-    """
+    """An order, and when it was sent (`time.monotonic`); `about` is what its sender wants to know again later."""
 
     id: str
     node: int
@@ -90,11 +82,7 @@ class Pause:
 
 
 class Post:
-    """Sends orders, and matches replies to them.
-
-    Attributes:
-        wait: waits for so many seconds, or until an answer has come.
-    """
+    """Sends orders, and matches replies to them; `wait` waits so many seconds, or until an answer has come."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid

@@ -32,10 +32,6 @@ class Session:
     """One run over one grid.
 
     Attributes:
-        config: the run.
-        grid: Flower's grid, over the network or in this process.
-        run_id: the name of the run for clients.
-        listeners: receive all events.
         watch: called while waiting for clients; raises if waiting has become pointless.
         resume: the checkpoint to continue from, if any.
         device: where the server's networks live; auto: CUDA where there is one, else the CPU.

@@ -38,7 +38,6 @@ class Series:
     """A line of a chart.
 
     Attributes:
-        name: for the description of the chart.
         points: `x` and value, such as a round and its accuracy.
         bands: lower and upper edges of areas behind the line, widest first.
         dots: highlighted points, each with a tooltip.

@@ -53,21 +53,9 @@ class ByClient:
 
 @dataclass(frozen=True)
 class RunData:
-    """All data for a report.
+    """All data for a report, with the run's strategy first in `courses`, and `members` by row.
 
-    Attributes:
-        folder: the run's folder.
-        config: resolved.
-        environment: versions, platform, command.
-        courses: the run's strategy, then those for comparison.
-        by_client: of the run's strategy.
-        compared: a sentence on the origin of the other strategies.
-        members: by row.
-        events: lines of events.jsonl.
-        running: whether a server works in the folder.
-        task: what the clients learn.
-        outputs: how many outputs a network has.
-        moments: by which clients standardise targets.
+    `compared` is a sentence on the origin of the other strategies; clients standardise targets by `moments`.
     """
 
     folder: Path

@@ -14,11 +14,9 @@ class Course:
     """One strategy in one run.
 
     Attributes:
-        name: of the strategy.
         rounds: each round's line in metrics.jsonl, in order; in asynchronous mode without the lines of evaluations.
         curve: mean over clients on test examples, by evaluated round.
         selected: the round that validation selected; None before the first evaluation.
-        metrics: of the selected round.
         accuracy: each client's value of the selecting metric on test examples in the selected round.
         metric: the selecting metric; `curve` and `accuracy` are of it, shares in percent.
         counts: sums of the clients' counts on test examples, if all have disclosed them.

@@ -15,7 +15,6 @@ from hyperbloom.common.config import RunConfig
 if TYPE_CHECKING:
     from hyperbloom.server.loop.listener import RoundReport
 
-
 METRICS, CLIENTS, EVENTS = "metrics.jsonl", "clients.jsonl", "events.jsonl"
 
 Line = dict[str, Any]

@@ -22,18 +22,7 @@ from hyperbloom.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a run.
-
-    Attributes:
-        run: its folder.
-        config: of the run.
-        strategy: in the state of the selected round.
-        roster: all clients.
-        tensors: the selected state, by name.
-        round: number of the selected round.
-        metrics: of the selected round.
-        test_accuracy: of each client, in percent.
-    """
+    """The result of a run: strategy, tensors and metrics are of the selected round, `test_accuracy` in percent."""
 
     run: Path
     config: RunConfig

@@ -49,9 +49,7 @@ class Board:
     """The state of one strategy, as far as its lines have been added.
 
     Attributes:
-        done: the last round.
         means, worsts: test accuracy in percent by evaluated round, over clients.
-        clients: their standing, by name.
         bytes_down, bytes_up: of training, since the beginning.
         trained, left_out: how many times a client trained or was left out, over all clients.
     """

@@ -23,17 +23,12 @@ if TYPE_CHECKING:
     from hyperbloom.server.loop.federation import Federation
     from hyperbloom.strategies.algorithm import Algorithm
 
-
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 """Seconds of a round: from fast virtual clients to cohorts that wait for a deadline."""
 
 
 class RunMetrics(Listener):
-    """Counts what happens in a run.
-
-    Attributes:
-        registry: the exported metrics, without those of the process.
-    """
+    """Counts what happens in a run, in a `registry` without the metrics of the process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -18,7 +18,6 @@ from hyperbloom.server.watch.board import Board, plain_text
 if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
 
-
 MOST_ROWS = 200
 """Most clients in the table; the run folder has all."""
 
