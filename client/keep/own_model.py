@@ -20,12 +20,7 @@ _KEPT = {
 
 
 def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> list[str]:
-    """Write the model with which a client was last scored, and return the names of the files.
-
-    Args:
-        settings: name, state folder and data, as when the client joined.
-        run: the run's id or a part of it; None if the state folder knows only one run.
-        folder: the new model folder.
+    """Write the model of a `run` (its id or a part) with which a client was last scored; return the files' names.
 
     Raises:
         ConfigError: there is no such run, or several; or the data do not fit the model.

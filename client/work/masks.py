@@ -107,17 +107,7 @@ def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator
 
 @dataclass
 class SecureRound:
-    """The secrets and the stage of one round.
-
-    Args:
-        run_id: id of the run.
-        round: number of the round.
-        identity: this client's signing key.
-        peers: fingerprints of the clients that may be in the sum; None for any.
-        cipher_key: key for sealed shares.
-        mask_key: key for the masks shared with other clients.
-        own_secret: seed of this client's own mask, 32 bytes.
-    """
+    """The secrets and the stage of one round: `peers` are fingerprints of those that may be in the sum (None: any)."""
 
     run_id: str
     round: int

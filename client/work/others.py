@@ -77,14 +77,7 @@ def send_errors(client: Client, order: ErrorsOrder) -> ErrorsResult:
 
 @torch.no_grad()
 def score_all(models: Iterable[nn.Module], data: Examples, together: bool, metrics: Sequence[str] = ()) -> SplitScore:
-    """Score several models on examples.
-
-    Args:
-        models: the models. Each is used before the next is drawn, so they may be one network with changing weights.
-        data: the examples.
-        together: whether the mean of their outputs decides. Otherwise metrics are means over the models.
-        metrics: names of the metrics; by default the usual ones of the task.
-    """
+    """Score several models, each used before the next is drawn; `together`: by the mean of their outputs."""
     answers = []
     for model in models:
         model.eval()

@@ -38,10 +38,7 @@ def own_graph(spec: ModelSpec) -> Graph:
 class OwnNetwork:
     """A client's own model as an order uses it. Equal ones can share a network.
 
-    Args:
-        spec: the model.
-        hypernetwork: settings of the hypernetwork that generates the weights; None if the weights arrive.
-        types: layer types of the parts that the client's copy of the hypernetwork has.
+    Without a hypernetwork the weights arrive; `types` are those of the parts that the client's copy of it has.
     """
 
     spec: ModelSpec

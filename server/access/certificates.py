@@ -52,13 +52,7 @@ def default_folder() -> Path:
 
 
 def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> Certificates:
-    """Make a CA and a server certificate.
-
-    Args:
-        folder: receives the files; created if missing.
-        hosts: names and IP addresses of the server, besides localhost and this machine's name.
-        days: validity of the server's certificate.
-        force: replace existing files; clients of the old CA then need the new `ca.pem`.
+    """Make a CA and a server certificate for `hosts`, localhost and this machine's name; `force` replaces files.
 
     Raises:
         ConfigError: such files exist already, or a host is neither a name nor an address.

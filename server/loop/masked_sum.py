@@ -21,11 +21,6 @@ class MaskedSum:
     Clients share a tensor only if they were sent the same values for it. A tensor that too few have is left out: at
     least `FEWEST_CLIENTS` owners must remain after the worst loss of clients, or the sum would tell too much of each.
 
-    Args:
-        sent: by row, the weights before training, for the clients that may be in the sum.
-        digest: of the round.
-        threshold: the smallest number of these clients that may remain.
-
     Attributes:
         owners: by part, the rows of the clients that have it.
         slices: by part, its place in the sum.

@@ -51,12 +51,7 @@ _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "saf
 
 
 def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path:
-    """Make an empty run folder.
-
-    Args:
-        path: its path; None for `runs/DATE-STRATEGY`.
-        strategy: part of the default name; of `package.module:Class` only the class.
-        anew: accept a folder with the files of a run that never began.
+    """Make an empty run folder; with `anew`, accept the files of a run that never began.
 
     Raises:
         ConfigError: the folder is not empty, or cannot be made.
@@ -215,8 +210,8 @@ class RunFolder(Listener):
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""
         self._round = report.number
-        self._append(METRICS, [metrics_line(report)])
-        self._append(CLIENTS, client_lines(report, self.config.secure_aggregation))
+        _append(self._phase / METRICS, [metrics_line(report)])
+        _append(self._phase / CLIENTS, client_lines(report, self.config.secure_aggregation))
 
     def selected(self, selection: Selection, state: Mapping[str, Tensor], roster: Roster) -> None:
         """Write the server's state and the figures of the best round so far."""
@@ -238,9 +233,6 @@ class RunFolder(Listener):
         if state := strategy.state():
             write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
         write_json(self.path / "roster.json", self._federation.roster.to_json())
-
-    def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
-        _append(self._phase / name, lines)
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

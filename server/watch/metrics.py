@@ -63,7 +63,7 @@ class RunMetrics(Listener):
     def gathering(self, federation: "Federation") -> None:
         """Show the states of clients from now on."""
         for state in federation.count():
-            self.clients.labels(state).set_function(partial(_count, federation, state))
+            self.clients.labels(state).set_function(partial(lambda name: float(federation.count()[name]), state))
 
     def phase(self, strategy: "Algorithm", name: str) -> None:
         """Count for this strategy from now on."""
@@ -100,10 +100,6 @@ class RunMetrics(Listener):
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Record the time of the checkpoint."""
         self.saved.set(time.time())
-
-
-def _count(federation: "Federation", state: str) -> float:
-    return federation.count()[state]
 
 
 @contextmanager
