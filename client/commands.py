@@ -10,7 +10,6 @@ import click
 from hyperbloom.client import flags as shared
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
-from hyperbloom.common.program.proposals import DATASETS, proposed
 
 _STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
 _MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)
@@ -126,7 +125,7 @@ def _schema(table: Path, label: str, owner: str | None, group: str | None, out: 
 
 @command(
     "download",
-    click.Argument(["name"], help="name of a data set; see flower-server --list", shell_complete=proposed(DATASETS)),
+    click.Argument(["name"], help="name of a data set; see flower-server --list"),
     Flag("--root", "where to", type=FOLDER, show_default="$HYPERBLOOM_DATA or ~/.cache/hyperbloom"),
     example="flower-client download cifar10 --root /data",
 )

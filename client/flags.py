@@ -11,7 +11,6 @@ import click
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, section
 from hyperbloom.common.program.plain import check_insecure
-from hyperbloom.common.program.proposals import DATASETS, SPLITS, proposed
 
 if TYPE_CHECKING:
     from hyperbloom.client.link.server import Link
@@ -36,13 +35,12 @@ VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=Tr
 def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
     """Return the flags that describe this machine's data; without a default --data is required, unless told."""
     what = "name, .npz, .csv, .parquet, folder, hf:NAME or package.module:function"
-    known = proposed(DATASETS, "datasets")
     return section(
         "Data",
-        Flag("--data", what, default=default, required=required and not default, metavar="WHAT", shell_complete=known),
+        Flag("--data", what, default=default, required=required and not default, metavar="WHAT"),
         Flag("--root", "folder with the files of a named data set", type=FOLDER),
         Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
-        Flag("--split", "how the N shares are made", default="auto", shell_complete=proposed(SPLITS)),
+        Flag("--split", "how the N shares are made", default="auto"),
         Flag("--classes-per-client", "classes, shards or concepts", default=2),
         Flag("--alpha", "concentration of the Dirichlet split", default=0.5),
         Flag("--label", "column of a table to predict, or several: A,B", metavar="COLUMN"),

@@ -43,7 +43,6 @@ class ClientSettings:
     backbone: str | None = None  # pretrained network: a folder, or package.module:function
 
     def __post_init__(self) -> None:
-        """Check the values; ConfigError if one is not valid."""
         if self.disclose not in get_args(Disclosure):
             raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
         if self.min_noise is not None and not self.min_noise > 0:

@@ -74,14 +74,7 @@ def factor_of(features: Tensor, columns: int) -> Tensor:
 
 
 def mean_factor(factors: Sequence[Tensor], kernel: Kernel, bandwidth: float, columns: int) -> Tensor:
-    """Return a factor `(n, <= columns)` of the mean of kernel matrices, each of norm 1; it is centred and of norm 1.
-
-    Args:
-        factors: the clients' feature factors, `(n, r_j)` each, at least one.
-        kernel: kernel of the features.
-        bandwidth: bandwidth of the rbf kernel.
-        columns: largest number of columns.
-    """
+    """Return a factor `(n, <= columns)` of the mean of kernel matrices, each of norm 1; it is centred and of norm 1."""
     if kernel == "linear":
         return linear_factor(_narrowed(torch.cat([linear_factor(f) for f in factors], 1), columns))
     mean = torch.stack([unit(centred_gram(gram(kernel, f, bandwidth))) for f in factors]).sum(0)

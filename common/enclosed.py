@@ -17,12 +17,7 @@ _KEY = "objects"
 
 
 def enclose(message: Any, objects: Iterable[tuple[str, bytes]]) -> None:
-    """Put those objects into a message that fit.
-
-    Args:
-        message: Flower's announcement, as a protocol buffer.
-        objects: names and contents. An empty content is one that is not there yet.
-    """
+    """Put those objects into Flower's announcement that fit; an empty content is one that is not there yet."""
     room = MOST_ENCLOSED
     record = message.content.items.add(key=_KEY).config_record
     for name, content in objects:

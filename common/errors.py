@@ -30,7 +30,6 @@ class HyperbloomError(Exception):
     reason: Reason = Reason.FAILED
 
     def __init__(self, *args: object, reason: Reason | None = None) -> None:
-        """Take the message, and a reason that replaces the default of the class."""
         super().__init__(*args)
         if reason is not None:
             self.reason = reason

@@ -11,7 +11,6 @@ import click
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, given, names, section
 from hyperbloom.common.program.plain import is_loopback
-from hyperbloom.common.program.proposals import DATASETS, MODELS, SPLITS, STRATEGIES, proposed
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.app import app
@@ -56,7 +55,6 @@ class KeyFlag(Flag):
     """A flag for a key of the run. Its help text comes from the configuration."""
 
     def __init__(self, flag: str, key: str, **details: Any) -> None:
-        """Take the key, dotted for a key of a section, and `details` as for `Flag`."""
         super().__init__(f"{flag} {key.replace('.', '_')}", "", show_default=False, **details)
         self.key = key
 
@@ -72,21 +70,20 @@ class KeyFlag(Flag):
         return super().get_help_record(ctx)
 
 
-_STRATEGY = proposed(STRATEGIES, "strategies")
 _KEYS = [
-    KeyFlag("--strategy", "strategy", shell_complete=_STRATEGY),
+    KeyFlag("--strategy", "strategy"),
     KeyFlag("--rounds", "rounds", type=int),
     KeyFlag("--clients", "clients", type=int),
     KeyFlag("--cohort", "cohort", type=int),
     KeyFlag("--seed", "seed", type=int),
     KeyFlag("--eval-every", "eval_every", type=int),
-    KeyFlag("--model", "model", shell_complete=proposed(["auto", *MODELS], "models")),
+    KeyFlag("--model", "model"),
     KeyFlag("--init-from", "init_from", metavar="RUN"),
     KeyFlag("--join-timeout", "join_timeout_s", type=float),
     KeyFlag("--round-timeout", "round_timeout_s", type=float),
-    KeyFlag("--data", "data.name", shell_complete=proposed(DATASETS, "datasets")),
+    KeyFlag("--data", "data.name"),
     KeyFlag("--root", "data.root", metavar="DIR"),
-    KeyFlag("--split", "data.split", shell_complete=proposed(SPLITS)),
+    KeyFlag("--split", "data.split"),
     KeyFlag("--max-train", "data.max_train", type=int),
 ]
 _DP = "sets privacy.where=client: each client clips its change and adds noise before anything leaves it"
@@ -136,7 +133,7 @@ _FLAGS = [
     ),
     Flag("--list", "list strategies, models, data sets and splits", is_flag=True),
     Flag("--json as_json", "with --list: print JSON for programs", is_flag=True),
-    Flag("--explain", "list every key of a run of this strategy", metavar="STRATEGY", shell_complete=_STRATEGY),
+    Flag("--explain", "list every key of a run of this strategy", metavar="STRATEGY"),
 ]
 
 

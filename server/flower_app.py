@@ -31,7 +31,6 @@ class _Client(ClientApp):
     """Takes a client's settings from its node config, or for a node that is only a number, from the run config."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer an order."""
         own = {key: value for key, value in context.node_config.items() if key not in _NUMBERS}
         if "partition-id" in context.node_config and not own:
             return answer_as_numbered(run_of(context.run_config), _folder(context), message, context)

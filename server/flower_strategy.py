@@ -46,7 +46,6 @@ class FlowerStrategy(Strategy):
     def __init__(
         self, config: RunConfig, run_dir: str | Path | None = None, listeners: Sequence[Listener] = ()
     ) -> None:
-        """Check the run; ConfigError if the run cannot work."""
         check_run(config, uses_data_section=False)
         self.config, self.run_dir, self.listeners = config, run_dir, listeners
 

@@ -6,9 +6,7 @@ https://arxiv.org/abs/1910.10252.
     rounds:      as FedAvg
     evaluation:  a client takes `epochs` passes of plain SGD over its own examples, and forgets them afterwards
 
-The rounds spend all `local.steps`, as in FedAvg. Fine-tuning comes on top, also on clients outside every cohort. It
-uses no momentum, weight decay or clipping; the default of its rate makes up for the missing momentum. A client does not
-use a fine-tuned model whose loss on its training examples is worse than the global model's.
+Fine-tuning uses no momentum, weight decay or clipping; the default of its rate makes up for the missing momentum.
 """
 
 from dataclasses import replace

@@ -171,10 +171,8 @@ class FedMA(FedAvg):
         self._own = {int(name[4:]): network for name, network in tensors.items() if name.startswith("own.")}
 
     def _names(self) -> tuple[str, ...]:
-        """Return the names of the frozen parameters, which come first in the layout."""
         frozen = self._layers[: self._frozen]
         return tuple(name for name, _ in self.whole.shapes if name.rpartition(".")[0] in frozen)
 
     def _length(self) -> int:
-        """Return the number of frozen values."""
         return sum(self.whole.sizes[: len(self._names())])

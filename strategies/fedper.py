@@ -5,9 +5,6 @@ https://arxiv.org/abs/1912.00818.
 
     client:  K steps of SGD on f_i(body, head_i), both at once; the head stays
     server:  body <- sum_i n_i body_i / sum_i n_i
-
-`local.steps` are all spent on both parts. The body starts each round with a fresh optimiser and clipped gradients. The
-head keeps its momentum on the client and is not clipped, like all personal heads here. Only the last layer is personal.
 """
 
 from typing import ClassVar

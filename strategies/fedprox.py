@@ -6,7 +6,7 @@ https://arxiv.org/abs/1812.06127. The clients compute the term; the server avera
     client:  K steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
     server:  w <- sum_i n_i w_i / sum_i n_i
 
-`local.steps` are all spent as in FedAvg. The gradient of the term is added to that of the loss before clipping. With
+The gradient of the term is added to that of the loss before clipping. With
 `mu: 0` it equals FedAvg to the bit. The paper's variable amounts of local work are not implemented.
 """
 

@@ -7,8 +7,7 @@ ICML 2021, https://arxiv.org/abs/2102.07078, algorithm 1.
     server:  body <- sum_i n_i body_i / sum_i n_i
 
 `head_share` divides `local.steps` between the two; each gets at least one. The paper trains the head for ten epochs and
-the body for one or five. The head keeps its momentum on the client and is not clipped. The body starts afresh and is
-clipped. The paper averages bodies evenly, over clients with equally many examples.
+the body for one or five, and averages bodies evenly, over clients with equally many examples.
 """
 
 from typing import ClassVar

@@ -10,9 +10,6 @@ Local and Global Representations, 2020, https://arxiv.org/abs/2001.01523.
 The paper trains FedAvg to its end and adds a thousand rounds. Here, both count among the run's rounds, so that all
 strategies have equally many. The first rounds send all weights. After them, only the head travels, except that the
 first order to a client, or to one that has come back, also carries the body to start from. Replies hold only the head.
-
-`local.steps` are all spent on both parts. The head starts each round with a fresh optimiser and clipped gradients. The
-body keeps its momentum on the client and is not clipped, like all personal parts here.
 """
 
 from collections.abc import Sequence

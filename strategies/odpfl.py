@@ -202,7 +202,6 @@ class ODPFL(PFedHN):
 
     @torch.no_grad()
     def _originals(self, clients: Sequence[Client]) -> list[wire.Weights]:
-        """Return the weights of the models before phase 2."""
         assert self._original is not None
         network, table = self._original
         return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size).cpu())
@@ -212,7 +211,6 @@ class ODPFL(PFedHN):
         return self.options.mode == "two-phase" and self._original is None and not self.is_novel(client)
 
     def _trained_before(self, client: Client) -> bool:
-        """Return whether a client trained before phase 2."""
         return self._original is not None and not self.is_novel(client) and client.row < len(self._original[1])
 
     # ------------------------------------------------------------------ exchanges
@@ -267,7 +265,6 @@ class ODPFL(PFedHN):
         return [result.weights.values for _, result in answers]
 
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        """Return the exchange in which clients train and fit the encoder to their embeddings."""
         wanted, layout = self.training(turn, clients), descriptor_layout(self.encoder.spec.dim)
         table, options = self.learner.table.weight.detach().cpu(), self.options
 

@@ -11,9 +11,7 @@ https://arxiv.org/abs/2006.08848, algorithm 1.
 `local.steps` counts the gradients of inner steps: there are `local.steps / inner_steps` batches, each with one step of
 w. The step of w is the run's SGD with eta = `local.learning_rate`, momentum, weight decay and clipping; the paper has
 none of the last three. As lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg with
-one step per batch. Inner steps are plain, and theta starts each round from the sent weights. The authors' values are
-lambda 15, eta 0.005 and five inner steps of rate 0.1. With the few steps of a round here, that lambda would keep theta
-too near to w.
+one step per batch. Inner steps are plain, and theta starts each round from the sent weights.
 
 The personal model stays on the client and is evaluated. A client that never trained evaluates the global model.
 """

@@ -38,7 +38,6 @@ RIDGE = 1e-3
 
 
 def _last_weight(spec: ModelSpec) -> tuple[int, ...]:
-    """Return the shape of the last layer's weight."""
     return next(shape for _, shape in reversed(head_layout(spec).shapes) if len(shape) > 1)
 
 

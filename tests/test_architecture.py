@@ -157,7 +157,7 @@ TEST_FILES_WITHOUT_A_MODULE = 25
 def mirrored(path: Path) -> set[str]:
     """Return where the tests of a module may be: at the mirrored path, or with those of the folder that it lies in.
 
-    `common/models/lenet.py` has its tests in `tests/common/models/test_lenet.py`, or beside those of its siblings in
+    `common/models/unet.py` has its tests in `tests/common/models/test_unet.py`, or beside those of its siblings in
     `tests/common/models/test_models.py` or `tests/common/test_models.py`.
     """
     folder = Path("tests", *path.relative_to(ROOT).parent.parts)

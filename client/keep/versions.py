@@ -33,7 +33,6 @@ class Versioned:
     """
 
     def __init__(self, path: Path, earlier: Path, name: str) -> None:
-        """Use the file `path`, with earlier versions under `name` in the folder `earlier`."""
         self.path, self._earlier, self._name = path, earlier, name
 
     def find(self, scope: Scope) -> Path | None:

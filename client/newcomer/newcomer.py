@@ -46,7 +46,6 @@ class Promise:
     delta: float
 
     def __post_init__(self) -> None:
-        """Check the numbers before connecting; ConfigError if one is out of range."""
         noise_scale(self.epsilon, self.delta)
 
 

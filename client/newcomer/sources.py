@@ -27,7 +27,6 @@ class Sources:
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Read examples with labels. Others are read when the model's input shape is known."""
         self.path = Path(spec.data).expanduser()
         self.data: ClientData | None = None
         if not is_unlabelled(self.path):

@@ -37,7 +37,6 @@ class Client:
     """A client's settings, its state on the disk, its data on the device, and its own model if it has one."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Load the data onto the device; ConfigError, DataError or ModelError if settings, data or model do not fit."""
         self.settings = settings
         self.state = ClientState(settings.folder)
         self.releases = Releases.of(settings)

@@ -24,7 +24,6 @@ class Tail(nn.Module):
     """
 
     def __init__(self, path: str, head: nn.Module, backbone: str) -> None:
-        """Put `head` at `path`; `backbone` is the digest of what makes its features."""
         super().__init__()
         self.path, self.backbone = path, backbone
         owner: nn.Module = self

@@ -118,7 +118,6 @@ class SecureRound:
     own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(protocol.KEY_BYTES), repr=False)
 
     def __post_init__(self) -> None:
-        """Start at the first stage."""
         self._stage = 0
         self._place = 0
         self._pairs: dict[int, bytes] = {}  # by place: key of the shares sealed with that client

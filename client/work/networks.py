@@ -183,7 +183,6 @@ def _digest(spec: ModelSpec) -> str:
 
 @cache
 def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
-    """Return this process's network of an architecture."""
     module = build(spec).to(device)
     full = full_layout(spec)
     shared = {"head": body_layout(spec), "body": head_layout(spec), "all": Layout(())}.get(private, full)
@@ -201,13 +200,11 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
 
 @lru_cache(LOADED_NETWORKS)
 def _own_network(wanted: OwnNetwork, device: torch.device) -> Loaded:
-    """Return this process's network of an own model, with generated or ordinary weights."""
     made = wanted.make(device)
     return Loaded(made.module, made.shared, made.personal, wanted.head)
 
 
 @lru_cache(LOADED_NETWORKS)
 def _private_network(spec: ModelSpec, device: torch.device) -> Loaded:
-    """Return this process's network of an own model that never leaves the client."""
     module = build_own(spec).to(device)
     return Loaded(module, FlatPart(module, Layout(())), FlatPart(module, Layout.of(module)))

@@ -109,7 +109,6 @@ class Fixed(nn.Module):
     """A network that computes with given weights in place of its own."""
 
     def __init__(self, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Keep the weights in a dictionary, so that they are not parameters of this module."""
         super().__init__()
         self.network = network
         self.weights = dict(weights)

@@ -89,7 +89,6 @@ def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tens
 
 
 def _lacks(reference: str, found: str) -> WireError:
-    """Return the error that makes the server send the set again."""
     return WireError(
         f"order: expected the reference set {reference[:12]} on this client, found {found}",
         reason=Reason.LACKS_REFERENCE,

@@ -141,7 +141,6 @@ def _stack(network: Network, rows: Sequence[_Row]) -> Network:
 def _train_rows(
     network: Loaded, together: Network, clients: Sequence[Client], sgd: SGD, seeds: Sequence[int]
 ) -> list[float]:
-    """Return each client's mean loss."""
     seen = [network.on_features(client, client.train_data) for client in clients]
     together.module = seen[0][0]
     losses: list[float] = train_rows(together, [data for _, (data,) in seen], sgd, seeds).tolist()

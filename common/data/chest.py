@@ -32,11 +32,7 @@ HOW = f"It cannot be downloaded here: put it into {{root}}, with the keys {', '.
 
 
 def read_chest(spec: DataSpec) -> Pool:
-    """Return the X-rays, 1 x 128 x 128 in two classes. All images of a patient are in the same portion.
-
-    Raises:
-        DataError: The file is missing or corrupt.
-    """
+    """Return the X-rays, 1 x 128 x 128 in two classes. All images of a patient are in the same portion."""
     path = find_file(spec.folder, FILE, HOW)
     arrays = pick_arrays(path, KEYS)
     whole = check_pair(arrays["x"], arrays["y"], f"{path}: key 'x'", f"{path}: key 'y'")
@@ -60,11 +56,7 @@ HOW_14 = "Get it from https://nihcc.app.box.com/v/ChestXray-NIHCC, and unpack it
 
 
 def read_chest_14(spec: DataSpec) -> Pool:
-    """Return the X-rays, resized to 1 x 128 x 128 on access, with 14 labels; an eighth of train_val is for validation.
-
-    Raises:
-        DataError: A file is missing or not what was published.
-    """
+    """Return the X-rays, resized to 1 x 128 x 128 on access, with 14 labels; an eighth of train_val validates."""
     root = spec.folder
     entries = first_existing([root / name for name in ENTRIES])
     if entries is None:
@@ -106,7 +98,6 @@ def _findings(texts: list[str], path: Path) -> AnyArray:
 
 
 def _rows(path: Path, names: list[str]) -> IntArray:
-    """Return the places in `names` of those in a list."""
     place = {name: number for number, name in enumerate(names)}
     listed = path.read_text(encoding="utf-8", errors="replace").split()
     unknown = [name for name in listed if name not in place]

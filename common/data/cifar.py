@@ -63,11 +63,7 @@ FAMILIES = {
 
 
 def read_cifar(spec: DataSpec) -> Pool:
-    """Return CIFAR-10 or CIFAR-100, 3 x 32 x 32 in ten or 100 classes.
-
-    Raises:
-        DataError: A file is missing or corrupt, or cannot be downloaded.
-    """
+    """Return CIFAR-10 or CIFAR-100, 3 x 32 x 32 in ten or 100 classes."""
     family, root = FAMILIES[spec.data], spec.folder
     python = root / family.python
     marks = [folder / family.train_files[0] for folder in (root / family.binary, root)]

@@ -23,11 +23,7 @@ SCALING = Scaling(16.0, (0.3053,), (0.3760,))
 
 
 def read_digits(spec: DataSpec) -> Pool:
-    """Return the digits, 1 x 8 x 8 in ten classes, split 60 / 20 / 20 in the same way in every run.
-
-    Raises:
-        DataError: scikit-learn is not installed, or lacks the file.
-    """
+    """Return the digits, 1 x 8 x 8 in ten classes, split 60 / 20 / 20 in the same way in every run."""
     table = _numbers("digits", "digits.csv.gz", ",").astype(np.uint8)  # (1797, 65): pixels from 0 to 16, and the digit
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
     rng = generator(FIXED_SEED, "digits")
@@ -36,11 +32,7 @@ def read_digits(spec: DataSpec) -> Pool:
 
 
 def read_diabetes(spec: DataSpec) -> Pool:
-    """Return the patients, ten numbers each, standardised over all of them, split 60 / 20 / 20 the same in every run.
-
-    Raises:
-        DataError: scikit-learn is not installed, or lacks a file.
-    """
+    """Return the patients, ten numbers each, standardised over all, split 60 / 20 / 20 the same in every run."""
     inputs = _numbers("diabetes", "diabetes_data_raw.csv.gz", None).astype(np.float32)
     labels = _numbers("diabetes", "diabetes_target.csv.gz", None).astype(np.float32)
     rng = generator(FIXED_SEED, "diabetes")

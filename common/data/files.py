@@ -40,14 +40,7 @@ def first_existing(places: Sequence[Path]) -> Path | None:
 
 
 def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataError:
-    """Return the error for a missing file.
-
-    Args:
-        name: The file or folder.
-        places: All paths that were tried.
-        root: The folder in which the data set should be.
-        how: How to get it, with `{root}` for the folder's name.
-    """
+    """Return the error for a missing file; `how` says how to get it, with `{root}` for the folder of the data set."""
     looked = ", ".join(str(place) for place in places)
     return DataError(f"{name} not found; looked at {looked}. {how.format(root=root)}")
 

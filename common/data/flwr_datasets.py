@@ -29,9 +29,6 @@ def read_hub(spec: DataSpec) -> Pool:
     """Read the data set `spec.data`: a name on the hub, a folder of its files, or one that `save_to_disk` wrote.
 
     A part `validation` or `test` that is missing is held out of the training examples, as in users' own files.
-
-    Raises:
-        DataError: It cannot be loaded, or has no columns of numbers or images and of labels.
     """
     name, _, query = spec.data.removeprefix(HUB).partition("?")
     asked = dict(parse_qsl(query))
@@ -69,7 +66,6 @@ def _is_label(name: str, feature: Any) -> bool:
 
 
 def _column(part: Any, spec: DataSpec, what: str, fits: Callable[[str, Any], bool]) -> str:
-    """Return the one column that can be the input or the label."""
     found = [name for name, feature in part.features.items() if fits(name, feature)]
     if len(found) != 1:
         among = f"{', '.join(found) or 'none'} among {', '.join(part.column_names)}"

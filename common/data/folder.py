@@ -46,9 +46,6 @@ def read_folder(spec: DataSpec) -> Pool:
 
     Without `train` and `test` the images are split 70 / 15 / 15. Without `val` a fifth of `train` is held out. If there
     is a `labels.csv`, its column `file` names the images, `owner` and `group` what they say, and each other is a label.
-
-    Raises:
-        DataError: There are no images, sizes differ, an image cannot be read, or `train` lacks a class.
     """
     root = Path(spec.data).expanduser()
     if (root / LIST).is_file():

@@ -20,11 +20,7 @@ EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays 
 
 
 def read_function(spec: DataSpec) -> Pool:
-    """Import and call the function `spec.data`. The current directory is importable during the call.
-
-    Raises:
-        DataError: It cannot be imported, fails, or returns no valid data.
-    """
+    """Import and call the function `spec.data`. The current directory is importable during the call."""
     with current_directory():
         value = _call(find_function(spec.data, _WHAT, DataError), spec.data)
     return _pool(value, spec.data)

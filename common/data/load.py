@@ -22,9 +22,6 @@ class DataSource:
 
     Args:
         spec: The data set and its partition; the field `partition` is ignored.
-
-    Raises:
-        DataError: The data cannot be found or read, or there is no such split.
     """
 
     def __init__(self, spec: DataSpec) -> None:
@@ -75,11 +72,7 @@ _sources: WeakValueDictionary[DataSpec, DataSource] = WeakValueDictionary()
 
 
 def data_source(spec: DataSpec) -> DataSource:
-    """Return the open source of a client's data. Keep a reference to it to load several clients without reopening it.
-
-    Raises:
-        DataError: The data cannot be found or read, or there is no such split.
-    """
+    """Return the open source of a client's data. Keep a reference to load several clients without reopening it."""
     whole = replace(spec, partition=None)
     source = _sources.get(whole)
     if source is None:

@@ -44,11 +44,7 @@ FAMILIES = {
 
 
 def read_mnist(spec: DataSpec) -> Pool:
-    """Return MNIST or Fashion-MNIST, 1 x 28 x 28 in ten classes.
-
-    Raises:
-        DataError: A file is missing or corrupt, or cannot be downloaded.
-    """
+    """Return MNIST or Fashion-MNIST, 1 x 28 x 28 in ten classes."""
     family = FAMILIES[spec.data]
     folder = spec.folder / family.folder / "raw"
     absent = [name for name in FILES if first_existing(_places(folder, name)) is None]

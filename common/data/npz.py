@@ -27,9 +27,6 @@ def read_npz(spec: DataSpec) -> Pool:
 
     With the keys `x, y` the examples are split 70 / 15 / 15. With `x_train, y_train, x_test, y_test` a fifth of the
     training examples is held out unless there are `x_val, y_val`. Splits depend only on the seed, and cut no group.
-
-    Raises:
-        DataError: The file is missing or corrupt, or a key is missing or has an unusable value.
     """
     path = Path(spec.data).expanduser()
     if not path.is_file():

@@ -58,9 +58,6 @@ def read_omniglot(spec: DataSpec) -> Pool:
     """Return Omniglot, 1 x 28 x 28. A label is a character's number within its alphabet, and an alphabet is an owner.
 
     The drawings of each character are split 70 / 15 / 15 in the same way in every run.
-
-    Raises:
-        DataError: The file is missing or corrupt.
     """
     path = find_file(spec.folder, FILE, HOW)
     arrays = pick_arrays(path, KEYS)

@@ -98,9 +98,6 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     For client `i` and each of its classes `c`, `a_ic ~ U(0.4, 0.6)`; the client gets `a_ic / sum_j a_jc` of the
     examples of `c`. Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, section 5.1,
     https://arxiv.org/abs/2103.04628
-
-    Raises:
-        DataError: The data set has fewer than `classes_per_client` classes.
     """
     present = np.unique(pool.strata["train"])
     if spec.classes_per_client > len(present):
@@ -151,11 +148,7 @@ def _following(pool: Pool, train: IntArray, spec: DataSpec) -> Deal:
 
 
 def deal_as_flower(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal the training examples by a partitioner of flwr-datasets, and the others by each client's class shares.
-
-    Raises:
-        DataError: The partitioner refuses these labels or numbers, or is not installed.
-    """
+    """Deal the training examples by a partitioner of flwr-datasets, and the others by each client's class shares."""
     return _following(pool, flwr_owners(pool.strata["train"], spec), spec)
 
 
@@ -166,9 +159,6 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
     class by `q_i`. Exhausted classes are not drawn any more. A client's shares of the validation and test examples of
     each class are those of its training examples. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data
     Distribution for Federated Visual Classification", 2019, section 4, https://arxiv.org/abs/1909.06335
-
-    Raises:
-        DataError: In each of a hundred draws there was a client without examples.
     """
     stock = np.bincount(pool.strata["train"], minlength=pool.num_strata)
     for attempt in range(REDRAWS):
@@ -254,11 +244,7 @@ def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def deal_one_owner(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal the examples of one owner, such as an alphabet, to each client. The remaining owners are not used.
-
-    Raises:
-        DataError: The data set has no such owners, or fewer owners than clients.
-    """
+    """Deal the examples of one owner, such as an alphabet, to each client. The remaining owners are not used."""
     if pool.owner_kind != spec.split:
         having = ", ".join(info.name for info in DATASETS.values() if info.owners == spec.split)
         found = f"{pool.name} with {pool.owner_kind or 'none'}"
@@ -273,9 +259,6 @@ def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
     """Make each owner, such as a hospital, a client, in the order of their names.
 
     With fewer clients than owners, whole owners are dealt at random, equally many to each client up to one.
-
-    Raises:
-        DataError: The data name no owners, or fewer than clients.
     """
     client_of = np.arange(_owners(pool, spec), dtype=np.int64) % spec.partitions
     if spec.partitions < len(client_of):
@@ -284,7 +267,6 @@ def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def _owners(pool: Pool, spec: DataSpec) -> int:
-    """Return the number of owners, if the split can deal them."""
     count = len(pool.owner_names)
     if not count:
         raise DataError(f"split {spec.split!r}: expected data that name their owners, found {pool.name} without")

@@ -23,16 +23,7 @@ from hyperbloom.common.program.plugins import find_plugin, plugins
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A registered data set, and facts about it that are known before it is read.
-
-    Args:
-        name: Value of `DataSpec.data`.
-        read: Opens the data set.
-        input_shape: Shape of one input, such as `(C, H, W)`.
-        num_classes: Number of classes.
-        description: One line for a list.
-        owners: Kind of the owners of its examples, such as `"alphabet"`; empty if there are none.
-    """
+    """A registered data set. `read` raises a DataError for missing or corrupt files; `owners` are such as alphabets."""
 
     name: str
     read: Callable[[DataSpec], Pool]

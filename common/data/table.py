@@ -24,22 +24,13 @@ _HEART = Path(__file__).with_name("heart_disease.csv")
 
 
 def read_table(spec: DataSpec) -> Pool:
-    """Read the file `spec.data` by the schema `spec.schema`, or by one that is proposed from it.
-
-    Raises:
-        DataError: The file cannot be read, or is not what the schema says.
-        ConfigError: The schema cannot be read.
-    """
+    """Read the file `spec.data` by the schema `spec.schema`, or by one that is proposed from it."""
     table = read_cells(Path(spec.data))
     return _pool(spec.data, table, schema_of(spec, table), spec.seed)
 
 
 def read_heart(spec: DataSpec) -> Pool:
-    """Return the patients, split 70 / 15 / 15 in the same way in every run; their owners are the hospitals.
-
-    Raises:
-        DataError: The file has been changed.
-    """
+    """Return the patients, split 70 / 15 / 15 in the same way in every run; their owners are the hospitals."""
     table = dict(read_cells(_HEART))
     table["num"] = ["healthy" if cell == "0" else "disease" for cell in table["num"]]
     pool = _pool(spec.data, table, load_schema(_HEART.with_suffix(".json")), FIXED_SEED)

@@ -37,11 +37,7 @@ def tokens(text: str) -> list[int]:
 
 
 def read_tweets(spec: DataSpec) -> Pool:
-    """Return the tweets, `LENGTH` numbers in three classes, which users own.
-
-    Raises:
-        DataError: The file is missing or corrupt.
-    """
+    """Return the tweets, `LENGTH` numbers in three classes, which users own."""
     path = find_file(spec.folder, FILE, HOW)
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:

@@ -22,12 +22,7 @@ FILES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a network.
-
-    Args:
-        names: name of each input: its file, and its index if the file holds several.
-        values: float32 `(N, *input_shape)`.
-    """
+    """A network's inputs, float32 `(N, *input_shape)`, and names: the file, and the index if there are several."""
 
     names: tuple[str, ...]
     values: torch.Tensor

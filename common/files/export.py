@@ -125,16 +125,6 @@ def write_model(
 ) -> list[str]:
     """Write a model folder and return the names of its files; `model.onnx` needs the extra `export`.
 
-    Args:
-        folder: a new path or an empty folder.
-        module: the network with its weights and buffers.
-        spec: its architecture.
-        class_names: one name for each class, label or number.
-        scaling: the scaling of inputs in training.
-        card: content of the README.
-        task: what the network learned.
-        schema: what the columns of a table mean, if the data were one.
-
     Raises:
         ConfigError: the folder is not empty, or cannot be written.
         ModelError: torch cannot trace the network, or ONNX runtime computes other logits.

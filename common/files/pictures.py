@@ -20,13 +20,7 @@ PALETTE = bytes(
 
 
 def write_mask(folder: Path, name: str, mask: Sequence[Sequence[int]]) -> Path:
-    """Write a mask `(H, W)` of classes as a PNG whose pixels are the classes, and return its path.
-
-    Args:
-        folder: where to.
-        name: of the input: its file, with the index if the file holds several.
-        mask: the classes, from 0 to 255.
-    """
+    """Write a mask `(H, W)` of classes as a PNG whose pixels are the classes, and return its path."""
     from PIL import Image
 
     whole, suffix = Path(name).name, Path(name).suffix

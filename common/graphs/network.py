@@ -151,7 +151,6 @@ class GraphHypernetwork(nn.Module):
         return torch.cat([made[name].reshape(-1) for name in graph.order])
 
     def _latents(self, graph: Graph) -> Tensor:
-        """Return the latent vectors `(n, d)` of the nodes."""
         if self.settings.mode == "linear":
             return self._places(graph)
         parts: list[_TypePart] = [self.types[str(layer)] for layer in graph.types]  # type: ignore[misc]
@@ -309,7 +308,6 @@ class _Block:
 
 
 def _blocks(layer: LayerType, settings: Settings) -> tuple[_Block, ...]:
-    """Return the output blocks of a layer type's decoder."""
     blocks = []
     for role in layer.roles:
         shape = layer.shape(role)

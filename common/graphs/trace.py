@@ -136,7 +136,6 @@ def _path(node: fx.Node) -> str:
 
 
 def _name(node: fx.Node) -> str:
-    """Return the name of a node's function or method."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
@@ -253,7 +252,6 @@ class _Builder:
         return {**dict(zip(order, args[skip:], strict=False)), **kwargs}
 
     def _is_list(self, node: Any) -> bool:
-        """Return whether an fx node returns several tensors."""
         return isinstance(node, fx.Node) and plain_name(_name(node)) in ("chunk", "split", "tensorsplit", "unbind")
 
     def _fold(self, node: fx.Node, activation: str, source: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Target networks, which clients train and run. Each file holds one architecture, built by name for an input shape.
+"""Target networks, which clients train and run. They are built by name for an input shape.
 
 Every network ends in a linear layer called `head`. A personal classifier keeps this part on the client.
 """
@@ -13,13 +13,10 @@ from torch import Tensor, nn
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merged, own_tensors
+from hyperbloom.common.models.cnn import LAYERS, LeNet, OmniglotCNN, PlainCNN, PooledCNN
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
-from hyperbloom.common.models.lenet import LeNet
 from hyperbloom.common.models.mlp import MLP
-from hyperbloom.common.models.omniglot import OmniglotCNN
 from hyperbloom.common.models.parts import last_layer, represent
-from hyperbloom.common.models.plain import PlainCNN
-from hyperbloom.common.models.pooled import LAYERS, PooledCNN
 from hyperbloom.common.models.pretrained import head_of, load_backbone
 from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ResidualCNN
@@ -204,7 +201,6 @@ def backbone_digest(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module] = bu
 
 
 def _head(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the prefixes of the names of the head's parameters."""
     return (HEAD,) if spec.is_new else _backbone(spec, build)[1]
 
 

@@ -206,7 +206,6 @@ def _model_type(module: nn.Module) -> str:
 
 
 def _chosen(module: nn.Module, head: tuple[str, ...], how: Adapt) -> set[str]:
-    """Return the names of the parameters that are adapted."""
     chosen = set()
     for name, _ in module.named_parameters(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")

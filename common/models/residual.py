@@ -19,13 +19,10 @@ from hyperbloom.common.errors import ModelError
 
 # (channels in units of width, stride, skip): with skip a residual block of two convolutions, without one convolution.
 Step = tuple[int, int, bool]
+_STEPS = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
 ARCHITECTURES: tuple[tuple[Step, ...], ...] = (
-    tuple(
-        (wide, stride if first else 1, True) for wide, stride in ((1, 1), (2, 2), (4, 2), (8, 2)) for first in (1, 0)
-    ),
-    tuple(
-        (wide, stride if first else 1, False) for wide, stride in ((1, 1), (2, 2), (4, 2), (8, 2)) for first in (1, 0)
-    ),
+    tuple((*step, True) for step in _STEPS),
+    tuple((*step, False) for step in _STEPS),
     ((1, 1, True), (2, 2, True), (2, 1, True), (4, 2, True), (8, 2, False), (8, 1, False)),
     ((1, 1, False), (2, 2, False), (2, 1, True), (4, 2, True), (8, 2, True), (8, 1, True)),
 )

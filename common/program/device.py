@@ -8,9 +8,7 @@ from hyperbloom.common.errors import ConfigError
 def pick_device(name: str, mps: bool = True) -> torch.device:
     """Resolve 'auto' to CUDA, else MPS, else the CPU; ConfigError if the device does not exist on this machine.
 
-    Args:
-        name: auto, or a device in torch's words.
-        mps: whether 'auto' may be MPS, which has no float64.
+    'auto' is MPS, which has no float64, only if `mps`.
     """
     if name == "auto":
         if torch.cuda.is_available():

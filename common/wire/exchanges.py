@@ -1,30 +1,4 @@
-"""Orders and answers that only some strategies use, in addition to those in `orders.py`.
-
-FedHeNN
-
-      | -- ReferenceOrder (query.reference) ->   |   public inputs, once
-      | <----------------- ReferenceResult ----- |
-      | -- RepresentOrder (query.represent) -->  |   represent them with your network
-      | <----------------- RepresentResult ----- |
-
-With an encoder (ODPFL-HN)
-
-      | -- DescribeOrder (train.describe) ---->  |   the encoder
-      | <---------------- DescribeResult ------- |   the descriptor of the client's examples
-      | -- BackpropOrder (train.backprop) ---->  |   the gradient with respect to the descriptor
-      | <---------------- BackpropResult ------- |   the gradient with respect to the encoder
-      | -- FitOrder (train.fit) -------------->  |   train, and fit the encoder to a given descriptor
-      | <--------------------- FitResult ------- |
-
-For novel clients that use other clients' models (PFL-sampled, -ensemble, -nearest)
-
-      | -- TryOrder (evaluate.many) ---------->  |   many models
-      | <---------------- EvaluateResult ------- |
-      | -- MomentsOrder (evaluate.moments) --->  |   a network
-      | <----------------- MomentsResult ------- |   mean and covariance of its features
-      | -- ErrorsOrder (evaluate.errors) ----->  |   linear classifiers of the same features
-      | <------------------ ErrorsResult ------- |   the error rate of each
-"""
+"""Orders and answers that only some strategies use, in addition to those in `orders.py`."""
 
 from dataclasses import dataclass
 

@@ -1,16 +1,4 @@
-"""Orders and answers of a round of secure aggregation, in place of `TrainOrder` (common/secrecy/masks.py).
-
-| -- KeysOrder (train.keys) ----------->  |
-| <-------------------- KeysResult ------- |   keys for this round
-| -- SharesOrder (train.shares) ------->  |   all clients' keys
-| <------------------ SharesResult ------- |   sealed shares of its secrets, one for each other client
-| -- MaskedOrder (train.masked) ------->  |   training, and the shares that others have sealed for this client
-| <------------------ MaskedResult ------- |   the masked change
-| -- ConfirmOrder (train.confirm) ----->  |   clients that sent a change, and clients that vanished
-| <----------------- ConfirmResult ------- |   a signature of all that the client was told
-| -- UnmaskOrder (train.unmask) ------->  |   all clients' signatures
-| <------------------ UnmaskResult ------- |   shares with which the server removes the masks from the sum
-"""
+"""Orders and answers of a round of secure aggregation, in place of `TrainOrder` (common/secrecy/masks.py)."""
 
 from dataclasses import dataclass
 

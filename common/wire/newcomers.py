@@ -1,13 +1,4 @@
-"""Messages between a newcomer, which took no part in training, and a server that hands out models.
-
-`flower-server serve` and `flower-client join` exchange only these:
-
-      | -- Offer (query.offer) -------------->   |   the encoder
-      | <------------------- Description ------- |   the descriptor of the newcomer's examples
-      | -- Delivery (query.deliver) --------->   |   weights
-      | <------------------------ Notice ------- |   received
-      | -- Notice (query.notice) ------------>   |
-"""
+"""Messages between a newcomer, which took no part in training, and a server that hands out models."""
 
 from dataclasses import dataclass
 

@@ -127,7 +127,6 @@ class Order:
     answer: ClassVar[type]
 
     def __init_subclass__(cls, message_type: str | None = None, answer: type | None = None) -> None:
-        """Take the type of the message and that of its answer, by default those of the base class."""
         if message_type is not None:
             cls.message_type = message_type
         if answer is not None or not hasattr(cls, "answer"):

@@ -38,7 +38,6 @@ class Certificates:
     folder: Path
 
     def __post_init__(self) -> None:
-        """Name the files."""
         self.ca = self.folder / "ca.pem"  # the CA's certificate, which clients need
         self.ca_key = self.folder / "ca.key"
         self.server = self.folder / "server.pem"

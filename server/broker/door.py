@@ -61,7 +61,6 @@ class Keys:
         self._lock = threading.Lock()
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether the client with this public key may join."""
         return key.decode(errors="replace") in self._nodes
 
     def follow(self) -> None:
@@ -247,7 +246,6 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         answer: str,
         code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED,
     ) -> NoReturn:
-        """Refuse a call, and count it against its address."""
         peer = context.peer()
         if self._connections.refused(peer):
             say(f"refused {peer}: {said}")

@@ -242,7 +242,6 @@ def _inflated(announced: flower.ProtoMetadata, contents: dict[str, bytes]) -> Me
 
 
 def _size(message: Message) -> int:
-    """Return the number of bytes in a message's records."""
     if not message.has_content():
         return 0
     values = (value for record in message.content.values() for value in record.values())

@@ -112,7 +112,6 @@ class LiveRun:
 
 
 def _changed(path: Path) -> float:
-    """Return when a file was last changed, or 0 if there is none."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

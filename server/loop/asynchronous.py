@@ -164,7 +164,6 @@ class _Loop:
         return bool(arrivals)
 
     def _apply(self, written: _Written, arrival: Arrival) -> None:
-        """Learn from a reply, or record why it is not used."""
         client, staleness = arrival.letter.about.client, self._applied - written.applied
         found = list(self.director.judge(written.ask, arrival, self.outcome))
         if not found:

@@ -43,7 +43,6 @@ class Refused:
     text: str
 
     def __str__(self) -> str:
-        """Return the text."""
         return self.text
 
 

@@ -56,7 +56,6 @@ class Selection:
     counts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Make tuples again: JSON has only lists, which do not compare with tuples."""
         object.__setattr__(self, "rank", tuple(self.rank))
         object.__setattr__(self, "counts", tuple(self.counts))
 

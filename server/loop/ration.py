@@ -27,7 +27,6 @@ class Ration(TorchDispatchMode):
         self._bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count what a module takes with `torch.empty`."""
         if func is _EMPTY and self._is_open:
             count = 4
             for size in args[0]:

@@ -29,11 +29,9 @@ class Roster:
         self._names: dict[int, str] = {}  # by node, the client's name
 
     def __len__(self) -> int:
-        """Return the number of clients ever admitted."""
         return len(self._clients)
 
     def __iter__(self) -> Iterator[Client]:
-        """Iterate over all clients by row."""
         return iter(self._clients.values())
 
     @property

@@ -43,7 +43,6 @@ class Run:
     release: Release = lambda names: None
 
     def __post_init__(self) -> None:
-        """Make the director and the protection."""
         self.director = Director(self.federation, self.config)
         self.protection = Protection(self.algorithm, self.release)
 

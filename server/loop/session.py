@@ -46,7 +46,6 @@ class Session:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        """Read the checkpoint or the earlier run to start from, if there is one."""
         roster = Roster(self.config.seed)
         self._initial = None
         self._points = list(self.resume.points) if self.resume else []
@@ -91,7 +90,6 @@ class Session:
     def _play(
         self, config: RunConfig, phase: int, resumed: Checkpoint | None, results: Mapping[str, Selection]
     ) -> Selection:
-        """Run one strategy from its first round, or from its checkpoint, to its last round."""
         algorithm = make_algorithm(config)
         algorithm.device = pick_device(self.device, mps=False)
         self.federation.admission = Admission(

@@ -156,7 +156,6 @@ class OnDemandService:
     _visited: float = -VISIT_EVERY_S
 
     def __post_init__(self) -> None:
-        """Start with no open message."""
         self.post = Post(self.grid)
 
     def serve(self) -> None:

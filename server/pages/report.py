@@ -143,7 +143,6 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _map(run: RunData) -> dict[str, Any]:
-    """Return the page's variables for the embeddings."""
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
     if embeddings is None or len(embeddings) != len(run.members) or len(embeddings) < 2:
         return {"pca": None}

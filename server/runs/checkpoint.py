@@ -215,7 +215,6 @@ def _names_own_files(body: Mapping[str, Any], config: RunConfig) -> bool:
 
 
 def _all(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, oldest first."""
     return sorted(path for path in (folder / "checkpoints").glob("[0-9]*.json") if path.stem.isdecimal())
 
 
@@ -226,7 +225,6 @@ def _delete(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file to disk."""
     if path.exists():
         with path.open("ab") as file:
             os.fsync(file.fileno())

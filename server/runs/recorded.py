@@ -26,7 +26,6 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
 
 
 def _words(value: Any) -> Iterator[str]:
-    """Yield all texts in a configuration."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | tuple | list):

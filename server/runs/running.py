@@ -76,7 +76,6 @@ def go_on(folder: Path, config: RunConfig, tell: Tell) -> Run:
 
 
 def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -> None:
-    """Raise an error for a run that cannot work, before it has a folder."""
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
     pick_device(machines.device, mps=False)

@@ -26,6 +26,8 @@ def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
 class StartingNetwork(nn.Module):
     """A hypernetwork that may start at given weights: it then generates the deviations from them, which are zero."""
 
+    heads: nn.ModuleDict
+
     def start_at(self, starts: Mapping[str, Tensor]) -> None:
         """Make the weights of each size start at `starts[size]` `(P,)` for every descriptor."""
         for size, values in starts.items():
@@ -35,8 +37,8 @@ class StartingNetwork(nn.Module):
                 nn.init.zeros_(parameter)
 
     def last_layers(self) -> Iterable[nn.Module]:
-        """Return the linear layers that write weights."""
-        raise NotImplementedError
+        """Return the linear layers that write weights; by default the heads."""
+        return self.heads.values()
 
     def from_start(self, deviations: Tensor, size: str, ones: Tensor | None = None) -> Tensor:
         """Return the weights `(C, P)` for deviations, with `ones` `(C,)` times the start."""
@@ -87,10 +89,6 @@ class MLPHypernetwork(StartingNetwork):
         """Return the weights of a cohort of one size."""
         return self.from_start(self.heads[size](self.features(descriptors, size)), size)  # (C, k) -> (C, H) -> (C, P)
 
-    def last_layers(self) -> Iterable[nn.Module]:
-        """Return the heads."""
-        return self.heads.values()
-
     def features(self, descriptors: Tensor, size: str) -> Tensor:
         """Return a head's inputs `(C, H)`."""
         features: Tensor = self.trunk(descriptors)
@@ -138,10 +136,6 @@ class LinearHypernetwork(StartingNetwork):
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""
         return self.from_start(self.heads[size](descriptors), size)
-
-    def last_layers(self) -> Iterable[nn.Module]:
-        """Return the matrices W."""
-        return self.heads.values()
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
         """Return a head's inputs: the descriptors `(C, k)`."""
