@@ -20,11 +20,7 @@ Table = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder, whoever made it.
-
-    Attributes:
-        folder: the run folder.
-    """
+    """A run in its folder, whoever made it."""
 
     folder: Path
 

@@ -54,8 +54,6 @@ class Newcomer:
     """Answers one offer of `server` with one descriptor, within the `budget` for total epsilon if there is one.
 
     Attributes:
-        failure: the error for the user, if the offer was declined.
-        weights: the model's weights, after the delivery.
         unlike: whether the descriptor differs from those of all clients that trained.
         guarantee: the guarantee of the descriptor that was sent, if it has noise.
         spent: total epsilon and delta of the ledger; None if a descriptor had no noise.

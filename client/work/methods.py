@@ -27,7 +27,6 @@ class Likeness:
     """The target of representations (FedHeNN).
 
     Attributes:
-        inputs: inputs to represent, `(n, *shape)`.
         factor: factor `(n, r)` of the target kernel matrix; None for the representations by the weights as sent.
     """
 

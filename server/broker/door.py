@@ -96,14 +96,7 @@ class Keys:
 
 
 class Door(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Checks each call before it is read, and reads it within limits.
-
-    Args:
-        state_factory: makes Flower's state.
-        keys: the keys that may join; None accepts any key.
-        connections: learns which connections bring good and refused calls.
-        server: this server's name in signatures (`server_of`). Those of stock SuperNodes cover none.
-    """
+    """Checks each call before it is read, and reads it within limits; without `keys`, any key may join."""
 
     def __init__(
         self, state_factory: flower.LinkStateFactory, keys: Keys | None, connections: Connections, server: str = ""

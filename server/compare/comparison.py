@@ -75,13 +75,8 @@ def plan(
 ) -> list[Cell]:
     """Return the cells of a comparison, seed by seed, so that even the first part compares all strategies.
 
-    Args:
-        out: the comparison's folder.
-        strategies: names of the strategies.
-        seeds: number of seeds, counted from the run's own seed.
-        values: a run's keys and values as in its file, and `options_by_strategy`; `options` belong to its `strategy`.
-        overrides: by dotted key; `STRATEGY.OPTION` is an option of that strategy.
-        where: names the file in errors.
+    `values` are those of a run's file, with `options_by_strategy`; `overrides` are by dotted key, and
+    `STRATEGY.OPTION` is an option of that strategy. `where` names the file in errors.
 
     Raises:
         ConfigError: a name or a key is wrong, or an option cannot be assigned to a strategy.

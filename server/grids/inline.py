@@ -37,11 +37,7 @@ class RunlessGrid(Grid):
 class InlineGrid(RunlessGrid):
     """A grid whose nodes are contexts of one `ClientApp`. It answers a message when its reply is pulled.
 
-    Args:
-        app: the `ClientApp`.
-        node_configs: one per virtual client. Node ids count from 2, as the SuperLink's own is 1.
-        train_all: answers all waiting orders to train at once, in place of the app; None leaves them to the app.
-        keep: an object to keep alive as long as the grid.
+    Node ids count from 2. `train_all` answers waiting orders to train in place of the app, and `keep` lives as long.
     """
 
     def __init__(

@@ -97,10 +97,6 @@ def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:
 def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str]) -> Iterator[Callable[[], None]]:
     """Run clients as processes that share this machine's cores and end with this process.
 
-    Args:
-        settings: of the clients. One with a key (`make_keys`) uses it. Its log is beside its state folder.
-        connection: flags for the connection to the server.
-
     Yields:
         a function that raises a `CohortError` if a client could not start.
     """

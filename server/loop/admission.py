@@ -28,11 +28,7 @@ MOST_NUMBERS = 10_000
 class Admission:
     """Decides which clients may join, and hands them to an algorithm. The first one decides the `setting`.
 
-    Args:
-        config: the run.
-        algorithm: receives the clients. The data of the first client decide for which network it is built.
-        initial: state of another run to start from, by tensor name.
-        schema: what the columns of all clients' tables must mean, as JSON; None: as in the first client's table.
+    `schema` says what the columns of all clients' tables must mean; without it, the first client's table does.
     """
 
     def __init__(

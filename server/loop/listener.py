@@ -44,7 +44,6 @@ class Selection:
         metrics: as `Evaluated.metrics` returns them.
         test_accuracy: the selecting metric of each client for which it is defined, shares in percent.
         rank: the value by which it was selected.
-        metric: the selecting metric.
         counts: sums of the clients' counts on test examples, if all disclose them.
     """
 
@@ -66,11 +65,9 @@ class Progress:
 
     Attributes:
         round: the last finished round; -1 before the first.
-        best: what validation has selected so far.
         fruitless: number of rounds in a row without a usable reply.
         orders: number of the last order that was written.
         applied: in asynchronous mode, the number of applied replies.
-        elapsed: seconds of training.
     """
 
     round: int = -1

@@ -24,7 +24,6 @@ class MaskedSum:
     Attributes:
         owners: by part, the rows of the clients that have it.
         slices: by part, its place in the sum.
-        total: length of the sum.
     """
 
     def __init__(self, sent: Mapping[int, Weights], digest: bytes, threshold: int) -> None:
