@@ -195,7 +195,7 @@ def test_processes_with_other_hash_seeds_get_the_same_bytes() -> None:
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     found = [process.communicate()[0] for process in running]
     assert found[0] == found[1]
-    assert len(set(json.loads(found[0]).values())) == 4
+    assert len(set(json.loads(found[0]).values())) == 5
 
 
 @pytest.mark.realdata
