@@ -59,8 +59,7 @@ class Client:
         about = (settings.size, self.input_shape, self.num_classes)
         self.features: dict[int, tuple[torch.Tensor, str, torch.Tensor]] = {}
         """By the id of inputs: these, the digest of a backbone, and its features of them."""
-        self.backbone: str | None = None
-        """Digest of the pretrained network."""
+        self.backbone: str | None = None  # digest of the pretrained network
         if settings.backbone is not None:
             spec = ModelSpec(BACKBONE, *about, backbone=settings.backbone)
             self.backbone = backbone_digest(spec)

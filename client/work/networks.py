@@ -136,7 +136,7 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
         return _private_network(replace(client.own, adapt=target.adapt), client.device)
     spec = spec_of(client, target)
-    if not spec.is_new and (found := _digest(spec)) not in target.backbones:
+    if not spec.is_new and (found := backbone_digest(spec)) not in target.backbones:
         raise WireError(f"order: expected backbone {' or '.join(target.backbones)}, found {found}")
     return _network(spec, target.private, client.device)
 
@@ -177,11 +177,6 @@ def _holder(client: Client, scope: Scope) -> Holder:
 
 
 @cache
-def _digest(spec: ModelSpec) -> str:
-    return backbone_digest(spec)
-
-
-@cache
 def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
     module = build(spec).to(device)
     full = full_layout(spec)
@@ -194,7 +189,7 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
     else:
         made = Loaded(module, FlatPart(module, shared), FlatPart(module, personal), head)
     if spec.adapt == "head":
-        made.tail = tail_of(module, spec.input_shape, _digest(spec))
+        made.tail = tail_of(module, spec.input_shape, backbone_digest(spec))
     return made
 
 

@@ -5,7 +5,7 @@ Every network ends in a linear layer called `head`. A personal classifier keeps 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -195,9 +195,10 @@ def first_values(spec: ModelSpec, layout: Layout, seed: int) -> Tensor:
         return layout.flatten(dict(build(spec).named_parameters()))
 
 
-def backbone_digest(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module] = build) -> str:
+@cache
+def backbone_digest(spec: ModelSpec) -> str:
     """Return the digest of all that is not adapted, whatever is, apart from the head."""
-    return digest_of(*_backbone(spec, make))
+    return digest_of(*_backbone(spec, build))
 
 
 def _head(spec: ModelSpec) -> tuple[str, ...]:

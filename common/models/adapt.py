@@ -51,8 +51,6 @@ class Adapt:
     """What is adapted.
 
     Attributes:
-        kind: one of `_KINDS`.
-        rank: LoRA's r.
         alpha: LoRA's scale; `2 r` if the text has none.
         targets: regular expression that is searched in the names of layers; None: peft's choice for this architecture
             of transformers, or all linear layers and convolutions.
@@ -74,8 +72,7 @@ class Adapt:
                 raise ConfigError(f"adapt: expected {_FORM}, found {text!r}")
         except re.error as error:
             raise ConfigError(f"adapt: expected a regular expression for targets, found {text!r} ({error})") from None
-        rank = int(found["rank"])
-        return cls("lora", rank, float(found["alpha"] or 2 * rank), found["targets"])
+        return cls("lora", rank := int(found["rank"]), float(found["alpha"] or 2 * rank), found["targets"])
 
 
 def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module:

@@ -74,7 +74,9 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
     _check_weights(folder)
     try:
         if config.get("library") == "torchvision":
-            module = _torchvision(folder, config, num_classes)
+            from torchvision.models import get_model
+
+            module = _filled(get_model(config["architecture"], weights=None, num_classes=num_classes), folder)
         elif "model_type" in config:
             module = _transformer(folder, str(config["model_type"]), num_classes)
         else:
@@ -166,12 +168,6 @@ def _timm(folder: Path, config: dict[str, Any], input_shape: tuple[int, ...], nu
         config["architecture"], pretrained=False, num_classes=num_classes, in_chans=input_shape[0], **arguments
     )
     return _filled(module, folder)
-
-
-def _torchvision(folder: Path, config: dict[str, Any], num_classes: int) -> nn.Module:
-    import torchvision
-
-    return _filled(torchvision.models.get_model(config["architecture"], weights=None, num_classes=num_classes), folder)
 
 
 def _filled(module: nn.Module, folder: Path) -> nn.Module:

@@ -157,8 +157,7 @@ def check_introduction(
         if (width,) != about.input_shape:
             raise RefusedError(f"expected the {width} inputs of its schema, found {about.input_shape}")
     if (about.backbone is None) != (config.backbone is None):
-        with_one, without = ("it has", "this federation") if about.backbone else ("this federation has", "it")
-        raise RefusedError(f"expected --backbone of all or of none: {with_one} a backbone, {without} has none")
+        raise RefusedError(f"expected {'--backbone' if config.backbone else 'no --backbone'} as in this federation")
     if setting is not None:
         _check_backbone(about, config, setting)
         return setting

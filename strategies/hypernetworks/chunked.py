@@ -7,7 +7,7 @@ only H x chunk.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,6 @@ class ChunkedHypernetwork(StartingNetwork):
         """Return the weights of a cohort of one size."""
         weights: Tensor = self.head(self.features(descriptors, size))  # (C, N, H) -> (C, N, chunk)
         return self.from_start(weights.flatten(1)[:, : self.numel[size]], size)
-
-    def last_layers(self) -> Iterable[nn.Module]:
-        """Return the one head of all chunks."""
-        return (self.head,)
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)`, linear in features `(C, N, H)` and in `ones` `(C,)`, which scale the bias."""

@@ -32,13 +32,9 @@ class StartingNetwork(nn.Module):
         """Make the weights of each size start at `starts[size]` `(P,)` for every descriptor."""
         for size, values in starts.items():
             self.register_buffer(f"start_{size}", values)
-        for layer in self.last_layers():
-            for parameter in layer.parameters():
+        for name, parameter in self.named_parameters():
+            if name.startswith("head"):  # the layers that write weights
                 nn.init.zeros_(parameter)
-
-    def last_layers(self) -> Iterable[nn.Module]:
-        """Return the linear layers that write weights; by default the heads."""
-        return self.heads.values()
 
     def from_start(self, deviations: Tensor, size: str, ones: Tensor | None = None) -> Tensor:
         """Return the weights `(C, P)` for deviations, with `ones` `(C,)` times the start."""

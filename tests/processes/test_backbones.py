@@ -41,7 +41,7 @@ def test_two_clients_adapt_their_backbone(
     make, shape = {"image": (image_folder, (1, 8, 8)), "text": (text_folder, (LENGTH,))}[kind]
     backbone, other = str(make(site.folder / "backbone")), str(make(site.folder / "other", seed=1))
     files, run = write_examples(site.folder, shape, VOCABULARY), site.folder / "run"
-    flags = ["--strategy", "pfedhn", "--clients", "2", "--cohort", "2", "--rounds", "25", "--eval-every", "5"]
+    flags = ["--strategy", "pfedhn", "--clients", "2", "--cohort", "2", "--rounds", "12", "--eval-every", "5"]
     options = ["adapt=lora:r=4", f"backbone={backbone}", "checkpoint_every=1", "hidden_dim=8", "local.steps=20"]
     more = [word for option in options for word in ("--set", option)]
     server = site.server(*flags, *more, "--run-dir", str(run))

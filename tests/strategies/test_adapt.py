@@ -114,7 +114,7 @@ def test_a_client_with_another_backbone_is_refused(tmp_path: Path, monkeypatch: 
 
     config = digits_config(strategy="fedavg", adapt="head", options={}, clients=3, cohort=3)
     federation = digits_federation(config, tmp_path)
-    monkeypatch.setattr(networks, "_digest", lambda spec: "sha256:another")
+    monkeypatch.setattr(networks, "backbone_digest", lambda spec: "sha256:another")
     refused = federation.train().refused
     assert len(refused) == 3
     expected = federation.algorithm.setting.backbones[0]
@@ -177,7 +177,7 @@ def test_a_client_is_refused_whose_backbone_is_another_or_none(backbone: str, tm
     told = " ".join(federation.events)
     expected = federation.algorithm.setting.backbones[0]
     assert f"expected backbone {expected}, found sha256:" in told and "get it from vit of the server" in told
-    assert "this federation has a backbone, it has none" in told
+    assert "expected --backbone as in this federation" in told
     assert [client.client_id for client in federation.roster] == [right.client_id]
 
 
