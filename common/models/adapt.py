@@ -39,6 +39,9 @@ WRAPPED = "network."
 _KINDS = (ALL, "head", "norms", "bias", "lora")
 _FORM = "all, head, norms, bias or lora:r=8[,alpha=16][,targets=PATTERN]"
 _LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,4})(,alpha=(?P<alpha>\d{1,9}(\.\d+)?))?(,targets=(?P<targets>.+))?")
+_SLOW = re.compile(r"\)[*+{]|(?:[*+{].*){3}")
+"""Expressions whose search may take for ever; a server that lies may send them."""
+
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers that LoRA changes by default, as far as they are not in groups."""
 
@@ -72,6 +75,10 @@ class Adapt:
                 raise ConfigError(f"adapt: expected {_FORM}, found {text!r}")
         except re.error as error:
             raise ConfigError(f"adapt: expected a regular expression for targets, found {text!r} ({error})") from None
+        if _SLOW.search(found["targets"] or ""):
+            raise ConfigError(
+                f"adapt: expected at most two of * + {{ in targets, and none after a group, found {text!r}"
+            )
         return cls("lora", rank := int(found["rank"]), float(found["alpha"] or 2 * rank), found["targets"])
 
 

@@ -51,6 +51,7 @@ def inputs(spec: ModelSpec) -> Tensor:
         ("norms", Adapt("norms")),
         ("lora:r=8", Adapt("lora", 8, 16)),
         ("lora:r=4,alpha=1.5", Adapt("lora", 4, 1.5)),
+        ("lora:r=4,targets=.*(q|v)_proj$", Adapt("lora", 4, 8, ".*(q|v)_proj$")),
         ("lora:r=4,targets=query|value,dense", Adapt("lora", 4, 8, "query|value,dense")),
     ],
 )
@@ -58,7 +59,19 @@ def test_the_text_form(text: str, expected: Adapt) -> None:
     assert Adapt.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "lora", "lora:r=0", "lora:alpha=2", "everything", "lora:r=4,targets=("])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "lora",
+        "lora:r=0",
+        "lora:alpha=2",
+        "everything",
+        "lora:r=4,targets=(",
+        "lora:r=4,targets=(a+)+$",
+        "lora:r=4,targets=a*a*a*b",
+    ],
+)
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^adapt: expected"):
         Adapt.parse(text)
