@@ -8,7 +8,7 @@ import pytest
 
 from hyperbloom.common.files import storage
 from hyperbloom.server.cli import main
-from hyperbloom.server.runs.folder import RunFolder
+from hyperbloom.server.runs import folder
 
 RUN = ["--engine", "inline", "--clients", "2", "--rounds", "6", "--eval-every", "2", "--set", "local.steps=2"]
 
@@ -18,7 +18,7 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
         self.left = writes
-        self._fsync, self._append = os.fsync, RunFolder._append
+        self._fsync = os.fsync
         monkeypatch.setattr(storage.os, "fsync", self.fsync)
 
     def fsync(self, descriptor: int) -> None:
@@ -50,18 +50,16 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pyt
     import resource
     import signal
 
-    from .test_resume import make_config
-
-    folder = RunFolder(tmp_path, make_config("local"), "run")
-    folder._append("metrics.jsonl", [{"round": 1}])
-    before = (tmp_path / "metrics.jsonl").read_bytes()
+    path = tmp_path / "metrics.jsonl"
+    folder._append(path, [{"round": 1}])
+    before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            folder._append("metrics.jsonl", [{"round": 2}])
+            folder._append(path, [{"round": 2}])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert path.read_bytes() == before
