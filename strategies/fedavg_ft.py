@@ -3,7 +3,7 @@
 Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage: Federated Evaluation of On-device Personalization, 2019,
 https://arxiv.org/abs/1910.10252.
 
-    rounds:      as FedAvg
+    rounds:      as FedAvg, `local.steps` steps of SGD each
     evaluation:  a client takes `epochs` passes of plain SGD over its own examples, and forgets them afterwards
 
 Fine-tuning uses no momentum, weight decay or clipping; the default of its rate makes up for the missing momentum.

@@ -3,7 +3,7 @@
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019,
 https://arxiv.org/abs/1912.00818.
 
-    client:  K steps of SGD on f_i(body, head_i), both at once; the head stays
+    client:  K = `local.steps` steps of SGD on f_i(body, head_i), both at once; the head stays
     server:  body <- sum_i n_i body_i / sum_i n_i
 """
 

@@ -3,7 +3,7 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020,
 https://arxiv.org/abs/1812.06127. The clients compute the term; the server averages as FedAvg.
 
-    client:  K steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
+    client:  K = `local.steps` steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
     server:  w <- sum_i n_i w_i / sum_i n_i
 
 The gradient of the term is added to that of the loss before clipping. With

@@ -4,7 +4,7 @@ Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally
 Local and Global Representations, 2020, https://arxiv.org/abs/2001.01523.
 
     first `fedavg_rounds`:  as FedAvg; its weights are where every client's body starts
-    after them, client:     K steps of SGD on f_i(body_i, head), both at once; the body stays
+    after them, client:     K = `local.steps` steps of SGD on f_i(body_i, head), both at once; the body stays
     server:                 head <- sum_i n_i head_i / sum_i n_i
 
 The paper trains FedAvg to its end and adds a thousand rounds. Here, both count among the run's rounds, so that all
