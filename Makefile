@@ -11,10 +11,10 @@ export FLWR_TELEMETRY_ENABLED = 0
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in two to three minutes
+demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in one to three minutes
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6 --web 0
 
-test: $(VENV)/.installed  ## run the tests, in at most six minutes; `make check` runs the slow ones too
+test: $(VENV)/.installed  ## run the tests, in about ten minutes; `make check` runs the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
 lint: $(VENV)/.installed  ## format, lint, types, and the release as `twine` sees it
