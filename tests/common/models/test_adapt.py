@@ -28,7 +28,7 @@ SPECS = {
     "residual": ModelSpec("hafl-1", "S", (3, 16, 16), 3),
     "recurrent": ModelSpec("lstm-1", "S", (1, 5, 4), 3),
 }
-KINDS = ("head", "norms", "bias", "lora:r=2", "lora:r=2,alpha=3,targets=fc")
+KINDS = ("head", "norms", "bias", "lora:r=2", "lora:r=2,alpha=3,targets=fc*")
 
 
 def names(spec: ModelSpec) -> set[str]:
@@ -51,7 +51,6 @@ def inputs(spec: ModelSpec) -> Tensor:
         ("norms", Adapt("norms")),
         ("lora:r=8", Adapt("lora", 8, 16)),
         ("lora:r=4,alpha=1.5", Adapt("lora", 4, 1.5)),
-        ("lora:r=4,targets=.*(q|v)_proj$", Adapt("lora", 4, 8, ".*(q|v)_proj$")),
         ("lora:r=4,targets=query|value,dense", Adapt("lora", 4, 8, "query|value,dense")),
     ],
 )
@@ -60,17 +59,7 @@ def test_the_text_form(text: str, expected: Adapt) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "lora",
-        "lora:r=0",
-        "lora:alpha=2",
-        "everything",
-        "lora:r=4,targets=(",
-        "lora:r=4,targets=(a+)+$",
-        "lora:r=4,targets=a*a*a*b",
-    ],
+    "text", ["", "lora", "lora:r=0", "lora:r=1000", "lora:alpha=2", "everything", "lora:r=4,targets="]
 )
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^adapt: expected"):
@@ -88,6 +77,8 @@ def test_what_each_kind_adapts() -> None:
     assert names(replace(residual, adapt="norms")) == expected
     spec = replace(LENET, adapt="lora:r=2,targets=fc1")
     assert names(spec) - head == {"fc1.lora_A.default.weight", "fc1.lora_B.default.weight"}
+    several = replace(LENET, adapt="lora:r=2,targets=conv?|fc[1]")
+    assert {name.split(".")[0] for name in names(several) - head} == {"conv1", "conv2", "fc1"}
     assert {name for name, _ in head_layout(spec).shapes} == head
     assert {name for name, _ in body_layout(spec).shapes} == names(spec) - head
 
