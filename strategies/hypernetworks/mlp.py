@@ -26,8 +26,6 @@ def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
 class StartingNetwork(nn.Module):
     """A hypernetwork that may start at given weights: it then generates the deviations from them, which are zero."""
 
-    heads: nn.ModuleDict
-
     def start_at(self, starts: Mapping[str, Tensor]) -> None:
         """Make the weights of each size start at `starts[size]` `(P,)` for every descriptor."""
         for size, values in starts.items():
