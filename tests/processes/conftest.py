@@ -11,12 +11,20 @@ import pytest
 
 from hyperbloom.server.broker.superlink import free_port
 from siege import faults
+from tests.processes.nursery import Forked, nursery
 
 DEADLINE_S = 100
 
 
 class Process(faults.Process):
     """A command whose output goes to a file, and which never outlives the test."""
+
+    popen: Forked  # type: ignore[assignment]
+
+    def __init__(self, module: str, args: list[str], log: Path) -> None:
+        self.log = log
+        log.touch()
+        self.popen = nursery().start(module, args, log)
 
     @property
     def output(self) -> str:
