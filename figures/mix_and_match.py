@@ -107,7 +107,7 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     module, rows = build(spec).eval(), []
     for head, test in zip(own, _test_examples(config, root, roster, clients), strict=True):
         only = {name: head[name] for name, _ in head_layout(spec).shapes}
-        test = test.under(strategy.task)
+        test = test.under(strategy.setting.task)
         rows.append([_value(module, {**body, **only}, test, strategy.metrics[0]) for body in written])
     if np.isnan(rows).any():
         raise ConfigError(f"{strategy.metrics[0]} is undefined on the test examples of a client")

@@ -66,7 +66,7 @@ class Study:
         self.clients: list[ClientData] = [source.client(spec.partition) for spec in specs]
         roster = {client.client_id: client for client in self.trained.roster}
         self.roster = [roster[f"client-{index}"] for index in range(config.clients)]
-        self.novel = [index for index, client in enumerate(self.roster) if strategy.is_novel(client)]
+        self.novel = [index for index, client in enumerate(self.roster) if config.is_novel(client.row)]
         self.scaling, _ = self.trained.scaling
         self.module, self.layout = build(spec), full_layout(spec)
         self.size = spec.size

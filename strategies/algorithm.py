@@ -8,8 +8,8 @@ points and scores.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig, Section, check
-from hyperbloom.common.errors import ConfigError, ModelError, WireError
+from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
@@ -34,7 +34,8 @@ from hyperbloom.common.models import (
 )
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
-from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
+from hyperbloom.strategies.exchange import Client, Exchanges, Update, train
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 LARGEST_NETWORK = 50_000_000
 """Most parameters of a target network that the first client's word alone may cause the server to build."""
@@ -57,8 +58,12 @@ class Setting:
 
     spec: ModelSpec
     layouts: Mapping[str, Layout]
-    task: TaskSpec = CLASSIFICATION.spec
+    task: Task = CLASSIFICATION
     backbones: tuple[str, ...] = ()
+
+    def first_values(self, size: str, seed: int) -> Tensor:
+        """Return the values `(P,)` with which torch would start a network of a size, from a run's seed."""
+        return first_values(replace(self.spec, size=size), self.layouts[size], derive(seed, "model"))
 
 
 @dataclass(frozen=True)
@@ -78,38 +83,6 @@ class Recipe:
     refinement: wire.Refinement | None = None
     resemble: wire.Weights | None = None
     hypernetwork: str | None = None
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A round from the algorithm's side.
-
-    Attributes:
-        scope: what the orders say of run and round.
-        cohort: the clients drawn for this round.
-        candidates: the clients from whom the cohort was drawn.
-    """
-
-    scope: wire.Scope
-    cohort: Sequence[Client] = ()
-    candidates: Sequence[Client] = ()
-
-    @property
-    def number(self) -> int:
-        """Return the number of the round."""
-        return self.scope.round
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of clients by name.
-
-    Attributes:
-        rank: selects the best round; None: the mean of the selecting metric on validation examples does.
-    """
-
-    scores: Mapping[str, wire.EvaluateResult] = field(default_factory=dict)
-    rank: tuple[int, float] | None = None
 
 
 def target_spec(
@@ -173,6 +146,12 @@ class Algorithm(ABC):
 
     # ------------------------------------------------------------------ who takes part
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the metrics that clients compute. The first one selects the best round."""
+        config, task = self.config, self.setting.task
+        return task.asked([*([config.select] if config.select else []), *task.asked(()), *config.metrics])
+
     def settle(self, about: wire.Introduction) -> Setting:
         """Return what the data of the first client decide.
 
@@ -230,11 +209,11 @@ class Algorithm(ABC):
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Play the exchanges of a training round. By default one: the cohort trains."""
-        self.learn((yield from train(self.training(turn, turn.cohort))))
+        self.learn((yield from train(turn.training(turn.cohort))))
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         """Play the exchanges that score clients. By default one: each scores its present weights."""
-        return Evaluation((yield from self.score(turn, clients)))
+        return Evaluation((yield from turn.score(clients)))
 
     # ------------------------------------------------------------------ state
 
@@ -261,91 +240,6 @@ class Algorithm(ABC):
         """
         self.check_start(tensors)
 
-    # ------------------------------------------------------------------ pieces for `round` and `evaluate`
-
-    @property
-    def task(self) -> Task:
-        """Return what the clients learn."""
-        return make_task(self.setting.task)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Return the metrics that clients compute. The first one selects the best round."""
-        config, task = self.config, self.task
-        return task.asked([*([config.select] if config.select else []), *task.asked(()), *config.metrics])
-
-    def target(self, number: int) -> wire.Target:
-        """Return the description of the target network in orders of round `number`."""
-        spec, recipe = self.setting.spec, self.recipe(number)
-        about = (recipe.private, recipe.hypernetwork, self.setting.task)
-        return wire.Target(spec.name, spec.num_classes, *about, spec.adapt, self.setting.backbones)
-
-    def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        """Return the exchange in which these clients train."""
-        recipe, target = self.recipe(turn.number), self.target(turn.number)
-        local = self.config.local
-        rate = local.rate(turn.number, self.config.rounds)
-        sgd = wire.SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
-
-        def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
-            rows = _or_nothing(self.weights(some) if some else None, len(some))
-            return [
-                wire.TrainOrder(turn.scope, target, sgd, self.reply, row, recipe.method, recipe.resemble)
-                for row in rows
-            ]
-
-        return Train(clients, orders, size=self.size(clients), layout=self.layout, keep_sent=self.keeps_sent)
-
-    def score(
-        self,
-        turn: Turn,
-        clients: Sequence[Client],
-        weights: Callable[[Sequence[Client]], Sequence[wire.Weights] | None] | None = None,
-    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
-        """Let clients score the weights that `weights` returns, by default their present ones.
-
-        Returns:
-            the scores by name.
-        """
-        write, refinement = weights or self.weights, self.recipe(turn.number).refinement
-        target = self.target(turn.number)
-
-        def orders(some: Sequence[Client]) -> list[wire.EvaluateOrder]:
-            rows = _or_nothing(write(some) if some else None, len(some))
-            return [wire.EvaluateOrder(turn.scope, target, row, refinement, self.metrics) for row in rows]
-
-        wanted = Ask(clients, orders, self.check_score, self.size(clients), quorum=False, in_turns=True)
-        return {client.client_id: result for client, result in (yield from ask(wanted))}
-
-    def check_score(self, client: Client, result: wire.EvaluateResult, models: int = 1) -> None:
-        """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
-        result.check()
-        about, outputs = client.about, self.setting.spec.num_classes
-        if result.val.total > models * about.val_examples or result.test.total > models * about.test_examples:
-            raise WireError("expected at most the validation and test examples that it said it has, found more")
-        single = {f"{metric}/{at}" for metric in self.metrics for at in range(outputs)}
-        length = self.task.length(outputs, self.metrics)
-        for score in (result.val, result.test):
-            if unknown := set(score.metrics) - set(self.metrics) - single:
-                raise WireError(f"expected the metrics {', '.join(self.metrics)}, found {min(unknown)}")
-            if len(score.counts) not in (0, length):
-                raise WireError(f"expected {length} counts or none, found {len(score.counts)}")
-            if score.counts and not self.task.are_counts(*self.task.unpacked(score.counts, outputs), score.total):
-                raise WireError(f"expected counts of {score.total} examples, found others")
-
-    def first_values(self, size: str) -> Tensor:
-        """Return the values `(P,)` with which torch would start a network of a size, from the run's seed."""
-        spec = replace(self.setting.spec, size=size)
-        return first_values(spec, self.setting.layouts[size], derive(self.config.seed, "model"))
-
-    def size(self, clients: Sequence[Client]) -> int:
-        """Return the size of the largest weight vector among these clients."""
-        return max((self.layout(client).numel for client in clients), default=0)
-
-    def is_novel(self, client: Client) -> bool:
-        """Return whether a client never trains and is scored apart."""
-        return self.config.is_novel(client.row)
-
 
 def rank_of(results: Iterable[wire.EvaluateResult], metric: str) -> float | None:
     """Return the mean of a metric over clients on validation examples, as a number that is larger for better ones.
@@ -355,7 +249,3 @@ def rank_of(results: Iterable[wire.EvaluateResult], metric: str) -> float | None
     values = [value for result in results if (value := result.val.value(metric)) is not None]
     scale = scale_of(metric)
     return (scale.factor if scale.rises else -scale.factor) * fmean(values) if values else None
-
-
-def _or_nothing(rows: Sequence[wire.Weights] | None, count: int) -> Sequence[wire.Weights | None]:
-    return rows if rows is not None else [None] * count

@@ -4,7 +4,7 @@ A round is a generator. It yields an `Ask`. The round loop sends the orders, che
 generator with those that passed. Local variables carry results from one exchange to the next:
 
     described = yield from ask(Ask(cohort, self._describe_orders, ...))
-    updates = yield from train(self.training(turn, cohort))
+    updates = yield from train(turn.training(cohort))
     self.learn(updates)
 
 A client without a sound answer is missing from the answers. The algorithm must leave it out of later exchanges.

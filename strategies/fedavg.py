@@ -51,7 +51,7 @@ class FedAvg(Algorithm):
     def build(self, setting: Setting) -> None:
         """Initialise the global model from the run's seed."""
         super().build(setting)
-        self.global_weights = self.first_values(self.config.sizes[0])
+        self.global_weights = setting.first_values(self.config.sizes[0], self.config.seed)
 
     @property
     def whole(self) -> Layout:

@@ -54,9 +54,10 @@ from hyperbloom.common.wire import (
     RepresentResult,
     Weights,
 )
-from hyperbloom.strategies.algorithm import Algorithm, Recipe, Turn
-from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, train
+from hyperbloom.strategies.algorithm import Algorithm, Recipe
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Update, ask, train
 from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.turn import Turn
 
 
 class FedHeNNOptions(Section):
@@ -245,21 +246,15 @@ class FedHeNN(_OverReference):
                 rows, options = self._set.rows, self.options
                 self._target = mean_factor([*factors.values()], options.kernel, options.bandwidth, widest(rows))
             there = [client for client in there if client.row in factors]
-        wanted = self.training(turn, there)
-        self.learn((yield from train(replace(wanted, failed=self._set.failed))))
-
-    def training(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        """Return the training exchange, sized for orders that carry the mean kernel's factor."""
-        wanted = super().training(turn, clients)
-        rows = self._set.rows
-        return wanted if self._target is None else replace(wanted, size=rows * widest(rows))
+        # Orders carry the mean kernel's factor.
+        size = 0 if self._target is None else self._set.rows * widest(self._set.rows)
+        wanted = replace(turn.training(there), size=size, failed=self._set.failed)
+        self.learn((yield from train(wanted)))
 
     def _represent(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Mapping[int, Tensor]]:
         """Ask clients for the kernels of this round's inputs; return factors `(rows, width)` by row."""
         rows = self._set.rows
-        order = RepresentOrder(
-            turn.scope, self.target(turn.number), self._set.digest, rows, self._set.draw(turn.number)
-        )
+        order = RepresentOrder(turn.scope, turn.target, self._set.digest, rows, self._set.draw(turn.number))
 
         def check(client: Client, result: RepresentResult) -> None:
             check_factor(result.factor, rows)
@@ -295,5 +290,5 @@ class FedHeNNHomogeneous(_OverReference, FedAvg):
         there = turn.cohort
         if self._set.eta(turn.number) > 0:
             there = yield from self._set.send(there)
-        wanted = replace(self.training(turn, there), failed=self._set.failed)
+        wanted = replace(turn.training(there), failed=self._set.failed)
         self.learn((yield from train(wanted)))

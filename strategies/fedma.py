@@ -35,9 +35,10 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ALL
 from hyperbloom.common.wire import Introduction, Weights
-from hyperbloom.strategies.algorithm import Evaluation, Recipe, Setting, Turn
+from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 MATCHABLE = ("mlp", "lenet", "omniglot")
 """Networks that are a chain of convolutions and linear layers; skips or norms would tie several layers together."""
@@ -157,7 +158,7 @@ class FedMA(FedAvg):
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         """Evaluate the average of all layers."""
-        return Evaluation((yield from self.score(turn, clients, super().weights)))
+        return Evaluation((yield from turn.score(clients, super().weights)))
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return the average, the number of frozen layers, and each client's own network."""

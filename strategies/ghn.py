@@ -36,9 +36,10 @@ from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire import Introduction, Refinement, Weights
-from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting, Turn
+from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
+from hyperbloom.strategies.turn import Turn
 
 _ALL = ("all",)  # the answer of clients that ask for all parts instead of naming their layer types
 MOST_TYPES = 512

@@ -23,9 +23,10 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import head_layout
 from hyperbloom.common.wire import Weights
-from hyperbloom.strategies.algorithm import Recipe, Setting, Turn
+from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
+from hyperbloom.strategies.turn import Turn
 
 
 class LGFedAvgOptions(Section):

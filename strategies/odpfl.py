@@ -35,11 +35,12 @@ from hyperbloom.common import wire
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.strategies.algorithm import Evaluation, Turn, rank_of
+from hyperbloom.strategies.algorithm import rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, draw, train
 from hyperbloom.strategies.hypernetworks import Hypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 CALIBRATION = 64
 """Most clients whose descriptors calibrate a fresh encoder."""
@@ -116,7 +117,7 @@ class ODPFL(PFedHN):
         else:
             self._freeze()
             there = yield from self._described(turn, turn.cohort)
-            self.learn((yield from train(self.training(turn, there))))
+            self.learn((yield from train(turn.training(there))))
 
     def _last_of_phase_1(self) -> int:
         rounds = self.config.rounds
@@ -128,7 +129,7 @@ class ODPFL(PFedHN):
             self._descriptors.pop(client.row, None)
         yield from self._describe(turn, turn.cohort, keep=True)
         described = [client for client in turn.cohort if client.row in self._descriptors]
-        updates = yield from train(self.training(turn, described))
+        updates = yield from train(turn.training(described))
         self.learn(updates)
         gradient = self.learner.gradient
         if not updates or gradient is None:
@@ -177,13 +178,13 @@ class ODPFL(PFedHN):
         In phase 2, these clients keep their earlier models. Their validation accuracy with the encoder selects rounds.
         """
         served = yield from self._described(turn, clients)
-        scores = yield from self.score(turn, served, self._served)
+        scores = yield from turn.score(served, self._served)
         if self._original is None:
             return Evaluation(scores)
         trained = [client for client in clients if self._trained_before(client)]
         unscored = [client for client in trained if client.row not in self._original_scores]
         rows = {client.client_id: client.row for client in unscored}
-        found = yield from self.score(turn, unscored, self._originals)
+        found = yield from turn.score(unscored, self._originals)
         self._original_scores |= {rows[name]: result for name, result in found.items()}
         names = {client.client_id: client.row for client in trained}
         found_here = [result for name, result in scores.items() if name in names]
@@ -208,10 +209,11 @@ class ODPFL(PFedHN):
 
     def _embedded(self, client: Client) -> bool:
         """Return whether a client's weights come from its own embedding, as in phase 1."""
-        return self.options.mode == "two-phase" and self._original is None and not self.is_novel(client)
+        return self.options.mode == "two-phase" and self._original is None and not self.config.is_novel(client.row)
 
     def _trained_before(self, client: Client) -> bool:
-        return self._original is not None and not self.is_novel(client) and client.row < len(self._original[1])
+        known = 0 if self._original is None else len(self._original[1])
+        return client.row < known and not self.config.is_novel(client.row)
 
     # ------------------------------------------------------------------ exchanges
 
@@ -265,7 +267,7 @@ class ODPFL(PFedHN):
         return [result.weights.values for _, result in answers]
 
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
-        wanted, layout = self.training(turn, clients), descriptor_layout(self.encoder.spec.dim)
+        wanted, layout = turn.training(clients), descriptor_layout(self.encoder.spec.dim)
         table, options = self.learner.table.weight.detach().cpu(), self.options
 
         def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
@@ -294,7 +296,7 @@ class ODPFL(PFedHN):
         """Return the descriptors `(n, k)` of the training clients, as the state holds them after an evaluation."""
         table = self.learner.table.weight.detach()
         clients = (client for _, client in sorted(self.clients.items()))
-        return table[[c.row for c in clients if c.row < len(table) and not self.is_novel(c)]].cpu()
+        return table[[c.row for c in clients if c.row < len(table) and not self.config.is_novel(c.row)]].cpu()
 
     # ------------------------------------------------------------------ state
 

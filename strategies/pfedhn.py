@@ -126,7 +126,7 @@ class PFedHN(Algorithm):
                     layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
                 )
             if not self.setting.spec.is_new:  # a pretrained network is where every client starts
-                network.start_at({size: self.first_values(size) for size in layouts})
+                network.start_at({size: self.setting.first_values(size, self.config.seed) for size in layouts})
         self.learner = HypernetworkLearner(
             network.to(self.device),
             EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned").to(self.device),

@@ -29,9 +29,10 @@ from hyperbloom.common import wire
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, head_layout
-from hyperbloom.strategies.algorithm import Evaluation, Setting, Turn
+from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 RIDGE = 1e-3
 """Share of the mean variance added to each feature's variance: clients have too few examples for F^2 covariances."""
@@ -78,9 +79,9 @@ class _PFL(PFedHN):
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         """Score known clients as in pFedHN, then the novel ones."""
-        known = [client for client in clients if not self.is_novel(client)]
-        scores = yield from self.score(turn, known)
-        if novel := [client for client in clients if self.is_novel(client)]:
+        known = [client for client in clients if not self.config.is_novel(client.row)]
+        scores = yield from turn.score(known)
+        if novel := [client for client in clients if self.config.is_novel(client.row)]:
             scores |= yield from self.score_novel(turn, novel, known)
         return Evaluation(scores)
 
@@ -92,7 +93,7 @@ class _PFL(PFedHN):
 
     def trained(self) -> list[Client]:
         """Return all clients that are not novel, by row."""
-        return [client for _, client in sorted(self.clients.items()) if not self.is_novel(client)]
+        return [client for _, client in sorted(self.clients.items()) if not self.config.is_novel(client.row)]
 
     def models(self) -> dict[str, Tensor]:
         """Return the weights `(P,)` of all training clients, by name."""
@@ -109,10 +110,8 @@ class _Many(_PFL):
         """Let every novel client score all models, a client at a time because an order holds all models."""
         rows = torch.stack(list(self.models().values()))
         weights = wire.Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
-        order = wire.TryOrder(
-            turn.scope, self.target(turn.number), weights, metrics=self.metrics, together=self.together
-        )
-        check = partial(self.check_score, models=1 if self.together else len(rows))
+        order = wire.TryOrder(turn.scope, turn.target, weights, metrics=self.metrics, together=self.together)
+        check = partial(turn.check_score, models=1 if self.together else len(rows))
         wanted: Ask[wire.EvaluateResult] = Ask(
             novel, lambda some: [order] * len(some), check, rows.numel(), quorum=False, in_turns=True
         )
@@ -181,8 +180,7 @@ class PFLNearest(_PFL):
         layout = self.setting.layouts[size]
         nearest = {one: models[min(each, key=each.__getitem__)] for one, each in distances.items()}
         return (
-            yield from self.score(
-                turn,
+            yield from turn.score(
                 [client for client in ours if client.client_id in nearest],
                 lambda some: [wire.Weights(layout, nearest[client.client_id]) for client in some],
             )
@@ -196,7 +194,7 @@ class PFLNearest(_PFL):
 
     def _moments(self, turn: Turn, clients: Sequence[Client], network: wire.Weights) -> Exchanges[dict[str, Tensor]]:
         """Ask for the moments `(1 + F, F)` of the inputs of the network's head; return them by name."""
-        order = wire.MomentsOrder(turn.scope, self.target(turn.number), network)
+        order = wire.MomentsOrder(turn.scope, turn.target, network)
         features = _last_weight(self.setting.spec)[1]
 
         def check(client: Client, result: wire.MomentsResult) -> None:
@@ -227,7 +225,7 @@ class PFLNearest(_PFL):
         def order(client: Client) -> wire.ErrorsOrder:
             rows = torch.stack([pairs[pair] for pair in of(client)])
             classifiers = wire.Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
-            target = self.target(turn.number)
+            target = turn.target
             return wire.ErrorsOrder(turn.scope, target, network, sign=sign, classifiers=classifiers)
 
         def check(client: Client, result: wire.ErrorsResult) -> None:

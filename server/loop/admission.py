@@ -104,11 +104,11 @@ class Admission:
         """
         for client in self._checked(roster):
             self.algorithm.join(client, client.row >= known)
-        if self.setting is not None and self.algorithm.task.standardises:
+        if self.setting is not None and self.setting.task.standardises:
             roster.moments = roster.moments or self.config.target_moments or _pooled_moments(roster)
             half = len(roster.moments) // 2
-            task = replace(self.setting.task, mean=roster.moments[:half], std=roster.moments[half:])
-            self.algorithm.setting = replace(self.setting, task=task)
+            task = replace(self.setting.task.spec, mean=roster.moments[:half], std=roster.moments[half:])
+            self.algorithm.setting = replace(self.setting, task=make_task(task))
         self._open = True
 
 
@@ -122,7 +122,7 @@ def check_introduction(
     """
     input_shape = setting.spec.input_shape if setting else config.input_shape
     num_classes = setting.spec.num_classes if setting else config.num_classes
-    task = setting.task.name if setting else None if config.task == AUTO else config.task
+    task = setting.task.spec.name if setting else None if config.task == AUTO else config.task
     if task not in (None, about.task):
         raise RefusedError(f"expected labels for {task} as in this federation, found labels for {about.task}")
     if input_shape not in (None, about.input_shape):
@@ -162,8 +162,8 @@ def check_introduction(
         _check_backbone(about, config, setting)
         return setting
     try:
-        made = make_task(TaskSpec(about.task))
-        setting = replace(algorithm.settle(about), task=replace(made.spec, balanced=config.class_weights == "balanced"))
+        made = make_task(TaskSpec(about.task, balanced=config.class_weights == "balanced"))
+        setting = replace(algorithm.settle(about), task=made)
     except (ModelError, ConfigError) as error:
         raise RefusedError(str(error)) from None
     except (RuntimeError, OverflowError) as error:

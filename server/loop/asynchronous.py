@@ -19,8 +19,8 @@ from hyperbloom.server.loop import rounds
 from hyperbloom.server.loop.exchange import Outcome, told
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
 from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
-from hyperbloom.strategies.algorithm import Evaluation
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
+from hyperbloom.strategies.turn import Evaluation
 
 STALENESS_PER_COHORT = 20
 
@@ -130,7 +130,7 @@ class _Loop:
             self._wait_for_trainable()
             return
         self._draws, self._handed_out = self._draws + 1, time.perf_counter()
-        ask = self.of.protection.training(self.of.algorithm.training(self.of.turn(self._draws, clients), clients))
+        ask = self.of.protection.training(self.of.turn(self._draws, clients).training(clients))
         for letter in self.director.send(ask, clients, self.outcome):
             self._written[letter.id] = _Written(ask, letter, self._applied)
 

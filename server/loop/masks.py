@@ -31,8 +31,8 @@ from hyperbloom.common.secrecy.sums import pack_places, signed_keys, signed_set,
 from hyperbloom.server.loop.exchange import Outcome, capped_examples
 from hyperbloom.server.loop.exchange import told as as_told
 from hyperbloom.server.loop.masked_sum import MaskedSum
-from hyperbloom.strategies.algorithm import Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, through
+from hyperbloom.strategies.turn import Turn
 
 AnswerT = TypeVar("AnswerT")
 Blame = Callable[[Client, str, Outcome], None]

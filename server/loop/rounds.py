@@ -13,8 +13,9 @@ from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
 from hyperbloom.server.loop.protection import Protection, Release
-from hyperbloom.strategies.algorithm import Algorithm, Evaluation, Turn
+from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 FRUITLESS_ROUNDS = 10
 NEVER_EVALUATED = (
@@ -49,11 +50,11 @@ class Run:
     def candidates(self) -> list[Client]:
         """Return the clients from which a cohort can be drawn now."""
         algorithm = self.algorithm
-        return [c for c in self.federation.idle if algorithm.trains(c) and not algorithm.is_novel(c)]
+        return [c for c in self.federation.idle if algorithm.trains(c) and not self.config.is_novel(c.row)]
 
     def turn(self, number: int, cohort: Sequence[Client] = (), candidates: Sequence[Client] = ()) -> Turn:
         """Return a round as the algorithm sees it."""
-        return Turn(replace(self.scope, round=number), cohort, candidates)
+        return Turn(self.algorithm, replace(self.scope, round=number), cohort, candidates)
 
     def draw(self, number: int) -> Turn:
         """Draw the cohort of a round."""
@@ -92,10 +93,10 @@ def evaluated(evaluation: Evaluation, run: Run) -> Evaluated | None:
     """Return an evaluation's scores with the names of novel clients, or None if nobody answered."""
     if not evaluation.scores:
         return None
-    novel = {client.client_id for client in run.federation.roster if run.algorithm.is_novel(client)}
+    novel = {client.client_id for client in run.federation.roster if run.config.is_novel(client.row)}
     scores = {name: evaluation.scores[name] for name in sorted(evaluation.scores)}
     names, spec = run.algorithm.metrics, run.algorithm.setting.spec
-    about = (names, run.algorithm.task, spec.num_classes)
+    about = (names, run.algorithm.setting.task, spec.num_classes)
     return Evaluated(scores, frozenset(novel & scores.keys()), evaluation.rank, *about)
 
 

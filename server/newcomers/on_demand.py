@@ -68,7 +68,7 @@ class ModelMaker:
             version=__version__,
             run=trained.run.resolve().name,
             round=trained.round,
-            clients=sum(not strategy.is_novel(client) for client in trained.roster),
+            clients=sum(not trained.config.is_novel(client.row) for client in trained.roster),
             accuracy=trained.metrics.get("novel_test_mean"),
             model=strategy.setting.spec.name,
             sizes=tuple(trained.config.sizes),
@@ -82,7 +82,7 @@ class ModelMaker:
             encoder_version=strategy.encoder.version,
             weights=strategy.encoder.weights,
             scaling_known_by=known_by,
-            task=strategy.task.spec,
+            task=strategy.setting.task.spec,
             metric=strategy.metrics[0],
             adapt=trained.config.adapt,
         )

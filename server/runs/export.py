@@ -86,7 +86,7 @@ class Export:
         for client in clients:
             (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
             about = client.about
-            data, task = (about.input_shape, about.num_classes), self.trained.strategy.task
+            data, task = (about.input_shape, about.num_classes), self.trained.strategy.setting.task
             spec = target_spec(self.trained.config, about.size, *data, task)
             module = build(spec)
             if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):

@@ -1,8 +1,8 @@
 """Forks servers and clients from a process that has imported their code.
 
-A program that starts anew spends seconds on imports, several hundred times in a run of the tests. A forked one is as real
-a process: it has its own memory, files, signals and end. What starts anew all the same: the clients of `--local-clients`,
-and each program once (`test_run.py`).
+A program that starts anew spends seconds on imports, more than a hundred times in a run of the tests. A forked one is
+as real a process: it has its own memory, files, signals and end. The clients of `--local-clients` start anew, and so do
+the programs of `tests/siege`.
 """
 
 import ctypes

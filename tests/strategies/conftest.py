@@ -39,8 +39,8 @@ from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.loop.session import greeting_of
 from hyperbloom.strategies import find_strategy, make_algorithm
-from hyperbloom.strategies.algorithm import Turn
 from hyperbloom.strategies.exchange import Client, Exchanges, Train, Update
+from hyperbloom.strategies.turn import Turn
 
 from ..scores import right
 
@@ -106,9 +106,9 @@ def joined(config: RunConfig, *abouts: Introduction, checkpoint: Mapping[str, Te
 
 def turn(algorithm: Any, number: int = 1, cohort: Sequence[Client] | None = None) -> Turn:
     """Return a round of an algorithm; by default all its clients that train take part."""
-    candidates = [c for c in algorithm.clients.values() if algorithm.trains(c) and not algorithm.is_novel(c)]
+    candidates = [c for c in algorithm.clients.values() if algorithm.trains(c) and not algorithm.config.is_novel(c.row)]
     scope = Scope(RUN_ID, number, algorithm.config.seed)
-    return Turn(scope, candidates if cohort is None else cohort, candidates)
+    return Turn(algorithm, scope, candidates if cohort is None else cohort, candidates)
 
 
 def play(exchanges: Exchanges[ReturnT], answer: Answer, refused: dict[str, str] | None = None) -> ReturnT:

@@ -76,7 +76,7 @@ def test_the_hypernetworks_first_models_are_the_backbone_to_the_bit(tmp_path: Pa
         algorithm = joined(config, *(introduction(str(at), input_shape=(1, 8, 8), num_classes=10) for at in range(2)))
         one, other = algorithm.weights(list(algorithm.clients.values()))
         assert torch.equal(one.values, other.values)
-        assert torch.equal(one.values, algorithm.first_values("S"))
+        assert torch.equal(one.values, algorithm.setting.first_values("S", algorithm.config.seed))
         views = one.layout.views(one.values)
         assert not views["fc1.lora_B.default.weight"].any() and views["fc1.lora_A.default.weight"].any()
 

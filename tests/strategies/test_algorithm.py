@@ -158,7 +158,7 @@ def test_with_a_codec_it_learns_what_the_codec_keeps(kind: type, tmp_path: Path)
 
 def test_the_order_says_what_the_configuration_says() -> None:
     made = joined(digits_config(seed=7), introduction("a"), introduction("b"))
-    wanted = made.training(turn(made, 3), [made.clients[1]])
+    wanted = turn(made, 3).training([made.clients[1]])
     (order,), local = wanted.orders(wanted.clients), made.config.local
     scope, target = Scope(RUN_ID, 3, 7), Target("mlp", 3, "none")
     sgd = SGD(local.steps, local.batch_size, local.learning_rate, local.momentum, local.weight_decay, local.clip)

@@ -18,9 +18,9 @@ from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.loop.session import greeting_of
 from hyperbloom.strategies import make_algorithm
-from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask, train
 from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 from ...scores import right
 from ..conftest import Clock, ScriptedGrid
@@ -191,14 +191,14 @@ class Twice(Local):
     """Asks its cohort, then those who answered again, and learns from the second answers; evaluates as well twice."""
 
     def round(self, turn: Turn) -> Exchanges[None]:
-        first = yield from ask(Ask(turn.cohort, self.training(turn, turn.cohort).orders))
+        first = yield from ask(Ask(turn.cohort, turn.training(turn.cohort).orders))
         if first:
-            self.learn((yield from train(self.training(turn, [client for client, _ in first]))))
+            self.learn((yield from train(turn.training([client for client, _ in first]))))
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
-        first = yield from self.score(turn, clients)
+        first = yield from turn.score(clients)
         again = [client for client in clients if client.client_id in first]
-        return Evaluation((yield from self.score(turn, again)))
+        return Evaluation((yield from turn.score(again)))
 
 
 __all__ = ["Crew", "Entry", "LoggingGrid", "Told", "Twice"]

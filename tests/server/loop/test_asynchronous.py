@@ -23,8 +23,8 @@ from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.loop.post import UNREADABLE
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
-from hyperbloom.strategies.algorithm import Evaluation, Turn
 from hyperbloom.strategies.exchange import Exchanges
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 from ...scores import right
 from ..conftest import Clock, app_error

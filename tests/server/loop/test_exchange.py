@@ -185,7 +185,7 @@ def test_who_has_left_or_works_on_something_else_is_not_asked_and_named_once() -
     assert node is not None
     made.roster.leave(node)
     outcome = Outcome()
-    wanted = made.algorithm.training(turn(made.algorithm), clients)
+    wanted = turn(made.algorithm).training(clients)
     found = made.loop().director.play(train(wanted), outcome)
     assert [update.client.client_id for update in found] == ["a", "c"]
     assert outcome.refused == {"b": Refused(Reason.LEFT, "left before it was asked")}
@@ -208,7 +208,7 @@ def test_what_an_exchange_brings_is_in_order_of_rows_and_who_failed_is_told_to_t
     clients = list(made.roster)
 
     def play() -> Any:
-        wanted = made.algorithm.training(turn(made.algorithm), clients)
+        wanted = turn(made.algorithm).training(clients)
         wanted = replace(wanted, failed=lambda client, reason: failed.append((client.client_id, reason)))
         first = yield from train(wanted)
         desk.deliver = lambda: [desk.replies["c"], desk.replies["a"]]
@@ -265,7 +265,7 @@ def test_the_fraction_is_met_exactly_where_its_product_is_rounded_up() -> None:
         list(map(introduction, "abcdefg")), {TrainOrder: lambda name, order: result_of("a", order)}
     )
     made = Inline(config(clients=7, cohort=7, min_replies=0.28), grid).join()
-    wanted = made.algorithm.training(turn(made.algorithm), list(made.roster))
+    wanted = turn(made.algorithm).training(list(made.roster))
     found = [len(made.loop().director.play(train(wanted), Outcome(), cohort)) for cohort in (25, 26)]
     assert found == [7, 0]
 
@@ -320,7 +320,7 @@ def test_updates_bring_the_capped_examples() -> None:
     made, _ = federation(examples_cap=1.5)
     for client, examples in zip(made.roster, (10, 20, 2**62), strict=True):
         object.__setattr__(client, "about", replace(client.about, train_examples=examples))
-    wanted = made.algorithm.training(turn(made.algorithm), list(made.roster))
+    wanted = turn(made.algorithm).training(list(made.roster))
     found = made.loop().director.play(train(wanted), Outcome())
     assert [update.examples for update in found] == [10, 20, 30]
 
@@ -331,7 +331,7 @@ def test_updates_bring_the_capped_examples() -> None:
 def asked(codec: Codec | None = None, reply: str = "delta") -> tuple[Train, Sent]:
     """Return an exchange in which one client trains, and what is remembered of its order."""
     made = joined(config(), introduction("a"))
-    wanted = replace(made.training(turn(made), [made.clients[0]]), codec=codec)
+    wanted = replace(turn(made).training([made.clients[0]]), codec=codec)
     (order,) = wanted.orders(wanted.clients)
     assert order.weights is not None
     values, layout = order.weights.values, order.weights.layout

@@ -100,7 +100,7 @@ def test_orders_say_what_clients_have_to_do_and_whose_noise_is_spent_is_told_bef
     spent: list[str] = []
     dp = PrivacyConfig(where="client", clip=2.0, noise=3.0)
     made = joined(config_for("fedavg", privacy=dp, compression=CODEC), *map(introduction, "abc"))
-    wanted = Protection(made, spent.extend).training(made.training(turn(made), list(made.clients.values())))
+    wanted = Protection(made, spent.extend).training(turn(made).training(list(made.clients.values())))
     assert spent == [] and wanted.keep_sent
     (order,) = wanted.orders(wanted.clients[1:2])
     assert (spent, order.noise, order.codec, order.quiet) == (["b"], Noise(2.0, 3.0), Codec.parse(CODEC), False)
@@ -118,7 +118,7 @@ def test_who_sends_nothing_spends_nothing_and_is_quiet_where_others_hide_theirs(
 ) -> None:
     spent: list[str] = []
     made = joined(config_for("local", **changes, clients=3, cohort=3), *map(introduction, "abc"))
-    wanted = Protection(made, spent.extend).training(made.training(turn(made), list(made.clients.values())))
+    wanted = Protection(made, spent.extend).training(turn(made).training(list(made.clients.values())))
     assert [(o.noise, o.quiet) for o in wanted.orders(wanted.clients)] == [(None, quiet)] * 3
     assert spent == []
 

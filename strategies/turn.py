@@ -1,0 +1,114 @@
+"""A round from the algorithm's side: the exchanges in which clients train and score what the algorithm writes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hyperbloom.common import wire
+from hyperbloom.common.errors import WireError
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask
+
+if TYPE_CHECKING:
+    from hyperbloom.strategies.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of clients by name.
+
+    Attributes:
+        rank: selects the best round; None: the mean of the selecting metric on validation examples does.
+    """
+
+    scores: Mapping[str, wire.EvaluateResult] = field(default_factory=dict)
+    rank: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A round of an algorithm.
+
+    Attributes:
+        scope: what the orders say of run and round.
+        cohort: the clients drawn for this round.
+        candidates: the clients from whom the cohort was drawn.
+    """
+
+    algorithm: "Algorithm"
+    scope: wire.Scope
+    cohort: Sequence[Client] = ()
+    candidates: Sequence[Client] = ()
+
+    @property
+    def number(self) -> int:
+        """Return the number of the round."""
+        return self.scope.round
+
+    @property
+    def target(self) -> wire.Target:
+        """Return the description of the target network in orders of this round."""
+        setting, recipe = self.algorithm.setting, self.algorithm.recipe(self.number)
+        about = (recipe.private, recipe.hypernetwork, setting.task.spec)
+        return wire.Target(setting.spec.name, setting.spec.num_classes, *about, setting.spec.adapt, setting.backbones)
+
+    def training(self, clients: Sequence[Client]) -> Train:
+        """Return the exchange in which these clients train."""
+        algorithm, target, config = self.algorithm, self.target, self.algorithm.config
+        recipe, local = algorithm.recipe(self.number), config.local
+        rate = local.rate(self.number, config.rounds)
+        sgd = wire.SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
+
+        def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
+            rows = _or_nothing(algorithm.weights(some) if some else None, len(some))
+            return [
+                wire.TrainOrder(self.scope, target, sgd, algorithm.reply, row, recipe.method, recipe.resemble)
+                for row in rows
+            ]
+
+        size = self._size(clients)
+        return Train(clients, orders, size=size, layout=algorithm.layout, keep_sent=algorithm.keeps_sent)
+
+    def score(
+        self,
+        clients: Sequence[Client],
+        weights: Callable[[Sequence[Client]], Sequence[wire.Weights] | None] | None = None,
+    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
+        """Let clients score the weights that `weights` returns, by default their present ones.
+
+        Returns:
+            the scores by name.
+        """
+        algorithm, target = self.algorithm, self.target
+        write, refinement = weights or algorithm.weights, algorithm.recipe(self.number).refinement
+
+        def orders(some: Sequence[Client]) -> list[wire.EvaluateOrder]:
+            rows = _or_nothing(write(some) if some else None, len(some))
+            return [wire.EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in rows]
+
+        wanted = Ask(clients, orders, self.check_score, self._size(clients), quorum=False, in_turns=True)
+        return {client.client_id: result for client, result in (yield from ask(wanted))}
+
+    def check_score(self, client: Client, result: wire.EvaluateResult, models: int = 1) -> None:
+        """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
+        result.check()
+        setting, metrics, about = self.algorithm.setting, self.algorithm.metrics, client.about
+        task, outputs = setting.task, setting.spec.num_classes
+        if result.val.total > models * about.val_examples or result.test.total > models * about.test_examples:
+            raise WireError("expected at most the validation and test examples that it said it has, found more")
+        single = {f"{metric}/{at}" for metric in metrics for at in range(outputs)}
+        length = task.length(outputs, metrics)
+        for score in (result.val, result.test):
+            if unknown := set(score.metrics) - set(metrics) - single:
+                raise WireError(f"expected the metrics {', '.join(metrics)}, found {min(unknown)}")
+            if len(score.counts) not in (0, length):
+                raise WireError(f"expected {length} counts or none, found {len(score.counts)}")
+            if score.counts and not task.are_counts(*task.unpacked(score.counts, outputs), score.total):
+                raise WireError(f"expected counts of {score.total} examples, found others")
+
+    def _size(self, clients: Sequence[Client]) -> int:
+        """Return the size of the largest weight vector among these clients."""
+        return max((self.algorithm.layout(client).numel for client in clients), default=0)
+
+
+def _or_nothing(rows: Sequence[wire.Weights] | None, count: int) -> Sequence[wire.Weights | None]:
+    return rows if rows is not None else [None] * count
