@@ -7,6 +7,7 @@ I. Johnstone, R. Tibshirani, "Least Angle Regression", Annals of Statistics 32, 
 """
 
 import gzip
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def read_diabetes(spec: DataSpec) -> Pool:
     return Pool(spec.data, train, val, test, ("progression",), scaling)
 
 
+@cache  # a process with many virtual clients reads for each of them
 def _numbers(name: str, file: str, delimiter: str | None) -> AnyArray:
     # Read the file, because importing scikit-learn for `load_digits` takes a third of a client's start-up time.
     package = find_spec("sklearn")

@@ -22,9 +22,9 @@ class Process(faults.Process):
     popen: Forked  # type: ignore[assignment]
 
     def __init__(self, module: str, args: list[str], log: Path) -> None:
-        self.log = log
+        self.module, self.log = module, log
         log.touch()
-        self.popen = nursery().start(module, args, log)
+        self.popen = nursery("server" if module == "hyperbloom.server" else "client").start(module, args, log)
 
     @property
     def output(self) -> str:
@@ -97,7 +97,7 @@ def _end(site: Site) -> None:
     for process in site.processes:
         if process.popen.poll() is None:
             # A server ends its local clients when it is asked to; the rest is forced.
-            process.popen.terminate() if "client" in str(process.log) else process.interrupt()
+            process.interrupt() if process.module == "hyperbloom.server" else process.popen.terminate()
     for process in site.processes:
         try:
             process.popen.wait(15)

@@ -6,6 +6,7 @@ the programs of `tests/siege`.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -17,11 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOADED = (
+CLIENT = (
     "hyperbloom.client.cli",
     "hyperbloom.client.app",
     "hyperbloom.client.link.runtime",
     "hyperbloom.client.newcomer.newcomer",
+)
+SERVER = (
     "hyperbloom.server.cli",
     "hyperbloom.server.commands.runs",
     "hyperbloom.server.grids.live",
@@ -70,12 +73,12 @@ class Forked:
 
 
 class Nursery:
-    """The process that forks; it and all that it has forked end with this one."""
+    """The process that forks `kind`, server or client; it and all that it has forked end with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         """Start it."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-u", __file__]
+        command = [sys.executable, "-u", __file__, kind]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
         self._news = threading.Condition()
@@ -113,14 +116,16 @@ class Nursery:
 
 
 @cache
-def nursery() -> Nursery:
-    """Return this process's nursery."""
-    return Nursery()
+def nursery(kind: str) -> Nursery:
+    """Return this process's nursery of servers or of clients."""
+    return Nursery(kind)
 
 
 def _main() -> None:
-    for module in PRELOADED:
-        __import__(module)
+    if sys.argv[1] == "server":
+        importlib.import_module("hyperbloom.server.broker.log").trace()  # gRPC reads this when it is imported
+    for module in SERVER if sys.argv[1] == "server" else CLIENT:
+        importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "an import has started a thread; threads do not survive a fork"
     out = os.dup(1)
 

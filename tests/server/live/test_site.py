@@ -24,6 +24,23 @@ def served(folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a whole run and a damaged one."""
+    folder = tmp_path_factory.mktemp("runs")
+    Recording(folder / "one").whole()
+    Recording(folder / "two").begin("pfedhn")
+    (folder / "two" / "metrics.jsonl").write_text("{}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
+    """Yield a client of one live page for the tests that only look."""
+    with served(folder) as client:
+        yield client
+
+
 def next_change(lines: Iterator[str]) -> dict[str, str]:
     """Return the parts of the next event."""
     return next(dict(json.loads(line[6:])) for line in lines if line.startswith("data: "))
@@ -49,35 +66,28 @@ def test_a_browser_gets_the_page_and_then_what_changes(tmp_path: Path) -> None:
             assert "21.0 %" in next_change(lines)["figures"]
 
 
-def test_it_is_read_only_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    Recording(tmp_path / "one").whole()
-    with served(tmp_path) as client:
-        for path in ("/", "/run/one", "/live.js", "/run/none", "/report/one"):
-            policy = client.get(path).headers["content-security-policy"]
-            assert "default-src 'none'" in policy and "script-src 'self'" in policy and "frame-ancestors" in policy
-        assert client.get("/run/none").status_code == client.get("/run/%2e%2e/one").status_code == 404
-        assert client.get("/report/one").status_code == 404  # none is written yet
-        assert client.post("/run/one").status_code == 405
-        (tmp_path / "one" / "report.html").write_text("<p>the report</p>")
-        assert client.get("/report/one").text == "<p>the report</p>"
-        assert 'href="/report/one"' in client.get("/run/one").text
-        both = client.get("/run/one", params={"beside": "one"}).text
-        assert both.count('data-changes="/changes/one?seen=') == 2
+def test_it_is_read_only_and_loads_nothing_from_elsewhere(folder: Path, client: httpx.Client) -> None:
+    for path in ("/", "/run/one", "/live.js", "/run/none", "/report/one"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "frame-ancestors" in policy
+    assert client.get("/run/none").status_code == client.get("/run/%2e%2e/one").status_code == 404
+    assert client.get("/report/one").status_code == 404  # none is written yet
+    assert client.post("/run/one").status_code == 405
+    (folder / "one" / "report.html").write_text("<p>the report</p>")
+    assert client.get("/report/one").text == "<p>the report</p>"
+    assert 'href="/report/one"' in client.get("/run/one").text
+    both = client.get("/run/one", params={"beside": "one"}).text
+    assert both.count('data-changes="/changes/one?seen=') == 2
 
 
-def test_on_loopback_no_other_name_is_answered(tmp_path: Path) -> None:
-    Recording(tmp_path / "one").whole()
-    with served(tmp_path) as client:
-        assert client.get("/run/one", headers={"host": "evil.example"}).status_code == 400
-        assert client.get("/run/one", headers={"host": "localhost:1"}).status_code == 200
+def test_on_loopback_no_other_name_is_answered(client: httpx.Client) -> None:
+    assert client.get("/run/one", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/run/one", headers={"host": "localhost:1"}).status_code == 200
 
 
-def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
-    Recording(tmp_path / "one").begin("pfedhn")
-    (tmp_path / "one" / "metrics.jsonl").write_text("{}\n")
-    with served(tmp_path / "one") as client:
-        answer = client.get("/run/one")
-        assert answer.status_code == 500 and "metrics.jsonl is damaged" in answer.text
+def test_a_damaged_run_is_one_line(client: httpx.Client) -> None:
+    answer = client.get("/run/two")
+    assert answer.status_code == 500 and "metrics.jsonl is damaged" in answer.text
 
 
 def test_wrong_addresses_and_folders_are_refused(tmp_path: Path) -> None:

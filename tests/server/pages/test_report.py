@@ -157,7 +157,7 @@ def test_a_strategy_without_embeddings_has_no_map(tmp_path: Path) -> None:
 def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:
     config = some_config(baselines=(), clients=3, novel=30)
     run = Recording(tmp_path, config=config)
-    assert [run.strategy("pfedhn").is_novel(client) for client in run.roster] == [False, False, True]
+    assert [run.strategy("pfedhn").config.is_novel(client.row) for client in run.roster] == [False, False, True]
     run.whole()
     data = read_run_data(tmp_path)
     assert sorted(data.main.accuracy) == ["a", "b"]
