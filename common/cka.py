@@ -57,7 +57,8 @@ def linear_cka(a: Tensor, b: Tensor) -> Tensor:
     """
     # Scale to norm 1 so that the products below are between 1 / d and 1.
     a, b = unit(centred(a)), unit(centred(b))
-    return _ratio(_overlap(a, b), _overlap(a, a), _overlap(b, b))
+    both, squares = _overlap(a, b), _overlap(a, a) * _overlap(b, b)
+    return torch.where(squares == 0, torch.zeros_like(both), both / torch.where(squares == 0, 1.0, squares).sqrt())
 
 
 def linear_factor(features: Tensor) -> Tensor:
@@ -72,11 +73,6 @@ def _overlap(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[1] * b.shape[1] <= len(a) ** 2:
         return (a.T @ b).square().sum()
     return ((a @ a.T) * (b @ b.T)).sum()
-
-
-def _ratio(both: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    none = (one == 0) | (other == 0)
-    return torch.where(none, torch.zeros_like(both), both / torch.where(none, 1.0, one * other).sqrt())
 
 
 # ---------------------------------------------------------------------- with kernel matrices

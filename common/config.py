@@ -225,7 +225,8 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
     """
     result: dict[str, Any] = copy.deepcopy(dict(values))
     for key, value in copy.deepcopy(dict(overrides)).items():
-        *parents, name = _full_key(key).split(".")
+        known = key.split(".")[0] in RunConfig.model_fields
+        *parents, name = (key if known else f"options.{key}").split(".")
         target = result
         for parent in parents:
             target = target.setdefault(parent, {})
@@ -277,10 +278,6 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return key.strip(), yaml.load(value, _Loader)
     except _UNREADABLE:
         raise ConfigError(f"--set {key}: expected a value in YAML, found {value!r}") from None
-
-
-def _full_key(key: str) -> str:
-    return key if key.split(".")[0] in RunConfig.model_fields else f"options.{key}"
 
 
 def _tuples(value: Any) -> Any:

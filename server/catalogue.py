@@ -27,7 +27,10 @@ def print_catalogue(console: Console, as_json: bool = False) -> None:
     if as_json:
         return print(json.dumps(found, indent=1))
     for title, lines in found.items():
-        _print(console, title, lines)
+        table = Table("", "", box=None, show_header=False, title=title, title_justify="left", title_style="bold")
+        for name, text in lines.items():
+            table.add_row(escape(name), escape(text))
+        console.print(table, "")
     console.print("Clients can also bring data and models of their own: see flower-client --help.")
     return None
 
@@ -53,13 +56,6 @@ def _add_keys(table: Table, section: type[Section], prefix: str) -> None:
         elif name != "options":
             default = list(field.default) if isinstance(field.default, tuple) else field.default
             table.add_row(prefix + name, "" if default is None else str(default), field.description or "")
-
-
-def _print(console: Console, title: str, lines: dict[str, str]) -> None:
-    table = Table("", "", box=None, show_header=False, title=title, title_justify="left", title_style="bold")
-    for name, text in lines.items():
-        table.add_row(escape(name), escape(text))
-    console.print(table, "")
 
 
 def _first_line(text: str | None) -> str:

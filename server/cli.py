@@ -13,8 +13,7 @@ from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, exec
 from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
-from hyperbloom.server.commands.app import app
-from hyperbloom.server.commands.runs import compare, export, report, serve, watch
+from hyperbloom.server.commands.runs import app, compare, export, report, serve, watch
 from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, WEB, set_flag
 
 if TYPE_CHECKING:

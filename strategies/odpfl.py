@@ -37,7 +37,7 @@ from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies.algorithm import rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
-from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, draw, train
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, train
 from hyperbloom.strategies.hypernetworks import Hypernetwork
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 from hyperbloom.strategies.turn import Evaluation, Turn
@@ -145,7 +145,8 @@ class ODPFL(PFedHN):
         updates = yield from train(self._fitting(turn, turn.cohort))
         self.learn(updates)
         if updates:
-            self.encoder.add([_gamma_of(update).values for update in updates])
+            results = [update.result for update in updates]
+            self.encoder.add([each.gamma.values for each in results if isinstance(each, wire.FitResult)])
             self._descriptors = {}
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:
@@ -338,8 +339,3 @@ class ODPFL(PFedHN):
         super().start_from(tensors)
         self.encoder.load(tensors, with_optimizer=False)
         self.encoder.calibrated = True
-
-
-def _gamma_of(update: Update) -> wire.Weights:
-    assert isinstance(update.result, wire.FitResult) and update.result.gamma is not None
-    return update.result.gamma

@@ -14,6 +14,7 @@ per round. Secure aggregation is impossible, because the server needs each clien
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
@@ -35,8 +36,7 @@ from hyperbloom.strategies.hypernetworks import (
     LinearHypernetwork,
     MLPHypernetwork,
 )
-from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
-from hyperbloom.strategies.hypernetworks.robust import clip_changes
+from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule, by_size
 
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
@@ -72,6 +72,27 @@ class PFedHNOptions(Section):
         None, description="norm to which each client's change is clipped, or median: the cohort's (docs/failures.md)"
     )
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
+
+
+def clip_changes(replies: Sequence[Reply], norm: float | Literal["median"]) -> list[Reply]:
+    """Return a cohort's replies, in their order, with changes of at most `norm`; `median`: of the norms of one size.
+
+    So a few clients cannot steer learning by large changes.
+    """
+    clipped: dict[int, Reply] = {}
+    for _, group in by_size(replies):
+        deltas = clip_norms(torch.stack([reply.delta for reply in group]), norm)  # (C, P)
+        clipped |= {reply.row: replace(reply, delta=row) for reply, row in zip(group, deltas, strict=True)}
+    return [clipped[reply.row] for reply in replies]
+
+
+def clip_norms(deltas: Tensor, norm: float | Literal["median"]) -> Tensor:
+    """Return `(C, P)` with each row scaled down to at most `norm`; `median`: the median of the rows' norms."""
+    norms = torch.linalg.vector_norm(deltas, dim=1, keepdim=True)  # (C, 1)
+    # The median is the lower one of an even number: half of the clients must not be able to raise it.
+    limit = norms.median() if norm == "median" else torch.tensor(norm).to(norms)
+    factors: Tensor = (limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
+    return deltas * factors
 
 
 class PFedHN(Algorithm):
@@ -173,7 +194,10 @@ class PFedHN(Algorithm):
 
     def learn(self, updates: Sequence[Update]) -> None:
         """Take the vector-Jacobian products and one step of the persistent optimiser, or a step per reply."""
-        options, replies = self.options, [self._reply(update) for update in updates]
+        options, replies = self.options, []
+        for update in updates:
+            assert update.returned is not None
+            replies.append(Reply(update.client.row, self.head_of(update.client), update.sent, update.returned))
         if options.clip_deltas is not None:
             replies = clip_changes(replies, options.clip_deltas)
         if not self.config.asynchronous:
@@ -188,10 +212,6 @@ class PFedHN(Algorithm):
     def head_of(self, client: Client) -> str:
         """Return the name of the head that generates a client's weights: the size of its network."""
         return client.about.size
-
-    def _reply(self, update: Update) -> Reply:
-        assert update.returned is not None
-        return Reply(update.client.row, self.head_of(update.client), update.sent, update.returned)
 
     # ------------------------------------------------------------------ state
 

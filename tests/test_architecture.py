@@ -33,7 +33,7 @@ PURE_FOLDERS = (
     "strategies/",
 )
 PACK = "common/wire/pack.py"  # the one module of them that knows Flower
-MATHEMATICS = ("sgd", "methods", "vectorised", "distillation", "refinement", "scoring", "own_network")
+MATHEMATICS = ("sgd", "methods", "vectorised", "refinement", "scoring", "own_network")
 
 # Who may import whom; a package may always import itself.
 ALLOWED = {
@@ -240,7 +240,7 @@ def test_the_links_for_static_tools_point_at_the_packages() -> None:
 
 
 def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
-    from hyperbloom.server.broker.bundle import bundle
+    from hyperbloom.server.broker.hosted import bundle
 
     content = bundle("1.2.3")
     assert bundle("1.2.3") == content
@@ -262,7 +262,7 @@ def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
 def test_flower_accepts_the_app_bundle() -> None:
     from flwr.common.config import get_fab_config, validate_config
 
-    from hyperbloom.server.broker.bundle import bundle
+    from hyperbloom.server.broker.hosted import bundle
 
     config = get_fab_config(bundle("1.2.3"))
     valid, errors, _ = validate_config(config, check_module=False)

@@ -18,7 +18,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import safetensors
 from safetensors import SafetensorError
@@ -27,12 +26,9 @@ from torch import Tensor
 from hyperbloom.client.keep.versions import Versioned
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
-from hyperbloom.common.files.storage import claim, write_json, write_tensors
+from hyperbloom.common.files.storage import FileState, claim, file_state, write_json, write_tensors
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
-
-FileState = tuple[int, int, int] | None
-"""Inode, time of change (ns) and size (bytes) of a file; None if there is none."""
 
 LONGEST_RUN_ID = 200
 MOST_RUNS = 500
@@ -86,7 +82,12 @@ class ClientState:
             RefusedError: another process on this machine runs as this client.
             ConfigError: the folder cannot be used.
         """
-        with self._open_lock() as file:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            opened = (self.folder / "lock").open("a+")
+        except OSError as error:
+            raise ConfigError(f"--state-dir: cannot use {self.folder}: {error.strerror}") from None
+        with opened as file:
             if not claim(file):
                 file.seek(1)  # Windows lets nobody read the byte that is locked
                 raise RefusedError(
@@ -97,13 +98,6 @@ class ClientState:
             file.write(f" {os.getpid()}")
             file.flush()
             yield
-
-    def _open_lock(self) -> IO[str]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return (self.folder / "lock").open("a+")
-        except OSError as error:
-            raise ConfigError(f"--state-dir: cannot use {self.folder}: {error.strerror}") from None
 
     def token(self, server: str = "", address: str = "") -> str:
         """Return this client's secret for one server, made on first use: what a server is told helps at no other.
@@ -134,12 +128,8 @@ class ClientState:
             ) from None
 
     def personal_file(self, run_id: str) -> FileState:
-        """Return the state of the file with this run's personal part, which changes with every write."""
-        try:
-            status = self._personal_path(run_id).stat()
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+        """Return the state of the file with this run's personal part."""
+        return file_state(self._personal_path(run_id))
 
     def load_personal(self, scope: Scope, layout: Layout) -> tuple[Tensor, Tensor | None] | None:
         """Return the `(P,)` personal parameters and their momentum, or None if this run has none yet.

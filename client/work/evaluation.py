@@ -6,11 +6,10 @@ from torch import nn
 
 from hyperbloom.client.keep.state import Scored
 from hyperbloom.client.work.client import Client, enough_memory
-from hyperbloom.client.work.distillation import distil
 from hyperbloom.client.work.networks import load, spec_of
 from hyperbloom.client.work.own_network import tensors_of
 from hyperbloom.client.work.permissions import count_score
-from hyperbloom.client.work.refinement import refine
+from hyperbloom.client.work.refinement import distil, refine
 from hyperbloom.client.work.scoring import evaluate, has_running_norms, settle_norms
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.models import OWN, ModelSpec

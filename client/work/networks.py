@@ -10,13 +10,13 @@ from functools import cache, lru_cache
 import torch
 from torch import nn
 
-from hyperbloom.client.keep.state import FileState
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.features import Tail, on_features, tail_of
 from hyperbloom.client.work.own_network import OwnNetwork
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.files.storage import FileState
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import (
     BACKBONE,

@@ -102,12 +102,7 @@ def _adopt(fresh: Path, target: Path) -> None:
         except OSError:
             if not target.exists():
                 raise
-    shutil.copytree(fresh, target, dirs_exist_ok=True, copy_function=_replace)
-
-
-def _replace(source: str, target: str) -> str:
-    os.replace(source, target)
-    return target
+    shutil.copytree(fresh, target, dirs_exist_ok=True, copy_function=os.replace)
 
 
 def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:

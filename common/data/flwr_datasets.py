@@ -14,7 +14,7 @@ import numpy as np
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import need
-from hyperbloom.common.data.own import build_pool, check_pair, check_parts, split_three, split_train
+from hyperbloom.common.data.own import build_pool, check_pair
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
@@ -40,12 +40,9 @@ def read_hub(spec: DataSpec) -> Pool:
     column = asked.pop("input", None) or _column(splits["train"], spec, "input", lambda n, f: not _is_label(n, f))
     if asked:
         raise DataError(f"{spec.data}: expected input, label or subset behind '?', found {min(asked)}")
-    portions = [_portion(splits[key], column, label, f"{spec.data}: {key}") for key in keys]
-    check_parts(portions, [f"{spec.data}: {key}" for key in keys])
-    if len(keys) < 3:
-        held_out = split_train if len(keys) == 2 else split_three
-        portions[:1] = held_out(portions[0], f"{spec.data}: train", spec.seed)
-    return build_pool(spec.data, portions, getattr(splits["train"].features[label], "names", None))
+    named = {f"{spec.data}: {key}": splits[key] for key in keys}
+    portions = {name: _portion(part, column, label, name) for name, part in named.items()}
+    return build_pool(spec.data, portions, spec.seed, getattr(splits["train"].features[label], "names", None))
 
 
 def _load(name: str, subset: str | None, spec: DataSpec) -> Mapping[str, Any]:

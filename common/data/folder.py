@@ -7,7 +7,7 @@ import numpy as np
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import need
-from hyperbloom.common.data.own import build_pool, split_three, split_train
+from hyperbloom.common.data.own import build_pool
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.schema import propose_classes, read_labels
@@ -44,8 +44,8 @@ class ImageBlock:
 def read_folder(spec: DataSpec) -> Pool:
     """Read the folder `spec.data`: `class/*.png` and the like, or the same in `train/`, `test/` and perhaps `val/`.
 
-    Without `train` and `test` the images are split 70 / 15 / 15. Without `val` a fifth of `train` is held out. If there
-    is a `labels.csv`, its column `file` names the images, `owner` and `group` what they say, and each other is a label.
+    What is missing is held out as in `build_pool`. If there is a `labels.csv`, its column `file` names the images,
+    `owner` and `group` what they say, and each other is a label.
     """
     root = Path(spec.data).expanduser()
     if (root / LIST).is_file():
@@ -54,8 +54,7 @@ def read_folder(spec: DataSpec) -> Pool:
     if not parts:
         names = _class_names(root)
         paths, labels = _list(root, names)
-        whole = Portion.of(_images(paths), labels)
-        return build_pool(str(root), split_three(whole, str(root), spec.seed), names)
+        return build_pool(str(root), {str(root): Portion.of(_images(paths), labels)}, spec.seed, names)
     absent = [name for name in ("train", "test") if name not in parts]
     if absent:
         found = ", ".join(f"{name}/" for name in parts)
@@ -63,7 +62,10 @@ def read_folder(spec: DataSpec) -> Pool:
             f"{root}: expected train/ and test/ (val/ may be added) with a folder for each class, found {found}"
         )
     names = _class_names(root / "train")
-    return build_pool(str(root), _portions(root, parts, names, spec.seed), names)
+    lists = {str(root / part): _list(root / part, names) for part in parts}
+    shared = _images(tuple(path for paths, _ in lists.values() for path in paths))
+    portions = {name: Portion.of(replace(shared, paths=paths), labels) for name, (paths, labels) in lists.items()}
+    return build_pool(str(root), portions, spec.seed, names)
 
 
 def _read_listed(root: Path, spec: DataSpec) -> Pool:
@@ -81,16 +83,7 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
     owner, group = (name if name in table else None for name in ("owner", "group"))
     whole, owner_names = with_units(whole, table, owner, group, where)
-    return build_pool(str(root), split_three(whole, where, spec.seed), classes or label, owner_names)
-
-
-def _portions(root: Path, parts: list[str], names: list[str], seed: int) -> list[Portion]:
-    lists = {part: _list(root / part, names) for part in parts}
-    shared = _images(tuple(path for paths, _ in lists.values() for path in paths))
-    found = {part: Portion.of(replace(shared, paths=paths), labels) for part, (paths, labels) in lists.items()}
-    if "val" in found:
-        return [found[part] for part in parts]
-    return [*split_train(found["train"], str(root / "train"), seed), found["test"]]
+    return build_pool(str(root), {where: whole}, spec.seed, classes or label, owner_names)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hyperbloom.common.data.examples import ClientData, Examples
-from hyperbloom.common.data.own import build_pool, check_pair, check_parts
+from hyperbloom.common.data.examples import ClientData
+from hyperbloom.common.data.own import build_pool, check_pair
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
@@ -33,13 +33,16 @@ def read_plugin(plugin: Plugin) -> Pool:
 
 def _pool(value: object, name: str) -> Pool:
     if isinstance(value, ClientData):
-        train, val, test = (_portion(part) for part in (value.train, value.val, value.test))
+        train, val, test = (
+            Portion.of(ArrayBlock(part.inputs.cpu().numpy()), part.labels.cpu().numpy())
+            for part in (value.train, value.val, value.test)
+        )
         return Pool(name, train, val, test, value.class_names, Scaling())
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
-    checked = [_pair(pair, f"{name}: {part}") for part, pair in zip(PARTS, value, strict=True)]
-    check_parts(checked, [f"{name}: {part} inputs" for part in PARTS])
-    return build_pool(name, checked, None)
+    named = zip((f"{name}: {part}" for part in PARTS), value, strict=True)
+    checked = {f"{part} inputs": _pair(pair, part) for part, pair in named}
+    return build_pool(name, checked, 0, None)
 
 
 def _call(function: Callable[[], object], name: str) -> object:
@@ -65,7 +68,3 @@ def _array(value: object, name: str) -> AnyArray:
     if isinstance(value, np.ndarray):
         return value
     raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
-
-
-def _portion(examples: Examples) -> Portion:
-    return Portion.of(ArrayBlock(examples.inputs.cpu().numpy()), examples.labels.cpu().numpy())

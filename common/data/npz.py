@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.own import build_pool, check_pair, check_parts, number, split_three, split_train
+from hyperbloom.common.data.own import build_pool, check_pair, number
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
@@ -25,8 +25,8 @@ MEDMNIST = {
 def read_npz(spec: DataSpec) -> Pool:
     """Read the file `spec.data`.
 
-    With the keys `x, y` the examples are split 70 / 15 / 15. With `x_train, y_train, x_test, y_test` a fifth of the
-    training examples is held out unless there are `x_val, y_val`. Splits depend only on the seed, and cut no group.
+    It has the keys `x, y`, or `x_train, y_train, x_test, y_test` and perhaps `x_val, y_val`. `build_pool` holds out
+    what is missing.
     """
     path = Path(spec.data).expanduser()
     if not path.is_file():
@@ -41,20 +41,11 @@ def read_npz(spec: DataSpec) -> Pool:
     wanted = [f"{letter}{end}" for end in {*parts, *(("_train", "_test") if parts != [""] else ())} for letter in "xy"]
     if not set(wanted) <= arrays.keys():
         raise DataError(f"{path}: expected the keys {FORMS}; found {', '.join(sorted(found)) or 'none'}")
-    portions = [
-        check_pair(arrays[f"x{end}"], arrays[f"y{end}"], _key(path, "x", end), _key(path, "y", end)) for end in parts
-    ]
-    check_parts(portions, [_key(path, "x", end) for end in parts])
+    keys = [(f"{path}: key 'x{end}'", f"{path}: key 'y{end}'") for end in parts]
+    portions = [check_pair(arrays[f"x{end}"], arrays[f"y{end}"], *key) for end, key in zip(parts, keys, strict=True)]
     portions, owner_names = _with_units(arrays, portions, parts, path)
-    if parts == [""]:
-        portions = split_three(portions[0], _key(path, "x", ""), spec.seed)
-    elif len(parts) == 2:
-        portions[:1] = split_train(portions[0], _key(path, "x", "_train"), spec.seed)
-    return build_pool(str(path), portions, names, owner_names)
-
-
-def _key(path: Path, letter: str, end: str) -> str:
-    return f"{path}: key '{letter}{end}'"
+    named = {key: portion for (key, _), portion in zip(keys, portions, strict=True)}
+    return build_pool(str(path), named, spec.seed, names, owner_names)
 
 
 def _with_units(

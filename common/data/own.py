@@ -1,6 +1,6 @@
 """Checks and splits that all kinds of users' own data share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -106,41 +106,43 @@ def number(values: Sequence[AnyArray], portions: Sequence[Portion], name: str) -
     return np.split(of.astype(np.int64), ends[:-1]), [str(each) for each in names]
 
 
-def split_three(whole: Portion, name: str, seed: int) -> list[Portion]:
-    """Split 70 / 15 / 15, in proportion to the strata; DataError if there are fewer than three examples or groups."""
-    rng = generator(seed, "own data", "three parts")
-    _enough(whole, 3, name)
-    return whole.split(lambda strata: three_parts(strata, 0.15, rng))
-
-
-def split_train(whole: Portion, name: str, seed: int) -> list[Portion]:
-    """Hold out a fifth for validation, in proportion to the strata; DataError if there are fewer than two examples."""
-    rng = generator(seed, "own data", "validation")
-    _enough(whole, 2, name)
-    return whole.split(lambda strata: hold_out(strata, max(1, len(strata) // 5), rng))
-
-
-def _enough(whole: Portion, least: int, name: str) -> None:
-    size = len(whole if whole.groups is None else np.unique(whole.groups))
-    if size < least:
-        raise DataError(f"{name}: expected at least {least} examples to split, found {size}")
-
-
 def build_pool(
-    name: str, portions: Sequence[Portion], class_names: Sequence[str] | None, owner_names: Sequence[str] = ()
+    name: str,
+    portions: Mapping[str, Portion],
+    seed: int,
+    class_names: Sequence[str] | None,
+    owner_names: Sequence[str] = (),
 ) -> Pool:
-    """Join three portions into a pool. Bytes are scaled to 0 .. 1; floats stay as they are.
+    """Join portions into a pool. Bytes are scaled to 0 .. 1; floats stay as they are.
+
+    A single portion is split 70 / 15 / 15. Of training and test examples, a fifth of the training ones is held out for
+    validation. Both are in proportion to the strata, depend only on the seed, and cut no group.
 
     Args:
         name: Name of the data in errors.
-        portions: Training, validation and test.
+        portions: By its name in errors, all examples; training and test; or training, validation and test.
+        seed: Seed of what is held out.
         class_names: One name for each class, label or number, or None to number them.
         owner_names: One name for each owner, if there are owners.
 
     Raises:
-        DataError: There are not as many names as classes, or a group is in two portions or has two owners.
+        DataError: Portions differ in shape or type, or have too few examples; there are not as many names as classes;
+            or a group is in two portions or has two owners.
     """
-    train, val, test = portions
+    check_parts(list(portions.values()), list(portions))
+    (first, whole), *others = portions.items()
+    if len(portions) < 3:
+        least = 3 - len(others)
+        size = len(whole if whole.groups is None else np.unique(whole.groups))
+        if size < least:
+            raise DataError(f"{first}: expected at least {least} examples to split, found {size}")
+        rng = generator(seed, "own data", "validation" if others else "three parts")
+        train, val, *rest = whole.split(
+            lambda strata: hold_out(strata, max(1, len(strata) // 5), rng) if others else three_parts(strata, 0.15, rng)
+        )
+        test = others[0][1] if others else rest[0]
+    else:
+        train, val, test = portions.values()
     bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
     scaling = BYTES if bytes_stored else Scaling()
     pool = Pool(name, train, val, test, (), scaling, "owner" if owner_names else "", tuple(owner_names))
@@ -148,7 +150,7 @@ def build_pool(
     names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
         raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
-    check_groups(name, portions)
+    check_groups(name, (train, val, test))
     return replace(pool, class_names=names)
 
 

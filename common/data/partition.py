@@ -210,12 +210,8 @@ def _edges(wanted: Shares, left: IntArray) -> list[list[float]]:
 
 def deal_iid(pool: Pool, spec: DataSpec) -> Deal:
     """Deal the examples at random, equally many to each client up to one."""
-    return Deal({name: _evenly(len(part), spec, name) for name, part in pool.portions.items()})
-
-
-def _evenly(size: int, spec: DataSpec, name: str) -> IntArray:
-    rng = generator(spec.seed, "iid", name)
-    return rng.permutation(np.arange(size, dtype=np.int64) % spec.partitions)
+    turns = {name: np.arange(len(part), dtype=np.int64) % spec.partitions for name, part in pool.portions.items()}
+    return Deal({name: generator(spec.seed, "iid", name).permutation(each) for name, each in turns.items()})
 
 
 def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED
 from hyperbloom.common.data.files import need
-from hyperbloom.common.data.own import build_pool, number, split_three
+from hyperbloom.common.data.own import build_pool, number
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
 from hyperbloom.common.data.spec import DataSpec
@@ -56,7 +56,7 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
 def _pool(name: str, table: Table, schema: Schema, seed: int) -> Pool:
     whole = Portion.of(ArrayBlock(schema.inputs(table, name)), schema.labels(table, name))
     whole, owner_names = with_units(whole, table, schema.owner, schema.group, name)
-    pool = build_pool(name, split_three(whole, name, seed), schema.classes or schema.label, owner_names)
+    pool = build_pool(name, {name: whole}, seed, schema.classes or schema.label, owner_names)
     return replace(pool, schema=schema)
 
 

@@ -58,7 +58,8 @@ def read_inputs(
     for is_image, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", *TABLES)):
         if is_image:
             while images := list(islice(some, FILES_AT_ONCE)):
-                yield _images(images, input_shape, scaling)
+                stored = np.stack([_image(path, input_shape) for path in images])
+                yield Inputs(tuple(map(str, images)), replace(scaling, divisor=255.0).apply(stored))
         else:
             for path in some:
                 yield _table(path, schema) if path.suffix in TABLES else _array(path, input_shape, scaling)
@@ -84,11 +85,6 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
         else:
             raise DataError(f"{path}: expected an image, .npy, .npz, a table or a folder of images, found no such file")
-
-
-def _images(paths: list[Path], input_shape: tuple[int, ...], scaling: Scaling) -> Inputs:
-    stored = np.stack([_image(path, input_shape) for path in paths])
-    return Inputs(tuple(str(path) for path in paths), replace(scaling, divisor=255.0).apply(stored))
 
 
 def _image(path: Path, input_shape: tuple[int, ...]) -> AnyArray:

@@ -37,6 +37,19 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.close(folder)
 
 
+FileState = tuple[int, int, int] | None
+"""Inode, time of change (ns) and size (bytes) of a file; None if there is none."""
+
+
+def file_state(path: Path) -> FileState:
+    """Return the state of a file, which changes with every write."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def claim(file: IO[str], patience_s: float = 0.0) -> bool:
     """Lock an open file until it is closed. Return False if another holds it, still after `patience_s` seconds.
 

@@ -6,7 +6,6 @@ never leaves the client; in `ghn-server` it travels once, as the text that `to_j
 
 import graphlib
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -204,21 +203,14 @@ class Graph:
 
     def render(self) -> str:
         """Return the graph as a table with a line for each node: its type, its inputs and its parameters."""
-        rows = [
-            (str(index), str(node.type), ",".join(map(str, self.inputs[index])), _owned(node))
-            for index, node in enumerate(self.nodes)
-        ]
-        widths = [max(len(row[column]) for row in [_HEAD, *rows]) for column in range(4)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (_HEAD, *rows)
-        ]
+        rows = [_HEAD]
+        for index, node in enumerate(self.nodes):
+            owned = [f"{name} ({'x'.join(map(str, node.type.shape(role)))})" for role, name in node.parameters]
+            rows.append((str(index), str(node.type), ",".join(map(str, self.inputs[index])), ", ".join(owned)))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         summary = f"{len(self.nodes)} nodes, {len(self.edges)} edges, {len(self.types)} types"
         return "\n".join([*(line.rstrip() for line in lines), f"{summary}, {self.layout.numel:,} parameters"])
 
 
 _HEAD = ("node", "type", "inputs", "parameters")
-
-
-def _owned(node: Node) -> str:
-    parts = ((name, "x".join(map(str, node.type.shape(role)))) for role, name in node.parameters)
-    return ", ".join(itertools.starmap("{} ({})".format, parts))

@@ -24,6 +24,7 @@ from hyperbloom.common.models.parts import untouched
 
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))
+_LISTS = ("chunk", "split", "tensorsplit", "unbind")
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
@@ -230,7 +231,8 @@ class _Builder:
         self._append(node, layer, sources, tuple(mine))
 
     def _call(self, node: fx.Node, name: str, arguments: dict[str, Any], sources: list[fx.Node]) -> None:
-        if name == "getitem" and self._is_list(node.args[0]):
+        of = node.args[0] if node.args else None
+        if name == "getitem" and isinstance(of, fx.Node) and plain_name(_name(of)) in _LISTS:
             self._pass(node, sources[0])  # one part of what was split
             return
         layer = type_of_call(name, arguments)
@@ -250,9 +252,6 @@ class _Builder:
         order = ("output_size",) if "adaptive" in name else ("kernel_size", "stride")
         skip = 2 if name.startswith("lppool") else 1  # skip the inputs, and the exponent of lppool
         return {**dict(zip(order, args[skip:], strict=False)), **kwargs}
-
-    def _is_list(self, node: Any) -> bool:
-        return isinstance(node, fx.Node) and plain_name(_name(node)) in ("chunk", "split", "tensorsplit", "unbind")
 
     def _fold(self, node: fx.Node, activation: str, source: fx.Node) -> bool:
         """Attach an activation to the node before it, if that node has no other reader and no activation yet."""

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merged, own_tensors
-from hyperbloom.common.models.cnn import LAYERS, LeNet, OmniglotCNN, PlainCNN, PooledCNN
+from hyperbloom.common.models.cnn import HIDDEN, LAYERS, LeNet, PooledCNN
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.parts import last_layer, represent
 from hyperbloom.common.models.pretrained import head_of, load_backbone
 from hyperbloom.common.models.recurrent import TextLSTM
-from hyperbloom.common.models.residual import ResidualCNN
+from hyperbloom.common.models.residual import ARCHITECTURES, PLAIN, ResidualCNN
 from hyperbloom.common.models.unet import UNet
 from hyperbloom.common.program.plugins import find_plugin, plugins
 from hyperbloom.common.tasks import CLASSIFICATION, Task
@@ -46,27 +46,35 @@ class ModelInfo:
     description: str
 
 
+_CNN, _HAFL = {"S": 8, "M": 16, "L": 32}, {"S": 8, "M": 16, "L": 64}
+
 MODELS: dict[str, ModelInfo] = {
-    "lenet": ModelInfo(LeNet, {"S": 8, "M": 16, "L": 32}, "two 5x5 convolutions, three linear layers (pFedHN)"),
+    "lenet": ModelInfo(LeNet, _CNN, "two 5x5 convolutions, three linear layers (pFedHN)"),
     "mlp": ModelInfo(MLP, {"S": 50, "M": 100, "L": 200}, "one hidden layer (pFedHN on MNIST)"),
-    "omniglot": ModelInfo(OmniglotCNN, {"S": 8, "M": 16, "L": 32}, "four 3x3 convolutions, two linear layers (pFedHN)"),
-    "unet": ModelInfo(UNet, {"S": 8, "M": 16, "L": 32}, "small U-Net for masks"),
+    "omniglot": ModelInfo(
+        partial(PooledCNN, "omniglot", (1, 2, 2, 2), HIDDEN[-1:]),
+        _CNN,
+        "four 3x3 convolutions, two linear layers (pFedHN)",
+    ),
+    "unet": ModelInfo(UNet, _CNN, "small U-Net for masks"),
     **{
-        f"hafl-{number}": ModelInfo(partial(ResidualCNN, number), {"S": 8, "M": 16, "L": 64}, f"{text} (HAFL-GHN)")
-        for number, text in enumerate(
-            ("ResNet-18", "10 layers without skips", "12 layers, skips first", "12 layers, skips last")
-        )
+        f"hafl-{number}": ModelInfo(partial(ResidualCNN, f"hafl-{number}", steps), _HAFL, f"{text} (HAFL-GHN)")
+        for number, (text, steps) in enumerate(ARCHITECTURES.items())
     },
     **{
         f"plain-{layers}": ModelInfo(
-            partial(PlainCNN, layers), {"S": 8, "M": 16, "L": 64}, f"{layers} layers of one type (HAFL-GHN)"
+            partial(ResidualCNN, f"plain-{layers}", [PLAIN] * (layers - 2)),
+            _HAFL,
+            f"{layers} layers of one type (HAFL-GHN)",
         )
         for layers in (4, 7, 10, 13)
     },
     **{
         f"cnn-{number}": ModelInfo(
-            partial(PooledCNN, number),
-            {"S": 8, "M": 16, "L": 32},
+            partial(
+                PooledCNN, f"cnn-{number}", [2**n for n in range(convolutions)], HIDDEN[len(HIDDEN) - linear + 1 :]
+            ),
+            _CNN,
             f"convolutions: {convolutions}, linear layers: {linear} (FedHeNN)",
         )
         for number, (convolutions, linear) in enumerate(LAYERS, start=1)

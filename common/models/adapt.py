@@ -223,10 +223,5 @@ def _hold(module: nn.Module, everything: bool) -> set[str]:
             part.track_running_stats = False  # read, and not written
         if everything or isinstance(part, _BatchNorm):
             part.eval()
-            part.train = MethodType(_stay, part)
+            part.train = MethodType(lambda part, mode=True: part, part)
     return held
-
-
-def _stay(part: nn.Module, mode: bool = True) -> nn.Module:
-    """Do nothing in place of `nn.Module.train`."""
-    return part

@@ -11,7 +11,11 @@ text gives the numbers of layers and the places of the skips. The rest is chosen
 
 Stages have 1, 2, 4 and 8 times `width` channels; the paper uses 64. Batch normalisation follows every convolution. A
 skip that changes the shape is a 1x1 convolution, which does not count as a layer.
+
+The plain networks of the ablation (section 5.6) have convolutions of one type, all of `width` channels, without skips.
 """
+
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -20,12 +24,14 @@ from hyperbloom.common.errors import ModelError
 # (channels in units of width, stride, skip): with skip a residual block of two convolutions, without one convolution.
 Step = tuple[int, int, bool]
 _STEPS = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
-ARCHITECTURES: tuple[tuple[Step, ...], ...] = (
-    tuple((*step, True) for step in _STEPS),
-    tuple((*step, False) for step in _STEPS),
-    ((1, 1, True), (2, 2, True), (2, 1, True), (4, 2, True), (8, 2, False), (8, 1, False)),
-    ((1, 1, False), (2, 2, False), (2, 1, True), (4, 2, True), (8, 2, True), (8, 1, True)),
-)
+ARCHITECTURES: Mapping[str, tuple[Step, ...]] = {
+    "ResNet-18": tuple((*step, True) for step in _STEPS),
+    "10 layers without skips": tuple((*step, False) for step in _STEPS),
+    "12 layers, skips first": ((1, 1, True), (2, 2, True), (2, 1, True), (4, 2, True), (8, 2, False), (8, 1, False)),
+    "12 layers, skips last": ((1, 1, False), (2, 2, False), (2, 1, True), (4, 2, True), (8, 2, True), (8, 1, True)),
+}
+PLAIN: Step = (1, 1, False)
+"""The step of a plain network, which has two layers beside its steps."""
 
 
 def check_image(input_shape: tuple[int, ...], name: str, least: int = 1) -> None:
@@ -42,12 +48,14 @@ class ResidualCNN(nn.Module):
         inputs `(B, C, H, W)`; logits `(B, num_classes)`.
     """
 
-    def __init__(self, architecture: int, input_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
+    def __init__(
+        self, name: str, steps: Sequence[Step], input_shape: tuple[int, ...], num_classes: int, width: int = 64
+    ) -> None:
         super().__init__()
-        check_image(input_shape, f"hafl-{architecture}")
+        check_image(input_shape, name)
         layers: list[nn.Module] = [_convolution(input_shape[0], width, 1), nn.ReLU()]
         channels = width
-        for wide, stride, skip in ARCHITECTURES[architecture]:
+        for wide, stride, skip in steps:
             if skip:
                 layers.append(_Block(channels, wide * width, stride))
             else:

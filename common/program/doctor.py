@@ -131,17 +131,14 @@ def _torch() -> list[Finding]:
         findings.append(Finding("accelerator", "warning", found, "install a driver and a torch of one CUDA version"))
     else:
         findings.append(Finding("accelerator", "ok", "none; training is on the CPU"))
-    threads, cores = torch.get_num_threads(), _cores()
+    threads = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads > cores:
         do = f"set OMP_NUM_THREADS={cores}, or --threads {cores} of flower-client"
         findings.append(Finding("threads", "warning", f"{threads} for {cores} cores", do))
     else:
         findings.append(Finding("threads", "ok", f"{threads} for {cores} cores"))
     return findings
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------------- folders and files

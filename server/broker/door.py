@@ -20,13 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.files.storage import FileState, file_state
 from hyperbloom.common.secrecy.keys import fingerprint
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import flower
@@ -57,7 +57,7 @@ class Keys:
         self._registries = registries
         self._nodes: dict[str, int] = {}  # by public key
         self._names: dict[str, str] = {}
-        self._seen: list[object] | None = None
+        self._seen: list[FileState] | None = None
         self._lock = threading.Lock()
 
     def __contains__(self, key: bytes) -> bool:
@@ -66,7 +66,7 @@ class Keys:
     def follow(self) -> None:
         """Apply the changes in the files since the last call. A damaged file changes nothing."""
         with self._lock:
-            seen = [_version(registry.path) for registry in self._registries]
+            seen = [file_state(registry.path) for registry in self._registries]
             if seen == self._seen:
                 return
             self._seen = seen
@@ -247,11 +247,3 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 _public_key = lru_cache(maxsize=4096)(flower.bytes_to_public_key)
-
-
-def _version(path: Path) -> object:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -7,11 +7,35 @@ from collections.abc import Sequence
 from flwr.app import Message
 
 from hyperbloom.server.broker import flower
-from hyperbloom.server.broker.bundle import bundle
 from hyperbloom.server.broker.state import State
 
 LOOK_EVERY_S = 1.0
 """Seconds between looks at all orders: for those that expired, whose node is gone, or for whom nobody waits."""
+
+_BUNDLE = {
+    "pyproject.toml": """\
+[project]
+name = "hyperbloom"
+version = "{version}"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "hyperbloom"
+
+[tool.flwr.app.components]
+serverapp = "hyperbloom_bundle:server"
+clientapp = "hyperbloom_bundle:client"
+
+[tool.flwr.app.config]
+""",
+    "hyperbloom_bundle.py": """\
+from flwr.serverapp import ServerApp
+from hyperbloom.client.app import app
+
+client = app
+server = ServerApp()
+""",
+}
 
 
 class Hosted:
@@ -101,3 +125,9 @@ def _begin(state: State, version: str) -> int:
     identity = flower.TaskIdentity
     identity.task_id, identity.run_id, identity.node_id = run.primary_task_id, run_id, flower.SUPERLINK_NODE_ID
     return run_id
+
+
+def bundle(version: str) -> bytes:
+    """Return the app bundle for stock SuperNodes in Flower's format: two files, always the same bytes."""
+    files = {name: text.replace("{version}", version).encode() for name, text in _BUNDLE.items()}
+    return flower.build_fab_from_files(files)[0]

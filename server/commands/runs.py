@@ -1,4 +1,4 @@
-"""The subcommands that make runs, watch them, and export from their folders."""
+"""The subcommands that make runs, watch them, and export from their folders, and the one that writes a Flower app."""
 
 from datetime import datetime
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, names
+from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, group, names
 from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, WEB, set_flag
 
 _RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
@@ -185,3 +185,30 @@ def compare(
     print((out / "comparison.json").read_text() if as_json else f"\n{table}")
     told.print(f"everything is in {out}")
     return failures[0].exit_code if failures else 0
+
+
+@command(
+    "new",
+    click.Argument(
+        ["folder"], type=click.Path(path_type=Path), metavar="DIR", help="a new folder; its name is the app's"
+    ),
+    Flag("--config", "YAML file with values for the run config", type=FILE),
+    set_flag("give a key of the run config this value"),
+)
+def _new(folder: Path, config: Path | None, assignments: tuple[str, ...]) -> None:
+    """Write a Flower app whose run config has every key of a run."""
+    from hyperbloom.common.config import load_run_config, parse_assignment
+    from hyperbloom.server.flower_project import make_project
+
+    make_project(folder, load_run_config(config, dict(parse_assignment(text) for text in assignments)))
+    print(f"wrote {folder}; next: flwr run {folder} --stream --run-config \"strategy='pfedhn' rounds=20\"")
+
+
+app = group(
+    "app",
+    """Make a Flower app.
+
+    It runs on a SuperLink and SuperNodes that are already there, and in Flower's simulation.""",
+    _new,
+    example="flower-server app new ward-models --set strategy=pfedhn-pc",
+)

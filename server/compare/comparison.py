@@ -24,8 +24,7 @@ from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
-from hyperbloom.server.loop.events import Event, Kind
-from hyperbloom.server.loop.listener import Listener
+from hyperbloom.server.loop.listener import Event, Kind, Listener
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over, locked
 from hyperbloom.server.runs.running import Run, begin, go_on
@@ -262,7 +261,8 @@ def _run(cell: Cell, engine: str, listener: Listener) -> int:
     config, folder = cell.config, cell.folder
     if is_over(folder, config):  # it was stopped before cell.json was written
         return config.rounds
-    machines = _machines(config, engine)
+    own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}  # all clients are here
+    machines = Machines.model_validate({"engine": engine, "port": 0, **own}).with_port()
     with locked(folder):
         # A run writes a checkpoint before its first round, so rounds without any mean that checkpoints are damaged.
         if has_checkpoint(folder) or (has_begun(folder) and config.checkpoint_every):
@@ -293,9 +293,3 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.is_file() and path.name != "lock":
             path.unlink()
-
-
-def _machines(config: RunConfig, engine: str) -> Machines:
-    """Return the machines of a cell: all clients run on this one."""
-    own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}
-    return Machines.model_validate({"engine": engine, "port": 0, **own}).with_port()

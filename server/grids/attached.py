@@ -15,7 +15,7 @@ from flwr.app import Message
 
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.server.broker import flower
-from hyperbloom.server.broker.bundle import bundle
+from hyperbloom.server.broker.hosted import bundle
 from hyperbloom.server.grids.live import LiveGrid
 
 PATIENCE_S = 30.0  # with a SuperLink that does not answer

@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,21 +30,9 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
     data, strategy = config.data, find_strategy(config.strategy)
     part, parts = config.part(index)
     models = config.models or ((config.model,) if strategy.own_models == "must" else ())
-    spec = DataSpec(
-        data=data.name,
-        root=Path(data.root) if data.root else None,
-        split=data.split,
-        classes_per_client=data.classes_per_client,
-        alpha=data.alpha,
-        partition=part,
-        partitions=parts,
-        max_train=data.max_train,
-        seed=config.seed,
-        label=data.label,
-        owner=data.owner,
-        group=data.group,
-        schema=Path(data.schema_file) if data.schema_file else None,
-    )
+    alike = data.model_dump(include=set(DataSpec.__dataclass_fields__) - {"root"})
+    root, schema = (Path(each) if each else None for each in (data.root, data.schema_file))
+    spec = DataSpec(data.name, root, partition=part, partitions=parts, seed=config.seed, schema=schema, **alike)
     return ClientSettings(
         client_id=f"client-{part}",
         data=spec,
@@ -117,17 +105,17 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+        def check() -> None:
+            for log, child in children.items():
+                if child.poll():
+                    last = (log.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
+                    raise CohortError(f"{log.stem} ended with code {child.returncode}: {last} (see {log})")
+
         try:
-            yield lambda: _check(children)
+            yield check
         finally:
             _end(list(children.values()))
-
-
-def _check(children: Mapping[Path, subprocess.Popen[bytes]]) -> None:
-    for log, child in children.items():
-        if child.poll():
-            last = (log.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
-            raise CohortError(f"{log.stem} ended with code {child.returncode}: {last} (see {log})")
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

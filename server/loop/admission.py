@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, ops
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.schema import difference, read_schema
@@ -15,7 +17,6 @@ from hyperbloom.common.program.names import check_name
 from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
 from hyperbloom.common.wire import Introduction
 from hyperbloom.common.wire.pack import LONGEST_LAYOUT
-from hyperbloom.server.loop.ration import Ration
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client
@@ -23,6 +24,11 @@ from hyperbloom.strategies.exchange import Client
 LONGEST_VERSION = 100
 MOST_NUMBERS = 10_000
 """Most numbers in an introduction: shape, means, deviations and class shares."""
+
+MOST_BYTES = 2**30
+"""Most bytes of the server's parameters. Training takes three times as many, for gradients and momentum."""
+
+_EMPTY = ops.aten.empty.memory_format
 
 
 class Admission:
@@ -223,3 +229,29 @@ def _pooled_moments(roster: Roster) -> tuple[float, ...]:
 
 def _are_shares(values: Sequence[float], classes: int) -> bool:
     return len(values) == classes and min(values) >= 0 and abs(sum(values) - 1) < 1e-3
+
+
+class Ration(TorchDispatchMode):
+    """Counts the parameters that modules allocate while it is entered, before they are allocated.
+
+    Raises:
+        ModelError: they exceed `MOST_BYTES`, and the run leaves inputs or classes to the first client.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self._is_open = None in (config.input_shape, config.num_classes)
+        self._bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _EMPTY and self._is_open:
+            count = 4
+            for size in args[0]:
+                count *= size
+            self._bytes += count
+            if self._bytes > MOST_BYTES:
+                raise ModelError(
+                    f"the server's networks are beyond {MOST_BYTES >> 20} MiB; set input_shape and num_classes if you "
+                    "mean it"
+                )
+        return func(*args, **(kwargs or {}))

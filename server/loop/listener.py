@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `flower-server watch` must start without these imports
@@ -113,6 +114,25 @@ class Resume:
     checkpoint: Checkpoint
     points: Sequence[tuple[int, int]]
     rewound: Sequence[tuple[int, int]]
+
+
+class Kind(StrEnum):
+    """What an event is about, for code that counts or filters. A plain string has no kind."""
+
+    JOINED = "joined"
+    REFUSED = "refused"
+
+
+class Event(str):
+    """A line for people, with its kind. It is a string because most receivers only show or write it."""
+
+    kind: Kind
+
+    def __new__(cls, text: str, kind: Kind) -> "Event":
+        """Make an event."""
+        event = super().__new__(cls, text)
+        event.kind = kind
+        return event
 
 
 class Listener:

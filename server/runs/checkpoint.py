@@ -51,8 +51,10 @@ def write_checkpoint(
         write_tensors(tensors, checkpoint.tensors, {})
     if selected.exists() and checkpoint.progress.best is not None:
         keep(selected, chosen)
-    for name in lines:
-        _flush(folder / name)
+    for path in (folder / name for name in lines):
+        if path.exists():
+            with path.open("ab") as file:
+                os.fsync(file.fileno())
     body = {key: value for key, value in vars(checkpoint).items() if key not in ("tensors", "progress", "results")}
     body |= {
         "progress": dataclasses.asdict(checkpoint.progress),
@@ -222,12 +224,6 @@ def _delete(path: Path) -> None:
     """Delete a checkpoint, starting with the file that makes it valid."""
     for suffix in (".json", ".safetensors", "-selected.safetensors"):
         path.with_name(path.stem + suffix).unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    if path.exists():
-        with path.open("ab") as file:
-            os.fsync(file.fileno())
 
 
 def _digest(content: bytes) -> str:

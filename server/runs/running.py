@@ -3,14 +3,13 @@
 import errno
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
 from rich.console import Console
-from rich.table import Table
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import DiskError, HyperbloomError
@@ -18,7 +17,6 @@ from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, check_port, log_to, sayer
 from hyperbloom.server.loop.listener import Listener, Resume, Selection
-from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked
@@ -134,17 +132,14 @@ def run_federation(
     finally:
         view.close()
     say(results_title(results))
-    console.print(_table(session.roster, config, results))
+    examples = {client.client_id: client.about.train_examples for client in session.roster}
+    novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
+    console.print(results_table(results, examples, novel))
     for line in run.recorder.privacy_report():
         say(line)
     _write_report(folder, say)
     say(f"everything is in {folder}")
     return folder
-
-
-def _table(roster: Roster, config: RunConfig, results: Mapping[str, Selection]) -> Table:
-    examples = {client.client_id: client.about.train_examples for client in roster}
-    return results_table(results, examples, {client.client_id for client in roster if config.is_novel(client.row)})
 
 
 def _where(config: RunConfig, resume: Resume | None) -> str:

@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.program.plain import listening_at
 from hyperbloom.common.reasons import Reason
-from hyperbloom.server.loop.events import Event, Kind
-from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport
+from hyperbloom.server.loop.listener import Checkpoint, Event, Kind, Listener, RoundReport
 
 if TYPE_CHECKING:
-    from hyperbloom.server.loop.exchange import Evaluated
     from hyperbloom.server.loop.federation import Federation
     from hyperbloom.strategies.algorithm import Algorithm
 
@@ -87,13 +85,10 @@ class RunMetrics(Listener):
         self.late.inc(report.late)
         for refused in outcome.refused.values():
             self.left_out.labels(refused.reason).inc()
-        if outcome.evaluation:
-            self._evaluated(name, outcome.evaluation)
-
-    def _evaluated(self, name: str, evaluation: "Evaluated") -> None:
-        metrics, selects = evaluation.metrics(), evaluation.names[0]
-        for metric, split, over in product(evaluation.names, ("val", "test", "novel_test"), ("mean", "worst")):
-            value = metrics.get(f"{split}_{over}" if metric == selects else f"{split}_{metric}_{over}")
+        names = outcome.evaluation.names if outcome.evaluation else ()
+        metrics = outcome.evaluation.metrics() if outcome.evaluation else {}
+        for metric, split, over in product(names, ("val", "test", "novel_test"), ("mean", "worst")):
+            value = metrics.get(f"{split}_{over}" if metric == names[0] else f"{split}_{metric}_{over}")
             if value is not None:
                 self.metric.labels(name, metric, split, over).set(value)
 

@@ -30,10 +30,9 @@ def network(name: str, seed: int) -> tuple[Any, Layout, Tensor]:
     return module, layout, layout.flatten(dict(module.named_parameters()))
 
 
-def outputs(module: Any, layout: Layout, weights: Tensor) -> Tensor:
+def outputs(name: str, module: Any, layout: Layout, weights: Tensor) -> Tensor:
     """Return the logits of some inputs."""
-    inputs = torch.randn(6, *SHAPES[type(module).__name__.lower().removesuffix("cnn")],
-                         generator=torch.Generator().manual_seed(1))  # fmt: skip
+    inputs = torch.randn(6, *SHAPES[name], generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         found: Tensor = functional_call(module, layout.views(weights), (inputs,))
     return found
@@ -64,12 +63,14 @@ def test_a_permuted_copy_is_recovered_exactly(name: str) -> None:
     other = permuted(layout, weights, 1)
     assert not torch.equal(other, weights)
     # One function in two orders, up to the order of summation.
-    torch.testing.assert_close(outputs(module, layout, other), outputs(module, layout, weights), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        outputs(name, module, layout, other), outputs(name, module, layout, weights), rtol=0, atol=1e-5
+    )
     matched = match([weights, other, permuted(layout, weights, 2)], [3, 2, 1], layout)
     assert all(torch.equal(found, weights) for found in matched)
     # Plainly averaged it would be another network.
     assert not torch.allclose(
-        outputs(module, layout, (weights + other) / 2), outputs(module, layout, weights), atol=0.01
+        outputs(name, module, layout, (weights + other) / 2), outputs(name, module, layout, weights), atol=0.01
     )
 
 
@@ -78,8 +79,8 @@ def test_matching_leaves_every_function_as_it_is(name: str) -> None:
     module, layout, one = network(name, 0)
     two, three = network(name, 1)[2], network(name, 2)[2]
     for before, after in zip((one, two, three), match([one, two, three], [1, 5, 2], layout), strict=True):
-        wanted = outputs(module, layout, before)
-        torch.testing.assert_close(outputs(module, layout, after), wanted, rtol=0, atol=1e-5)
+        wanted = outputs(name, module, layout, before)
+        torch.testing.assert_close(outputs(name, module, layout, after), wanted, rtol=0, atol=1e-5)
         assert torch.equal(before, after) == (before is two)  # of the most examples
 
 

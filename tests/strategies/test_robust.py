@@ -9,7 +9,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.hypernetworks.learner import Reply
-from hyperbloom.strategies.hypernetworks.robust import clip_changes, clip_norms
+from hyperbloom.strategies.pfedhn import clip_changes, clip_norms
 
 from .conftest import introduction, joined, update_of
 

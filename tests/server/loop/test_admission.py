@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.errors import ModelError, RefusedError
 from hyperbloom.common.wire import Introduction, Weights
-from hyperbloom.server.loop.admission import Admission, check_introduction
+from hyperbloom.server.loop import admission
+from hyperbloom.server.loop.admission import Admission, Ration, check_introduction
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, Setting
@@ -218,3 +219,24 @@ def test_a_table_does_not_join_a_federation_without() -> None:
     admission.check(introduction("a"), Roster(0))
     with pytest.raises(RefusedError, match="its are a table with a schema, this federation's are not"):
         admission.check(replace(introduction("b"), schema=SCHEMA), Roster(0))
+
+
+# ---------------------------------------------------------------------- the limit on networks
+
+
+def test_parameters_are_counted_together_and_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_BYTES", 4 * (3 * 20 + 20))
+    with Ration(RunConfig()):
+        nn.Linear(3, 20)
+    with pytest.raises(ModelError, match="are beyond"), Ration(RunConfig()):
+        nn.Linear(3, 20)
+        nn.Linear(1, 1)
+    monkeypatch.undo()
+    with pytest.raises(ModelError, match="are beyond 1024 MiB"), Ration(RunConfig(num_classes=10)):
+        nn.Linear(2**20, 2**20)  # four TiB, which no machine gives
+
+
+def test_what_the_run_declares_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_BYTES", 1)
+    with Ration(RunConfig(input_shape=(3,), num_classes=20)):
+        nn.Linear(3, 20)

@@ -15,9 +15,9 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import SGD, Greeting, Notice, Scope, Target, TrainOrder
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.loop.admission import Admission
-from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.exchange import Director, Outcome
 from hyperbloom.server.loop.federation import GREETING_TTL_S, NOTICE_TTL_S, Federation
+from hyperbloom.server.loop.listener import Event, Kind
 from hyperbloom.server.loop.post import UNREADABLE
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.session import greeting_of

@@ -14,10 +14,9 @@ from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import ReferenceOrder, TrainResult, Weights
-from hyperbloom.server.loop.events import Event, Kind
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport
+from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Event, Kind, RoundReport
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.watch.metrics import RunMetrics, served
 from hyperbloom.strategies import make_algorithm
