@@ -24,6 +24,7 @@ CONNECTION = section(
     Flag("--root-certificates", "CA of the server's certificate", type=FILE, show_default="the system's"),
     Flag("--key", "this client's private key (flower-client keygen)", type=FILE),
     Flag("--stock-superlink", "the server is Flower's own SuperLink: signatures do not name it", is_flag=True),
+    Flag("--http", "the server is Flower's own SuperLink of 1.40 or later, over HTTP", is_flag=True),
 )
 SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")
 BACKBONE = Flag(
@@ -83,7 +84,7 @@ def check_security(flags: Mapping[str, Any]) -> None:
         raise ConfigError(f"--root-certificates: expected a file, found none at {ca}")
     if times:
         check_insecure("--server", flags["server"].rsplit(":", 1)[0], times)
-    elif not key:
+    elif not (key or flags["stock_superlink"] or flags["http"]):  # those may let in whoever comes
         raise ConfigError(
             "expected --key FILE, this client's private key (make it with `flower-client keygen --out FILE`), or "
             "--insecure for plain text on this machine"
@@ -96,7 +97,8 @@ def make_link(flags: Mapping[str, Any]) -> "Link":
     from hyperbloom.common.secrecy.keys import read_private_key
 
     key = read_private_key(flags["key"], "--key") if flags["key"] else None
-    return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key, flags["stock_superlink"])
+    stock = flags["stock_superlink"] or flags["http"]
+    return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key, stock, flags["http"])
 
 
 def log_to(name: str, verbose: bool) -> None:

@@ -1,6 +1,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from types import ModuleType
 
 # Before Flower is imported anywhere: it reads both when it is.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -24,3 +25,13 @@ def clean_process() -> Iterator[None]:
     yield
     torch.set_num_threads(1)  # a benchmark may have set another number
     client_for.cache_clear()
+
+
+@pytest.fixture
+def torchvision() -> ModuleType:
+    """Return torchvision; skip the test where it is not installed, or was built for another torch."""
+    try:
+        import torchvision
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"torchvision cannot be imported: {error}")
+    return torchvision

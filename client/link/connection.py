@@ -1,4 +1,4 @@
-"""A client's session with a SuperLink over gRPC: Flower's calls, signed with the client's key.
+"""A client's session with a SuperLink over gRPC or HTTP: Flower's calls, signed with the client's key.
 
 Towards a server of ours a call for an order waits until there is one, and small objects travel inside the messages
 (`common/enclosed.py`), so a round takes two calls. Any other SuperLink is asked again and again, and each object
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
 from hyperbloom.client.link import internals as flower
+from hyperbloom.client.link.http import HttpChannel
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
 from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
@@ -42,7 +43,9 @@ class Connection:
         key, self._retries = link.key or make_key(), retries
         self._key, self._public = BoundKey(key, link.name), public_pem(key).encode()
         self._version = flower.RuntimeVersionMetadata.from_local_component("SuperNode")
-        if link.insecure:
+        if link.http:
+            self._channel = HttpChannel(link, ANSWER_S)
+        elif link.insecure:
             self._channel = grpc.insecure_channel(link.address, _OPTIONS)
         else:
             ca = link.root_certificates.read_bytes() if link.root_certificates else None

@@ -11,19 +11,27 @@ from hyperbloom.common.secrecy.keys import server_of, shown_certificate
 
 PROBE_S = 5.0
 
+_NAME = (
+    "its certificate does not name this address; whoever runs it can add it "
+    "(flower-server certs renew --host NAME_OR_IP)"
+)
 
 REASONS = {
     "certificate has expired": "its certificate has expired; whoever runs it can make a new one "
     "(flower-server certs renew)",
     "certificate is not yet valid": "its certificate does not hold yet; is this machine's clock right?",
-    "Hostname Verification Check failed": "its certificate does not name this address; whoever runs it can add it "
-    "(flower-server certs renew --host NAME_OR_IP)",
+    "Hostname Verification Check failed": _NAME,
+    "mismatch, certificate is not valid": _NAME,
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates; get the ca.pem of "
     "this server from whoever runs it",
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
     "Invalid signature": "it refuses signatures that name the CA of --root-certificates; get the ca.pem of this server "
     "from whoever runs it, or say --stock-superlink if they tell you that it is Flower's own SuperLink",
-    "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port?",
+    "Failed to activate SuperNode": "it does not know this client's key (flwr supernode register), or still waits for "
+    "the last session of this client, for a minute",
+    "Invalid SuperNode authentication": "it refuses this client's signature; is this machine's clock right?",
+    "Trying to connect an http1.x server": "it speaks HTTP, not gRPC; is it a SuperLink that needs --http?",
+    "missing selected ALPN": "it speaks TLS, but not gRPC; is it the Fleet port, or a SuperLink that needs --http?",
 }
 """Explanations of permanent errors by a part of their text; the first match counts."""
 
@@ -40,6 +48,7 @@ class Link:
 
     Without `root_certificates` the system's CAs apply. Without a key Flower makes one for each session. Signatures name
     the server, unless it is a `stock` SuperLink: a lying server could show those to other servers that do not ask more.
+    With `http` the calls are HTTP requests, not gRPC.
     """
 
     address: str
@@ -47,6 +56,7 @@ class Link:
     root_certificates: Path | None = None
     key: ec.EllipticCurvePrivateKey | None = None
     stock: bool = False
+    http: bool = False
 
     @property
     def name(self) -> str:

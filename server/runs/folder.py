@@ -270,5 +270,12 @@ def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) ->
         "machines": machines,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {"hyperbloom": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "versions": {"hyperbloom": __version__} | {name: _version(name) for name in _PACKAGES},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # an extra, such as torchvision
+        return None

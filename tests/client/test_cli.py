@@ -111,7 +111,18 @@ def test_the_systems_certificates_do_without_a_flag(start: Callable[..., int], j
     assert start("--key", str(key)) == 0
     assert (joined[0][0].root_certificates, joined[0][0].stock) == (None, False)
     assert start("--key", str(key), "--stock-superlink") == 0
-    assert joined[1][0].stock
+    assert joined[1][0].stock and not joined[1][0].http
+
+
+def test_flowers_superlink_over_http_signs_for_nobody_and_may_ask_for_no_key(
+    start: Callable[..., int], joined: Joined, tmp_path: Path, key: Path
+) -> None:
+    (tmp_path / "ca.pem").write_text("PEM")
+    for flags in (["--key", str(key)], ["--root-certificates", str(tmp_path / "ca.pem")], ["--insecure"]):
+        assert start("--http", *flags) == 0
+    links = [link for link, *_ in joined]
+    assert all(link.http and link.stock for link in links)
+    assert [(link.key is None, link.insecure) for link in links] == [(False, False), (True, False), (True, True)]
 
 
 def test_without_a_key_there_is_plain_text_only(

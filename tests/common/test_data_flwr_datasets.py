@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr_datasets", reason="extra datasets")
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from flwr_datasets import FederatedDataset, partitioner
 

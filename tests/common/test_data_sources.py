@@ -5,11 +5,11 @@ import hashlib
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torchvision
 from numpy.typing import NDArray
 
 from hyperbloom.common.data import DATASETS, ClientData, DataSpec, load_client_data
@@ -217,7 +217,9 @@ def test_corrupt_gzip_files_are_named(tmp_path: Path, content: bytes) -> None:
         load_client_data(DataSpec(data="mnist", root=tmp_path))
 
 
-def test_download_happens_when_asked_and_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_happens_when_asked_and_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchvision: Any
+) -> None:
     calls: list[str] = []
 
     def fetch(root: str, train: bool, download: bool) -> None:
@@ -233,7 +235,9 @@ def test_download_happens_when_asked_and_needed(tmp_path: Path, monkeypatch: pyt
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["MNIST"]
 
 
-def test_failed_downloads_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_downloads_are_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchvision: Any
+) -> None:
     def fetch(root: str, train: bool, download: bool) -> None:
         raise RuntimeError("Error downloading train-images")
 
@@ -242,7 +246,7 @@ def test_failed_downloads_are_told_in_one_line(tmp_path: Path, monkeypatch: pyte
         load_client_data(DataSpec(data="mnist", root=tmp_path, download=True))
 
 
-def write_python_version(root: Path, monkeypatch: pytest.MonkeyPatch) -> Bytes:
+def write_python_version(root: Path, monkeypatch: pytest.MonkeyPatch, torchvision: Any) -> Bytes:
     """Write CIFAR-100's Python version of 100 images and make torchvision expect these files' checksums."""
     images = pixels(100, 3, 32, 32)
     table = {"data": images.reshape(100, -1), "fine_labels": list(range(100))}
@@ -260,17 +264,19 @@ def write_python_version(root: Path, monkeypatch: pytest.MonkeyPatch) -> Bytes:
     return images
 
 
-def test_the_python_version_is_read_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = write_python_version(tmp_path, monkeypatch)
+def test_the_python_version_is_read_through_torchvision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchvision: Any
+) -> None:
+    images = write_python_version(tmp_path, monkeypatch, torchvision)
     data = load_client_data(DataSpec(data="cifar100", root=tmp_path))
     check_pixels(data, images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
     assert data.class_names[7] == "class7"
 
 
 def test_a_python_version_of_another_checksum_is_never_unpickled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchvision: Any
 ) -> None:
-    write_python_version(tmp_path, monkeypatch)
+    write_python_version(tmp_path, monkeypatch, torchvision)
     path = tmp_path / "cifar-100-python" / "train"
     path.write_bytes(path.read_bytes() + b" ")
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("unpickled an unverified file"))

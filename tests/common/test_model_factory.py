@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,7 +112,7 @@ def test_a_librarys_constructor_is_not_called_with_a_shape_for_its_weights(name:
     assert sys.modules["own_models"].CALLS == []
 
 
-def test_torchvisions_constructors_are_refused_and_a_function_around_one_is_not() -> None:
+def test_torchvisions_constructors_are_refused_and_a_function_around_one_is_not(torchvision: Any) -> None:
     with pytest.raises(ModelError, match=r"return torchvision.models.resnet18\(num_classes=num_classes\)$"):
         build_from_factory("torchvision.models:resnet18", (3, 32, 32), 4)
     for name in ("decorated", "otherwise"):
@@ -145,7 +146,7 @@ def test_the_network_is_as_the_factory_made_it() -> None:
         ("own_models:empty", "own_models:empty: expected a network with parameters, found none"),
         ("own_models:ten", "own_models:ten: expected logits of shape (2, 4) for 2 inputs, found shape (2, 10)"),
         ("own_models:Two", "own_models:Two: expected logits of shape (2, 4) for 2 inputs, found tuple of 2"),
-        ("own_models:narrow", "own_models:narrow: fails on inputs of shape (3, 2, 2): RuntimeError: mat1 and mat2"),
+        ("own_models:narrow", "own_models:narrow: fails on inputs of shape (3, 2, 2): RuntimeError: "),
     ],
 )
 def test_what_is_no_factory_is_refused_in_one_line(name: str, message: str) -> None:

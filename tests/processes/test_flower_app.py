@@ -48,6 +48,8 @@ clientapp = "hyperbloom.client.app:app"
 run-dir = ""
 """
 DEADLINE_S = 400
+HTTP = Version(version("flwr")) >= Version("1.40")
+"""Whether Flower's own SuperLink speaks HTTP to clients, at the one port that it has."""
 
 
 @dataclass
@@ -81,7 +83,8 @@ def stock(folder: Path, *flags: str) -> Iterator[tuple[Stock, Callable[..., None
     home.mkdir(parents=True)
     (home / "config.toml").write_text(f'[superlink.stock]\naddress = "{control}"\ninsecure = true\n')
     environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
-    environment["FLWR_INTERNAL_GRPC_FLEET_API"] = "1"  # from 1.40 on, for `flower-client`
+    if "--fleet-api-address" in flags:  # for `flower-client` over gRPC
+        environment["FLWR_INTERNAL_GRPC_FLEET_API"] = "1"
     environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with ExitStack() as stack:
 
@@ -99,8 +102,7 @@ def stock(folder: Path, *flags: str) -> Iterator[tuple[Stock, Callable[..., None
         while not _answers(control):
             assert time.monotonic() < deadline, (folder / "flower-superlink.log").read_text()
             time.sleep(0.1)
-        over_http = Version(version("flwr")) >= Version("1.40")  # then SuperNodes use the port of all
-        yield Stock(folder, control, control if over_http else fleet, environment), start
+        yield Stock(folder, control, control if HTTP else fleet, environment), start
 
 
 def _answers(address: str) -> bool:
@@ -184,15 +186,20 @@ def test_a_foreign_server_app_gives_the_same_numbers(federation: Stock, inline: 
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+@pytest.mark.parametrize("over", ["grpc", "http"])
 def test_flower_server_uses_a_superlink_that_is_there(
-    inline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    over: str, inline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if over == "http" and not HTTP:
+        pytest.skip("until 1.39 Flower's own SuperLink speaks gRPC alone to clients")
     keys = [f"--set={key}={KEYS[key]}" for key in KEYS]
     with cleared(tmp_path) as site:
-        flags = ["--isolation", "process", "--fleet-api-address", f"127.0.0.1:{site.port}"]
-        with stock(tmp_path / "link", *flags) as (link, _):
+        fleet = ["--fleet-api-address", f"127.0.0.1:{site.port}"] if over == "grpc" else []
+        with stock(tmp_path / "link", "--isolation", "process", *fleet) as (link, _):
+            if over == "http":
+                site.port = int(link.control.rpartition(":")[2])
             for name in ("c0", "c1"):
-                site.client(name, "--data", str(inline / f"{name}.npz"))
+                site.client(name, "--data", str(inline / f"{name}.npz"), *(["--http"] if over == "http" else []))
             run = tmp_path / "run"
             assert main(["--superlink", link.control, "--insecure", *keys, "--run-dir", str(run)]) == 0
             assert f"the clients are the nodes of the SuperLink at {link.control}" in capsys.readouterr().out

@@ -398,8 +398,16 @@ VERIFY = "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED
         (VERIFY.format("certificate has expired"), "its certificate has expired; whoever runs it can make a new one"),
         (VERIFY.format("certificate is not yet valid"), "its certificate does not hold yet; is this machine's clock"),
         ("Hostname Verification Check failed.", "its certificate does not name this address; whoever runs it can add"),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: Hostname mismatch, certificate is not valid",
+            "its certificate does not name this address; whoever runs it can add",
+        ),
         ("error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS; is it the Fleet"),
-        ("Cannot check peer: missing selected ALPN property.", "it speaks TLS, but not gRPC; is it the Fleet port?"),
+        (
+            "Expected SETTINGS frame (Trying to connect an http1.x server (HTTP status 400))",
+            "it speaks HTTP, not gRPC; is",
+        ),
+        ("Cannot check peer: missing selected ALPN property.", "it speaks TLS, but not gRPC; is it the Fleet port, or"),
     ],
 )
 def test_a_handshake_that_fails_says_why(connect: Callable[..., Any], error: str, reason: str) -> None:

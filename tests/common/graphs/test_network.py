@@ -7,11 +7,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -258,7 +258,7 @@ def test_generated_weights_of_every_type_have_kaiming_variance(settings: Setting
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg11"])
-def test_torchvisions_networks_get_kaiming_weights_and_run(name: str) -> None:
+def test_torchvisions_networks_get_kaiming_weights_and_run(name: str, torchvision: Any) -> None:
     network = getattr(torchvision.models, name)(num_classes=7, **({"dropout": 0.0} if name != "resnet18" else {}))
     graph = trace(network, (3, 48, 48))
     hyper = GraphHypernetwork(graph.types, Settings(hidden=4, tile=32))

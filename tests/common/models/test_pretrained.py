@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
+
+pytest.importorskip("peft", reason="extra backbone")
+import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file

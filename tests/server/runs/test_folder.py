@@ -1,5 +1,6 @@
 """The run folder: how it is made, refused and read back."""
 
+import importlib.metadata
 import json
 import platform
 import re
@@ -125,6 +126,20 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, below: str, rea
 
 
 # ---------------------------------------------------------------------- writing
+
+
+def test_a_run_begins_without_a_library_that_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def installed(package: str) -> str:
+        if package == "torchvision":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    some_folder(tmp_path)
+    versions = json.loads((tmp_path / "environment.json").read_text())["versions"]
+    assert [name for name, found in versions.items() if found is None] == ["torchvision"]
 
 
 def test_the_beginning_of_a_run_is_its_configuration_and_environment(tmp_path: Path) -> None:
