@@ -1,6 +1,7 @@
 """`flower-client`: join a federation with this machine's data and device."""
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import click
 from hyperbloom.client import flags as shared
 from hyperbloom.client.commands import COMMANDS
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
+from hyperbloom.common.program.names import check_name, default_state_dir
 
 _EPILOG = """\
 \b
@@ -17,15 +19,15 @@ Examples:
   on the server's own machine, the third sixth of the digits (what
   flower-server --insecure prints)
     flower-client --server 127.0.0.1:9092 --insecure --client-id client-2 --data digits --partition 2/6
-  over a network, with the server's ca.pem and a key that the server knows
-  (flower-client keygen --out ward-7.pem), and data of your own: an .npz, a
-  folder of images by class, or a function that returns train, val, test
-    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data scans.npz
-    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data ./scans
-    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --data our.data:load
+  over a network, with the token that the server prints, and data of your own:
+  an .npz, a folder of images by class, or a function that returns train, val,
+  test; later starts need no token
+    flower-client --server gpu:9092 --token HB1... --client-id ward-7 --data scans.npz
+    flower-client --server gpu:9092 --client-id ward-7 --data ./scans
+    flower-client --server gpu:9092 --client-id ward-7 --data our.data:load
   with a model of your own, where the run's strategy lets clients choose
   (ghn, ghn-server, local)
-    flower-client --server gpu:9092 --root-certificates ca.pem --key ward-7.pem --client-id ward-7 --model our.nets:make
+    flower-client --server gpu:9092 --client-id ward-7 --model our.nets:make
   look at the graph that is read from it
     flower-client --data ./scans --model our.nets:make --show-graph
 
@@ -59,7 +61,7 @@ _FLAGS = [
     ),
     *section(
         "This machine",
-        Flag("--client-id", "this client's name, the same at each start"),
+        Flag("--client-id", "its name, the same at each start", show_default="with --token this machine's name"),
         Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
         Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all cores"),
         Flag("--low-memory", "page examples in from the disk", is_flag=True),
@@ -119,6 +121,8 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
     """Join a personalised federation: train on this machine's own data, on its own device."""
     if flags["show_graph"] and not flags["model"]:
         ctx.fail("--show-graph: expected with --model.")
+    if flags["token"] and not flags["client_id"]:
+        flags = {**flags, "client_id": socket.gethostname()}
     missing = [flag for flag, name in (("--server", "server"), ("--client-id", "client_id")) if not flags[name]]
     if missing and not flags["show_graph"]:
         ctx.fail(f"Missing {' and '.join(missing)}.")
@@ -134,6 +138,8 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
 
 def _join(flags: Mapping[str, Any]) -> None:
     """Join with the settings from the flags."""
+    name = check_name(flags["client_id"], "--client-id")
+    flags = shared.enrolled(flags, name, flags["state_dir"] or default_state_dir(name))
     shared.check_security(flags)
     # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
     import torch

@@ -1,6 +1,7 @@
 """The subcommands of `flower-client`."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 from hyperbloom.client import flags as shared
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
+from hyperbloom.common.program.names import default_state_dir
 
 _STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
 _MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)
@@ -68,7 +70,6 @@ def _doctor(
     server. Prints a table with what to do for each thing that is not ok. Exit code 1 if something would keep the client
     from joining, 0 otherwise. Whether the server knows this client's key shows when it joins.
     """
-    from hyperbloom.client.keep.state import default_state_dir
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.common.data import load_client_data
     from hyperbloom.common.program import doctor
@@ -277,13 +278,14 @@ def _join(
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
     if budget is not None and not 0 < budget < float("inf"):
         raise ConfigError(f"--budget: expected a number above 0, found {budget:g}")
+    folder = state_dir or default_state_dir("on-demand")
+    flags = shared.enrolled(flags, socket.gethostname(), folder)
     shared.check_security(flags)
     from hyperbloom.common.files.export import check_writable
 
     check_writable(out)  # before the budget is spent
     link = shared.make_link(flags)
 
-    from hyperbloom.client.keep.state import default_state_dir
     from hyperbloom.client.newcomer.join import join
     from hyperbloom.client.newcomer.ledger import Ledger
     from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
@@ -291,7 +293,7 @@ def _join(
 
     promise = Promise(eps, delta) if eps is not None and delta is not None else None
     spec = shared.data_spec(flags)
-    ledger = Ledger(state_dir or default_state_dir("on-demand"))
+    ledger = Ledger(folder)
     ledger.read()  # report a damaged ledger or an exhausted budget before connecting
     if promise and budget is not None:
         ledger.afford(promise.epsilon, promise.delta, budget)

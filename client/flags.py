@@ -13,6 +13,8 @@ from hyperbloom.common.program.commands import FILE, FOLDER, Flag, section
 from hyperbloom.common.program.plain import check_insecure
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hyperbloom.client.link.server import Link
     from hyperbloom.common.data import DataSpec
 
@@ -22,7 +24,8 @@ CONNECTION = section(
     Flag("--server", "the server's Fleet address", metavar="HOST:PORT"),
     Flag("--insecure", _PLAIN, count=True, show_default=False),
     Flag("--root-certificates", "CA of the server's certificate", type=FILE, show_default="the system's"),
-    Flag("--key", "this client's private key (flower-client keygen)", type=FILE),
+    Flag("--key", "this client's private key (flower-client keygen)", type=FILE, show_default="the one enrolled"),
+    Flag("--token", "enrol with what the server printed, once; it needs neither --key nor --root-certificates"),
     Flag("--stock-superlink", "the server is Flower's own SuperLink: signatures do not name it", is_flag=True),
     Flag("--http", "the server is Flower's own SuperLink of 1.40 or later, over HTTP", is_flag=True),
 )
@@ -86,9 +89,27 @@ def check_security(flags: Mapping[str, Any]) -> None:
         check_insecure("--server", flags["server"].rsplit(":", 1)[0], times)
     elif not (key or flags["stock_superlink"] or flags["http"]):  # those may let in whoever comes
         raise ConfigError(
-            "expected --key FILE, this client's private key (make it with `flower-client keygen --out FILE`), or "
-            "--insecure for plain text on this machine"
+            "expected --token TOKEN, which the server prints (flower-server clients invite NAME), --key FILE, this "
+            "client's private key (flower-client keygen --out FILE), or --insecure for plain text on this machine"
         )
+
+
+def enrolled(flags: Mapping[str, Any], name: str, folder: "Path") -> dict[str, Any]:
+    """Return flags with the CA and the key that the client `name` has for its server, in `folder`.
+
+    With --token it makes a key, and fetches the CA from the server, which shows by the token's fingerprint that it is
+    the right one before it is sent anything.
+
+    Raises:
+        ConfigError: flags contradict each other, or the token is damaged.
+        ConnectionFailed: the server does not answer, or is another one than the token's.
+    """
+    from hyperbloom.client.link.enrolment import enrol
+
+    alone = flags["insecure"] or flags["key"] or flags["root_certificates"]
+    if alone and flags["token"]:
+        raise ConfigError("--token: expected without --key, --root-certificates and --insecure")
+    return {**flags, "secret": ""} if alone else {**flags, **enrol(flags["server"], flags["token"], name, folder)}
 
 
 def make_link(flags: Mapping[str, Any]) -> "Link":
@@ -97,8 +118,9 @@ def make_link(flags: Mapping[str, Any]) -> "Link":
     from hyperbloom.common.secrecy.keys import read_private_key
 
     key = read_private_key(flags["key"], "--key") if flags["key"] else None
+    plain, ca = bool(flags["insecure"]), flags["root_certificates"]
     stock = flags["stock_superlink"] or flags["http"]
-    return Link(flags["server"], bool(flags["insecure"]), flags["root_certificates"], key, stock, flags["http"])
+    return Link(flags["server"], plain, ca, key, stock, flags["http"], flags["secret"])
 
 
 def log_to(name: str, verbose: bool) -> None:

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from hyperbloom.client.keep.state import default_state_dir
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.program.names import check_name
+from hyperbloom.common.program.names import check_name, default_state_dir
 
 Disclosure = Literal["types", "all-types", "graph"]
 """The most that a client discloses of its own model: its layer types, nothing, or the whole graph."""

@@ -25,12 +25,10 @@ _EPILOG = """\
 Examples:
   everything on this machine: a server and six client processes
     flower-server --strategy pfedhn --insecure --local-clients 6
-  a federation: certificates, each client's key, and the server, which prints
-  the line to run on the other machines
-    flower-server certs init --host gpu-box
-    flower-server clients add ward-7 --public-key ward-7.pub
-    flower-server --strategy pfedhn --host 0.0.0.0 --clients 4 --data cifar10
-        --set input_shape=[3,32,32] --set num_classes=10
+  a federation: the first start makes certificates, and prints the line to run
+  on the other machines; it lets them enrol with keys of their own
+    flower-server --strategy pfedhn --clients 4 --data cifar10
+    flower-server clients invite ward-7
   a run described by a file, one value changed, two baselines for comparison
     flower-server --config run.yaml --set local.steps=20 --baselines local,fedavg
   no network at all: virtual clients in this process
@@ -40,7 +38,7 @@ Examples:
     flower-server --resume runs/20260102-030405-pfedhn
   the same command at each start, for systemd, Docker, Kubernetes: it begins
   the run, or goes on with it
-    flower-server --config run.yaml --run-dir /srv/run-1 --go-on --host 0.0.0.0
+    flower-server --config run.yaml --run-dir /srv/run-1 --go-on
 
 --set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...). A key that the run does not have is
 an option of the strategy. `flower-server --explain pfedhn` lists both with their defaults.
@@ -208,8 +206,6 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
     """Raise a ConfigError for flags that contradict each other."""
     if machines.superlink and (machines.engine != "grpc" or machines.local_clients):
         raise ConfigError("--superlink: expected with --engine grpc and without --local-clients")
-    if machines.engine == "grpc":
-        machines.certificates()
     if machines.vectorise is not None and machines.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {machines.engine}")
     if machines.workers > 1 and (machines.engine != "inline" or machines.vectorise):
@@ -217,11 +213,18 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
     if not 0 <= machines.local_clients <= config.clients:
         found = machines.local_clients
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {found}")
+    if machines.engine == "grpc":
+        for line in machines.make_certificates():
+            print(line)
+        machines.certificates()
 
 
 def _check_open(config: "RunConfig", machines: "Machines") -> None:
-    """Raise a ConfigError if the first client from anywhere would decide how large the server's networks are."""
-    if machines.engine != "grpc" or is_loopback(machines.host):
+    """Raise a ConfigError if the first client from anywhere would decide how large the server's networks are.
+
+    One with a key is there by the coordinator's word.
+    """
+    if machines.engine != "grpc" or is_loopback(machines.host) or not machines.insecure:
         return
     for key, example in (("input_shape", "[3,32,32]"), ("num_classes", "10")):
         if getattr(config, key) is None:

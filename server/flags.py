@@ -5,7 +5,7 @@ import click
 from hyperbloom.common.program.commands import FOLDER, Flag, section
 
 ENGINES = click.Choice(["grpc", "inline"])
-HOST = Flag("--host", "address that clients connect to", default="127.0.0.1")
+HOST = Flag("--host", "address that clients connect to", show_default="with --insecure 127.0.0.1, else all: 0.0.0.0")
 PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
 CERTS = Flag(
     "--certs", "folder of `certs init` and `clients add`", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs"

@@ -58,12 +58,6 @@ class Scored(Section):
     adapt: str = "all"
 
 
-def default_state_dir(client_id: str) -> Path:
-    """Return the default state folder of a client with this name, in XDG's state folder."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "hyperbloom" / client_id
-
-
 class ClientState:
     """The state folder of one client."""
 

@@ -21,6 +21,7 @@ from hyperbloom.client.link.http import HttpChannel
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
 from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
+from hyperbloom.common.secrecy.token import HEADER
 
 WAIT_S = 20.0
 """Seconds that a call for an order may wait. Routers forget connections that are silent for minutes."""
@@ -40,7 +41,7 @@ class Connection:
     """The calls of one node, which makes a key for this session if the link has none."""
 
     def __init__(self, link: Link, retries: flower.RetryInvoker) -> None:
-        key, self._retries = link.key or make_key(), retries
+        key, self._retries, self._token = link.key or make_key(), retries, link.token
         self._key, self._public = BoundKey(key, link.name), public_pem(key).encode()
         self._version = flower.RuntimeVersionMetadata.from_local_component("SuperNode")
         if link.http:
@@ -61,7 +62,8 @@ class Connection:
         if self._registers:
             self._call("RegisterNode", flower.RegisterNodeFleetRequest(public_key=self._public))
         here = flower.ActivateNodeRequest(public_key=self._public, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL)
-        self.node_id = self._call("ActivateNode", here).node_id
+        shown = ((HEADER, self._token),) if self._token else ()
+        self.node_id = self._call("ActivateNode", here, headers=shown).node_id
         threading.Thread(target=self._beat, daemon=True).start()
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
-from hyperbloom.common.secrecy.keys import server_of, shown_certificate
+from hyperbloom.common.secrecy.keys import server_of, shown_certificates
+from hyperbloom.common.secrecy.token import REFUSED
 
 PROBE_S = 5.0
 
@@ -38,7 +39,7 @@ REASONS = {
 CLOCK = "Invalid timestamp"
 """Part of the server's text if the clocks differ too much. They may be set while the client waits."""
 
-_REFUSALS = ("is unknown or revoked", "key is damaged", "another client's")
+_REFUSALS = (REFUSED, "is unknown or revoked", "key is damaged", "another client's")
 """Parts of the door's refusals. Flower refuses calls of a run that is over with the same status."""
 
 
@@ -49,6 +50,7 @@ class Link:
     Without `root_certificates` the system's CAs apply. Without a key Flower makes one for each session. Signatures name
     the server, unless it is a `stock` SuperLink: a lying server could show those to other servers that do not ask more.
     With `http` the calls are HTTP requests, not gRPC.
+    `token` is shown in the first call, for a key that the server may not know yet.
     """
 
     address: str
@@ -57,6 +59,7 @@ class Link:
     key: ec.EllipticCurvePrivateKey | None = None
     stock: bool = False
     http: bool = False
+    token: str = ""
 
     @property
     def name(self) -> str:
@@ -67,7 +70,7 @@ class Link:
 def speaks_tls(address: str) -> bool:
     """Return whether a TLS handshake works at `HOST:PORT`. It checks no certificate and sends no request."""
     host, _, port = address.rpartition(":")
-    return port.isdecimal() and shown_certificate(host.strip("[]"), int(port), PROBE_S) is not None
+    return port.isdecimal() and bool(shown_certificates(host.strip("[]"), int(port), PROBE_S))
 
 
 def refusal(error: Exception) -> RefusedError | None:
@@ -76,6 +79,9 @@ def refusal(error: Exception) -> RefusedError | None:
         return None
     if not any(sign in (error.details() or "") for sign in _REFUSALS):
         return None
+    if REFUSED in error.details():
+        again = "Ask whoever runs the server for a token (flower-server clients invite NAME)"
+        return RefusedError(f"the server refused this client: it {error.details()}. {again}")
     return RefusedError(
         f"the server refused this client: {error.details()}. Ask whoever runs the server to add this client's public "
         "key (flower-server clients add NAME --public-key FILE)"

@@ -20,7 +20,7 @@ from typing import Literal
 from cryptography import x509
 
 from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.secrecy.keys import shown_certificate
+from hyperbloom.common.secrecy.keys import shown_certificates
 
 State = Literal["ok", "warning", "failure"]
 TIMEOUT_S = 5.0
@@ -232,7 +232,7 @@ def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]
         do = "check the address, and firewalls on the way"
         return [Finding("server", "failure", f"{address}: {error.strerror or 'no answer'}", do)]
     reached = Finding("server", "ok", f"{address} takes connections")
-    shown = shown_certificate(host, int(port), TIMEOUT_S)
+    shown = next(iter(shown_certificates(host, int(port), TIMEOUT_S)), None)
     if insecure:
         wrong = Finding("TLS", "failure", "it speaks TLS", "leave --insecure out")
         return [reached, wrong] if shown else [reached]

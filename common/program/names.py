@@ -1,6 +1,8 @@
 """Names of clients, which also become names of folders and files."""
 
+import os
 import re
+from pathlib import Path
 
 from hyperbloom.common.errors import ConfigError
 
@@ -19,3 +21,9 @@ def check_name(name: str, where: str) -> str:
             f"or digit; found {name!r}"
         )
     return name
+
+
+def default_state_dir(client_id: str) -> Path:
+    """Return the default state folder of a client with this name, in XDG's state folder."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "hyperbloom" / client_id

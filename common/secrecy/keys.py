@@ -136,20 +136,29 @@ def server_of(ca: Path | None) -> str:
         (certificate,) = x509.load_pem_x509_certificates(ca.read_bytes()) if ca else []
     except (OSError, ValueError):
         return ""
-    return fingerprint_of_der(certificate.public_bytes(serialization.Encoding.DER))
+    return name_of(certificate)
 
 
-def shown_certificate(host: str, port: int, timeout_s: float) -> x509.Certificate | None:
-    """Return the certificate that a port shows, without verification or a request; None if it does not speak TLS."""
+def name_of(ca: x509.Certificate) -> str:
+    """Return the fingerprint of a CA's certificate, which names its server."""
+    return fingerprint_of_der(ca.public_bytes(serialization.Encoding.DER))
+
+
+def shown_certificates(host: str, port: int, timeout_s: float) -> list[x509.Certificate]:
+    """Return the certificates that a port shows, its own first, without verification or a request.
+
+    There are none if it does not speak TLS.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
     try:
         with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain) as secured:
-            content = secured.getpeercert(binary_form=True)
-    except OSError:
-        return None
-    return x509.load_der_x509_certificate(content) if content else None
+            # Public from Python 3.13 on; the object below has had it since 3.10.
+            shown = secured._sslobj.get_unverified_chain() or []  # type: ignore[attr-defined]
+            return [x509.load_pem_x509_certificate(each.public_bytes().encode()) for each in shown]
+    except (OSError, ValueError):
+        return []
 
 
 class BoundKey:

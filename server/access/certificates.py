@@ -13,6 +13,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.secrecy.keys import check_private, make_key, read_private_key, write_private_key
 
-CA_DAYS = 3650
+CA_DAYS, SERVER_DAYS = 3650, 365
 _Party = tuple[x509.Name, ec.EllipticCurvePrivateKey]
 _Extension = x509.ExtensionType
 _ALWAYS = ("localhost", "127.0.0.1", "::1")  # for the clients of this machine
@@ -50,7 +51,17 @@ def default_folder() -> Path:
     return Path(os.environ.get("HYPERBLOOM_CERTS") or "certs")
 
 
-def init(folder: Path, hosts: Sequence[str], days: int, force: bool = False) -> Certificates:
+def own_addresses() -> list[str]:
+    """Return the addresses from which this machine reaches others, if it does. Nothing is sent to find out."""
+    found = []
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            found.append(str(probe.getsockname()[0]))
+    return found
+
+
+def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: bool = False) -> Certificates:
     """Make a CA and a server certificate for `hosts`, localhost and this machine's name; `force` replaces files.
 
     Raises:
@@ -88,8 +99,8 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
             "`flower-server certs init`"
         )
     key = read_private_key(files.ca_key, "ca.key")
-    old = names(_read(files.server, "server.pem")) if files.server.is_file() else []
-    _sign_server(files, _read(files.ca, "ca.pem"), key, _alternatives([*old, *hosts]), days)
+    old = names(read_certificate(files.server, "server.pem")) if files.server.is_file() else []
+    _sign_server(files, read_certificate(files.ca, "ca.pem"), key, _alternatives([*old, *hosts]), days)
     return files
 
 
@@ -112,7 +123,7 @@ def describe(folder: Path) -> list[str]:
     files = Certificates(folder)
     lines = []
     for path in (files.ca, files.server):
-        certificate = _read(path, path.name)
+        certificate = read_certificate(path, path.name)
         state = "EXPIRED" if certificate.not_valid_after_utc < _now() else "valid"
         line = f"{path}: {certificate.subject.rfc4514_string()}, {state} until {_day(certificate.not_valid_after_utc)}"
         lines.append(line + (f", for {', '.join(names(certificate))}" if path == files.server else ""))
@@ -128,7 +139,7 @@ def check_files(files: Certificates) -> list[str]:
             certificate, or a certificate is not valid today.
     """
     certificate, key, ca = files.server, files.server_key, files.ca
-    shown, issuer = _read(certificate, "server.pem"), _read(ca, "ca.pem")
+    shown, issuer = read_certificate(certificate, "server.pem"), read_certificate(ca, "ca.pem")
     check_private(key, "server.key")
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)
@@ -207,7 +218,8 @@ def _usage(**wanted: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**{name: wanted.get(name, False) for name in _USAGES})
 
 
-def _read(path: Path, where: str) -> x509.Certificate:
+def read_certificate(path: Path, where: str) -> x509.Certificate:
+    """Return the first certificate in a PEM file; ConfigError if there is none."""
     if not path.is_file():
         raise ConfigError(f"{where}: expected a file, found none at {path}")
     try:

@@ -4,6 +4,7 @@ Flower's SuperNode authentication (flwr 1.39) reads a call's message, for as lon
 the call. It also leaves some things unchecked. `Door` replaces it:
 
 * It checks key, signature and timestamp in the metadata, and refuses a bad call before reading a byte of its message.
+* It lets a client enrol that shows a token with its first call (`server/access/invitations.py`).
 * It reads one message of at most `MOST_WORDS` bytes, or one object, within `READING_S` or `UPLOAD_S` seconds. It limits
   the messages of one key that are read at a time. gRPC itself limits messages of all methods to `largest_message()`.
 * A key activates only its own node; Flower compares them in every other call. Activation works at once even if Flower
@@ -27,7 +28,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import FileState, file_state
+from hyperbloom.common.program.names import check_name
+from hyperbloom.common.secrecy import token
 from hyperbloom.common.secrecy.keys import fingerprint
+from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.limits import MOST_WORDS
@@ -99,9 +103,14 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     """Checks each call before it is read, and reads it within limits; without `keys`, any key may join."""
 
     def __init__(
-        self, state_factory: flower.LinkStateFactory, keys: Keys | None, connections: Connections, server: str = ""
+        self,
+        state_factory: flower.LinkStateFactory,
+        keys: Keys | None,
+        connections: Connections,
+        server: str = "",
+        invitations: Invitations | None = None,
     ) -> None:
-        self._server = server
+        self._server, self._invitations = server, invitations
         self._state_factory = state_factory
         self._keys = keys
         self._connections = connections
@@ -161,9 +170,10 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
         """Return the public key that signed a call; abort the call if the check fails."""
         key = flower.get_metadata_bytes(metadata, flower.PUBLIC_KEY_HEADER)
+        shown = flower.get_metadata_str(metadata, token.HEADER)
         if self._keys is not None:
             self._keys.follow()
-            if key and key not in self._keys:
+            if key and key not in self._keys and not shown:
                 self._refuse_key(context, key)
         stamp = flower.get_metadata_str(metadata, flower.TIMESTAMP_HEADER)
         signature = flower.get_metadata_bytes(metadata, flower.SIGNATURE_HEADER)
@@ -180,7 +190,20 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         if not -AHEAD_S < age < BEHIND_S:
             clock = f"clock is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}"
             self._refuse(context, f"its {clock}", f"Invalid timestamp: the {clock}")
+        if shown and self._keys is not None and key not in self._keys:
+            self._enrol(shown, key, context)
         return key
+
+    def _enrol(self, shown: str, key: bytes, context: grpc.ServicerContext) -> None:
+        """Let the owner of a key in, or abort the call, whose token is not good. Its signature is."""
+        assert self._invitations is not None and self._keys is not None
+        secret, _, name = shown.partition(" ")
+        try:
+            self._invitations.redeem(secret, check_name(name, "its name"), key.decode())
+        except (ConfigError, UnicodeDecodeError) as error:
+            self._refuse(context, f"{error}", f"{token.REFUSED}{error}", grpc.StatusCode.PERMISSION_DENIED)
+        say(f"{name} has enrolled with a token; its key is {fingerprint(key.decode())}")
+        self._keys.follow()
 
     @contextmanager
     def _turn(self, key: bytes, is_upload: bool, context: grpc.ServicerContext) -> Iterator[None]:

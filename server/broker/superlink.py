@@ -15,6 +15,7 @@ from typing import cast
 
 from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.server.access.certificates import Certificates
+from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.flower import add_FleetServicer_to_server
@@ -66,10 +67,13 @@ def superlink(
     paths = [path for path in (files.clients, keys) if path] if files else []
     registries, tls = [ClientRegistry(path.absolute()) for path in paths], None
     if files:
-        tls = files.ca.read_bytes(), files.server.read_bytes(), files.server_key.read_bytes()
+        ca = files.ca.read_bytes()
+        # The CA's certificate is shown as well: clients with a token know its fingerprint alone.
+        tls = ca, files.server.read_bytes() + b"\n" + ca, files.server_key.read_bytes()
     connections, over = Connections(), threading.Event()
     who = Keys(state, registries) if registries else None
-    door = Door(factory, who, connections, server_of(files.ca if files else None))
+    invitations = Invitations(files) if files else None
+    door = Door(factory, who, connections, server_of(files.ca if files else None), invitations)
     with follow(folder / "superlink.log", tell):
         served = (Fleet(factory, bool(registries)), add_FleetServicer_to_server)
         server = fleet_server(served, fleet_address, tls, [door], connections)

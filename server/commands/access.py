@@ -1,5 +1,6 @@
 """The subcommands that prepare a server: certificates, clients' keys, and a check of the machine."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,23 +95,54 @@ def _add(name: str, certs: Path | None, public_key: Path | None, replace: bool) 
     print(f"{name} may join with key {fingerprint(public)}")
 
 
+@command(
+    "invite",
+    click.Argument(["name"], required=False, help="the client's --client-id; any without it"),
+    CERTS,
+    PORT,
+    Flag("--expires", "how long the token is good: 30m, 2h, 7d", default="1h", metavar="TIME"),
+    Flag("--uses", "without NAME: how many clients may use it", type=click.IntRange(1), default=1),
+)
+def _invite(name: str | None, certs: Path | None, port: int, expires: str, uses: int) -> None:
+    """Print the line with which a client enrols."""
+    from hyperbloom.server.access.invitations import Invitations
+    from hyperbloom.server.grids.fleet import Machines
+
+    found = re.fullmatch(r"([1-9]\d{0,3})([mhd])", expires)
+    if not found:
+        raise ConfigError(f"--expires: expected minutes, hours or days, such as 30m, 2h or 7d; found {expires!r}")
+    if name and uses > 1:
+        raise ConfigError("--uses: expected without NAME; a name is one client's")
+    seconds = int(found[1]) * {"m": 60, "h": 3600, "d": 86400}[found[2]]
+    token = Invitations(_files(certs)).invite(name, uses, seconds)
+    address = Machines(certs=certs, port=port).address
+    print(f"flower-client --server {address} --token {token} --client-id {name or 'NAME'} --data WHAT")
+
+
 @command("list", CERTS)
 def _list(certs: Path | None) -> None:
-    """Say who may join."""
+    """Say who may join, and who is invited."""
     from hyperbloom.common.secrecy.keys import fingerprint
+    from hyperbloom.server.access.invitations import Invitations
     from hyperbloom.server.access.registry import ClientRegistry
 
     for name, client in ClientRegistry(_files(certs).clients).clients().items():
         state = f"revoked {client.revoked}" if client.revoked else f"added {client.added}"
         print(f"{name}  {fingerprint(client.public_key)}  {state}")
+    for each in Invitations(_files(certs)).all():
+        if each.uses and not each.is_over:
+            print(f"{each.name or 'any name'}  invited until {each.until}, uses left: {each.uses}")
 
 
 @command("revoke", _NAME, CERTS)
 def _revoke(name: str, certs: Path | None) -> None:
-    """Let a client join no more."""
+    """Let a client join no more, and take its invitations back."""
+    from hyperbloom.server.access.invitations import Invitations
     from hyperbloom.server.access.registry import ClientRegistry
 
-    ClientRegistry(_files(certs).clients).revoke(name)
+    files = _files(certs)
+    if not Invitations(files).cancel(name) or name in ClientRegistry(files.clients).clients():
+        ClientRegistry(files.clients).revoke(name)
     print(f"{name} may not join any more; its key is retired for good")
 
 
@@ -118,11 +150,11 @@ clients = group(
     "clients",
     """Say which clients may join.
 
-    A running server takes notice: a new client can join at once, and a revoked one is out within a round. Make the
-    private key on the client (`flower-client keygen`), so that it never travels. `add` without --public-key makes the
-    pair here.""",
-    *(_add, _list, _revoke),
-    example="flower-server clients add ward-7 --public-key ward-7.pub",
+    A running server takes notice: a new client can join at once, and a revoked one is out within a round. `invite`
+    prints a line with a token. The client that runs it makes its key, checks the server, and is in. `add` takes a key
+    that was made with `flower-client keygen`, or without --public-key makes the pair here.""",
+    *(_invite, _add, _list, _revoke),
+    example="flower-server clients invite ward-7 --expires 2h",
 )
 
 
@@ -138,7 +170,7 @@ clients = group(
     example="flower-server doctor --host 0.0.0.0 --port 9092",
 )
 def doctor(
-    host: str, port: int, insecure: int, certs: Path | None, run_dir: Path, server: str | None, as_json: bool
+    host: str | None, port: int, insecure: int, certs: Path | None, run_dir: Path, server: str | None, as_json: bool
 ) -> int:
     """Check this machine before a run.
 
@@ -153,7 +185,7 @@ def doctor(
     if server:  # the running server has the port
         findings += check_server(server, files.ca if files.ca.exists() else None, bool(insecure))
     else:
-        findings.append(_port(host, port))
+        findings.append(_port(host or ("127.0.0.1" if insecure else "0.0.0.0"), port))
     if not insecure:
         findings += _certificates(files)
     return report(findings, as_json)

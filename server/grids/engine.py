@@ -68,6 +68,9 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
         if len(settings) < config.clients and not machines.superlink:
             first, last = config.part(len(settings))[0], config.part(config.clients - 1)[0]
             say(f"run this on each machine, NAME its own and I {f'from {first} to' if first < last else '='} {last}:")
-            say(f"  {printed_line(machines.client_flags(machines.address, 'NAME.pem'), config)}")
+            flags, told = machines.invite(config.clients - len(settings))
+            say(f"  {printed_line(flags, config)}")
+            if told:
+                say(told)
         with local_clients(settings, machines.client_flags(machines.local_address)) as watch:
             yield grid, watch

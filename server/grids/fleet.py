@@ -8,18 +8,31 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from hyperbloom import __version__
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.plain import check_insecure, is_loopback
-from hyperbloom.server.access.certificates import Certificates, check_files, default_folder
+from hyperbloom.server.access.certificates import (
+    Certificates,
+    check_files,
+    default_folder,
+    describe,
+    init,
+    names,
+    own_addresses,
+    read_certificate,
+)
+from hyperbloom.server.access.invitations import Invitations
+from hyperbloom.server.access.registry import ClientRegistry
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hyperbloom.server.grids.live import LiveGrid
+
+INVITED_S = 3600.0
 
 Say = Callable[..., None]
 """Prints a line literally; the optional second argument is a rich style."""
@@ -43,11 +56,11 @@ class Machines(Section):
     # A run folder may come from another version, and JSON has no paths.
     model_config = ConfigDict(strict=False, extra="ignore")
 
-    host: str = "127.0.0.1"
-    port: int = 9092
     insecure: int = 0
-    certs: Path | None = None
     engine: Literal["grpc", "inline"] = "grpc"
+    host: str = Field("", validate_default=True)
+    port: int = 9092
+    certs: Path | None = None
     vectorise: bool | None = None
     device: str = "auto"
     workers: int = 1
@@ -57,10 +70,42 @@ class Machines(Section):
     web: str | None = None
     tensorboard: bool = False
 
+    @field_validator("host", mode="before")
+    @classmethod
+    def _usual(cls, host: object, about: ValidationInfo) -> object:
+        """Return the host, by default loopback for plain text, and every address for clients with keys."""
+        return host or ("127.0.0.1" if about.data["insecure"] or about.data["engine"] == "inline" else "0.0.0.0")
+
     @property
     def address(self) -> str:
-        """Return the address for clients on other machines."""
-        return f"{socket.gethostname() if self.host in ('0.0.0.0', '::') else self.host}:{self.port}"
+        """Return the address for clients on other machines: one of this machine's that its certificate names."""
+        if self.host not in ("0.0.0.0", "::"):
+            return f"{self.host}:{self.port}"
+        server = Certificates(self.certs or default_folder()).server
+        known = [] if self.insecure or not server.is_file() else names(read_certificate(server, "server.pem"))
+        return f"{next((each for each in own_addresses() if each in known), socket.gethostname())}:{self.port}"
+
+    def make_certificates(self) -> list[str]:
+        """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""
+        files = Certificates(default_folder())
+        if self.insecure or self.superlink or self.certs or files.folder.exists():
+            return []
+        hosts = own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
+        made = describe(init(files.folder, hosts).folder)
+        return [f"made for this server, once (docs/security.md): {line}" for line in made]
+
+    def invite(self, clients: int) -> tuple[list[str], str]:
+        """Return the flags of clients that may be `clients` more than are registered, and a line about their token.
+
+        Clients that are registered already need no token.
+        """
+        files = Certificates(self.certs or default_folder())
+        missing = 0 if self.insecure else clients - len(ClientRegistry(files.clients).keys())
+        if missing < 1:
+            return self.client_flags(self.address, "NAME.pem"), ""
+        token = Invitations(files).invite(None, missing, INVITED_S)
+        told = f"the token lets {missing} enrol within an hour; flower-server clients invite NAME prints another"
+        return ["--server", self.address, "--token", str(token)], told
 
     @property
     def local_address(self) -> str:
@@ -153,10 +198,7 @@ def open_superlink(
         with attached(machines.superlink, __version__, files.ca.read_bytes() if files else None) as grid:
             yield grid
         return
-    if files:
-        if not keys and not files.clients.exists():
-            say("no client may join yet: flower-server clients add NAME --public-key FILE", "yellow")
-    elif not is_loopback(machines.host):
+    if not files and not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
     say(f"listening at {machines.host}:{machines.port}")
     with superlink(f"{machines.host}:{machines.port}", folder, __version__, files, tell, keys) as grid:
@@ -172,9 +214,11 @@ def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -
     machines = machines.with_port()
     folder.mkdir(parents=True, exist_ok=True)
     with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:
-        flags = " ".join(machines.client_flags(machines.address, "NAME.pem"))
+        flags, told = machines.invite(1)
         say("ready; a newcomer runs:")
-        say(f"  flower-client join {flags} --data WHAT --out model")
+        say(f"  flower-client join {' '.join(flags)} --data WHAT --out model")
+        if told:
+            say(told)
         yield grid
 
 

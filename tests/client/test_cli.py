@@ -131,8 +131,9 @@ def test_without_a_key_there_is_plain_text_only(
     (tmp_path / "ca.pem").write_text("PEM")
     assert start("--root-certificates", str(tmp_path / "ca.pem")) == 2
     assert capsys.readouterr().err == (
-        "flower-client: expected --key FILE, this client's private key (make it with `flower-client keygen --out FILE`"
-        "), or --insecure for plain text on this machine\n"
+        "flower-client: expected --token TOKEN, which the server prints (flower-server clients invite NAME), --key "
+        "FILE, this client's private key (flower-client keygen --out FILE), or --insecure for plain text on this "
+        "machine\n"
     )
     assert start("--insecure", "--key", str(key)) == 2
     assert "--key: expected without --insecure" in capsys.readouterr().err
@@ -424,9 +425,7 @@ def test_the_examples_in_the_help_parse() -> None:
     assert [given["data"] for given in found[:4]] == ["digits", "scans.npz", "./scans", "our.data:load"]
     assert [given["server"] for given in found[:5]] == ["127.0.0.1:9092", *["gpu:9092"] * 4]
     assert [given["insecure"] for given in found[:5]] == [1, 0, 0, 0, 0]
-    assert {(given["root_certificates"], given["key"]) for given in found[1:5]} == {
-        (Path("ca.pem"), Path("ward-7.pem"))
-    }
+    assert [given["token"] for given in found[:5]] == [None, "HB1...", None, None, None]
     assert [given["model"] for given in found[3:]] == [None, "our.nets:make", "our.nets:make"]
     assert [given["show_graph"] for given in found[3:]] == [False, False, True]
 

@@ -55,10 +55,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         registry = ClientRegistry(files.clients)
         run = ["--clients", "2", "--cohort", "2", "--rounds", "100000", "--eval-every", "2"]
         brief = ["--set", "local.steps=50", "--set", "hidden_dim=8", "--run-dir", str(site.folder / "run")]
-        flags = ["--certs", str(files.folder), *run, *brief]
+        flags = ["--certs", str(files.folder), "--host", "127.0.0.1", *run, *brief]
         server = site.server("--strategy", "pfedhn", *flags, insecure=False)
         house = House(site, files, registry, server, {})
-        server.wait_for("no client may join yet")
         server.wait_for("waiting for 2 clients")
         # Both are added while the server runs.
         house.members |= {name: house.client(name, house.key(name)) for name in "ab"}
@@ -108,6 +107,31 @@ def test_each_wrong_client_is_refused_and_both_sides_say_why(house: House) -> No
         server.wait_for(line)
     assert all(member.popen.poll() is None for member in house.members.values()), "the members have noticed nothing"
     assert "a left" not in server.output
+
+
+def test_from_an_empty_folder_the_printed_line_is_all_that_others_need(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.folder)
+    flags = ["--strategy", "pfedhn", "--clients", "2", "--cohort", "2", "--host", "127.0.0.1", "--rounds", "2"]
+    server = site.server(*flags, "--set", "local.steps=5", "--run-dir", str(site.folder / "run"), insecure=False)
+    server.wait_for("waiting for 2 clients")
+    (token,) = re.findall(r"flower-client --server 127\.0\.0\.1:\d+ --token (HB1\.\S+) --client-id NAME", server.output)
+    clients = [site.client(name, "--token", token, "--max-train", "60", insecure=False) for name in "ab"]
+    assert [client.wait() for client in clients] == [0, 0], clients[0].output
+    assert server.wait() == 0, server.output
+    assert set(ClientRegistry(site.folder / "certs/clients.json").clients()) == {"a", "b"}
+
+    # A day later the clients need no token, and a third one has to be invited.
+    again = site.server(*flags, "--run-dir", str(site.folder / "again"), insecure=False)
+    third = site.client("c", "--token", token, insecure=False)
+    assert third.wait() == 3
+    assert "the server refused this client: it cannot enrol: its token was used before" in third.output
+    again.wait_for("refused 127.0.0.1: its token was used before")
+    clients = [site.client(name, "--max-train", "60", insecure=False) for name in "ab"]
+    assert [client.wait() for client in clients] == [0, 0], clients[0].output
+    assert again.wait() == 0, again.output
+    assert "--token" not in again.output
 
 
 def test_a_revoked_client_is_out_in_the_middle_of_the_run_and_a_new_one_gets_in(house: House, until: Until) -> None:

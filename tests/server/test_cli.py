@@ -27,7 +27,8 @@ from hyperbloom.common.models import MODELS
 from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key
 from hyperbloom.common.tasks import TASKS
 from hyperbloom.server import cli
-from hyperbloom.server.access.certificates import Certificates, init, renew
+from hyperbloom.server.access.certificates import Certificates, init, own_addresses, renew
+from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import superlink
 from hyperbloom.server.cli import flower_server, main
@@ -470,9 +471,8 @@ def test_without_certificates_one_line_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     what = "make them with `flower-server certs init --host NAME_OR_IP`, or speak plain text on this machine with "
+    (tmp_path / "certs").mkdir()  # one that holds something already is left as it is
     assert refused(engine="grpc") == f"no certificates in certs: {what}--insecure"
-    monkeypatch.setenv("HYPERBLOOM_CERTS", "elsewhere")
-    assert refused(engine="grpc") == f"no certificates in elsewhere: {what}--insecure"
     assert refused("--certs", "there", engine="grpc") == f"no certificates in there: {what}--insecure"
 
 
@@ -765,16 +765,20 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
     found = Certificates(Path("certs"))
     assert started[0][1] == found
     assert started[1][3:] == ("--root-certificates", str(found.ca))
-    assert f"--root-certificates {found.ca} --key NAME.pem --client-id NAME --data" in done.output
-    assert "forge" not in done.output
-    assert "no client may join yet: flower-server clients add NAME --public-key FILE" in done.output
+    assert started[0][0].startswith("0.0.0.0:")  # with keys, for other machines
+    line = re.search(r"flower-client --server (\S+):\d+ --token (HB1\S+) --client-id NAME --data", done.output)
+    assert line and line[1] in (*own_addresses(), socket.gethostname())
+    assert "the token lets 3 enrol within an hour" in done.output and "forge" not in done.output
+    assert [each.uses for each in Invitations(found).all()] == [3]
 
     started.clear()
     monkeypatch.chdir(tmp_path / "run")
-    ClientRegistry(files.clients).add("ward-7", public_pem(make_key()))
+    for name in ("ward-7", "ward-8", "ward-9"):
+        ClientRegistry(files.clients).add(name, public_pem(make_key()))
     done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder))
     assert started[0][1] == files
-    assert "no client may join yet" not in done.output
+    assert f"--root-certificates {files.ca} --key NAME.pem --client-id NAME --data" in done.output
+    assert "--token" not in done.output
 
 
 def test_local_clients_get_keys_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

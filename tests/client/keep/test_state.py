@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hyperbloom.client.keep.state import ClientState, Scored, default_state_dir
+from hyperbloom.client.keep.state import ClientState, Scored
 from hyperbloom.common.errors import HyperbloomError, RefusedError, WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.program.names import default_state_dir
 from hyperbloom.common.wire.orders import Scope
 
 

@@ -1,0 +1,68 @@
+"""Enrolment with a token: the server shows who it is, then the client's first call shows the token."""
+
+import logging
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from hyperbloom.client.link.server import PROBE_S
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.secrecy.keys import make_key, name_of, server_of, shown_certificates, write_private_key
+from hyperbloom.common.secrecy.token import Token
+
+log = logging.getLogger("hyperbloom.client")
+
+RETRY_S = 2.0
+
+
+def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, Any]:
+    """Return the flags `root_certificates`, `key` and `secret` of the client `name`, whose state is in `folder`.
+
+    A client has a key of its own for each server. What it has stays; only a token of another CA replaces it.
+
+    Raises:
+        ConfigError: the token is damaged.
+        ConnectionFailed: nothing answers, or the server is another one than the token's.
+    """
+    here = folder / "servers" / re.sub(r"[^A-Za-z0-9.-]", "_", address)
+    ca, key, token = here / "ca.pem", here / "key.pem", Token.parse(text) if text else None
+    if token and server_of(ca) != token.server:
+        content = _ca(address, token.server)
+        write_private_key(key, make_key())
+        write_bytes(ca, content)  # last: without it, all is done again
+    if not ca.exists():
+        return {"secret": ""}
+    return {"root_certificates": ca, "key": key, "secret": f"{token.secret} {name}" if token else ""}
+
+
+def _ca(address: str, expected: str) -> bytes:
+    """Wait for a server; return the CA's certificate in PEM that it shows, if it has the expected fingerprint."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--server: expected HOST:PORT, found {address!r}")
+    place, told = (host.strip("[]"), int(port)), False
+    while not (shown := shown_certificates(*place, PROBE_S)) and not _answers(place):
+        if not told:
+            log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", address)
+        told = True
+        time.sleep(RETRY_S)
+    for each in shown:
+        if name_of(each) == expected:
+            return each.public_bytes(Encoding.PEM)
+    what = "is another server than the token's" if shown else "does not speak TLS"
+    raise ConnectionFailed(f"--token: {address} {what}; nothing was sent to it. Ask whoever runs the server")
+
+
+def _answers(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, PROBE_S).close()
+    except socket.gaierror as error:
+        raise ConnectionFailed(f"--server: {place[0]}: {error.strerror}") from None
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""Enrolment against a real SuperLink over TLS, in this process."""
+
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from flwr.supercore.retry import RetryInvoker
+from flwr.supercore.retry.retry_invoker import exponential
+
+from hyperbloom import __version__
+from hyperbloom.client.link.connection import Connection
+from hyperbloom.client.link.enrolment import enrol
+from hyperbloom.client.link.server import Link, refusal
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.secrecy.keys import public_pem, read_private_key, server_of
+from hyperbloom.common.secrecy.token import Token
+from hyperbloom.server.access.certificates import Certificates, init
+from hyperbloom.server.access.invitations import Invitations
+from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.superlink import free_port, superlink
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def server(tmp_path: Path, said: list[str]) -> Iterator[tuple[str, Certificates]]:
+    """Return a server's address and its certificates."""
+    files, address = init(tmp_path / "certs", []), f"127.0.0.1:{free_port()}"
+    with superlink(address, tmp_path / "run", __version__, files, said.append):
+        yield address, files
+
+
+def call(address: str, found: dict[str, Any]) -> None:
+    """Open a session with what `enrol` has found, and end it."""
+    key = read_private_key(found["key"], "--key")
+    link = Link(address, root_certificates=found["root_certificates"], key=key, token=found["secret"])
+    connection = Connection(link, RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None))
+    try:
+        connection.open()
+    finally:
+        connection.close()
+
+
+def test_a_token_is_needed_once_and_the_key_is_made_here(
+    server: tuple[str, Certificates], tmp_path: Path, said: list[str]
+) -> None:
+    address, files = server
+    token = Invitations(files).invite(None, 1, 60)
+    found = enrol(address, str(token), "ward-7", tmp_path / "state")
+    assert found["root_certificates"].read_bytes() == files.ca.read_bytes()
+    assert stat.S_IMODE(found["key"].stat().st_mode) == 0o600
+    call(address, found)
+    assert ClientRegistry(files.clients).keys() == {public_pem(read_private_key(found["key"], "")): "ward-7"}
+    assert any("ward-7 has enrolled with a token; its key is SHA256:" in line for line in said)
+
+    # The same command, and one without the token: the key is known, and the token is not looked at.
+    again, without = (enrol(address, text, "ward-7", tmp_path / "state") for text in (str(token), None))
+    assert again == found and without == found | {"secret": ""}
+    call(address, again)
+    call(address, without)
+
+
+def test_a_bad_token_is_one_line_on_both_sides(
+    server: tuple[str, Certificates], tmp_path: Path, said: list[str]
+) -> None:
+    address, files = server
+    bad = replace(Token.of(server_of(files.ca)), secret="A" * 22)
+    with pytest.raises(grpc.RpcError) as caught:
+        call(address, enrol(address, str(bad), "ward-7", tmp_path / "state"))
+    assert str(refusal(caught.value)) == (
+        "the server refused this client: it cannot enrol: its token is unknown. Ask whoever runs the server for a "
+        "token (flower-server clients invite NAME)"
+    )
+    assert [line for line in said if "token" in line] == ["refused 127.0.0.1: its token is unknown"]
+    assert not ClientRegistry(files.clients).clients()
+
+
+def test_nothing_is_sent_to_another_server(server: tuple[str, Certificates], tmp_path: Path) -> None:
+    address, _ = server
+    foreign = Token.of(server_of(init(tmp_path / "other", []).ca))
+    with pytest.raises(ConnectionFailed, match="is another server than the token's; nothing was sent to it"):
+        enrol(address, str(foreign), "ward-7", tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_port_without_tls_is_told_and_a_server_that_is_not_there_yet_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hyperbloom.client.link.enrolment.RETRY_S", 0.05)
+    files, port = init(tmp_path / "certs", []), free_port()
+    token = Invitations(files).invite(None, 1, 60)
+    with pytest.raises(ConfigError, match="--server: expected HOST:PORT, found 'gpu-box'"):
+        enrol("gpu-box", str(token), "a", tmp_path)
+
+    def plain() -> None:
+        with socket.create_server(("127.0.0.1", port)) as listening:
+            for _ in range(2):
+                listening.accept()[0].close()
+
+    later = threading.Timer(0.5, plain)
+    later.start()
+    with pytest.raises(ConnectionFailed, match="does not speak TLS"):
+        enrol(f"127.0.0.1:{port}", str(token), "a", tmp_path)
+    later.join()
+    assert [each.message for each in caplog.records] == [
+        f"127.0.0.1:{port} does not answer; trying until it does (Ctrl-C leaves)"
+    ]

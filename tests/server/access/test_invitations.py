@@ -1,0 +1,72 @@
+"""Invitations: who may use one, how often, and how long."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.secrecy.keys import make_key, public_pem
+from hyperbloom.server.access.certificates import Certificates, init
+from hyperbloom.server.access.invitations import Invitations
+from hyperbloom.server.access.registry import ClientRegistry
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Certificates:
+    return init(tmp_path / "certs", [])
+
+
+def key() -> str:
+    return public_pem(make_key())
+
+
+def test_a_token_lets_as_many_in_as_it_says_and_its_secret_is_not_stored(files: Certificates) -> None:
+    invitations = Invitations(files)
+    token = invitations.invite(None, 2, 60)
+    for name in "ab":
+        invitations.redeem(token.secret, name, key())
+    assert set(ClientRegistry(files.clients).keys().values()) == {"a", "b"}
+    with pytest.raises(ConfigError, match="its token was used before"):
+        invitations.redeem(token.secret, "c", key())
+    assert token.secret not in invitations.path.read_text()
+    assert invitations.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_token_for_a_name_is_for_no_other_and_ends_with_its_time(files: Certificates) -> None:
+    invitations = Invitations(files)
+    token, late = invitations.invite("ward-7", 1, 60), invitations.invite(None, 1, -1)
+    with pytest.raises(ConfigError, match="for a client of another name"):
+        invitations.redeem(token.secret, "ward-8", key())
+    with pytest.raises(ConfigError, match="its token has expired at 20"):
+        invitations.redeem(late.secret, "ward-7", key())
+    with pytest.raises(ConfigError, match="its token is unknown"):
+        invitations.redeem("A" * 22, "ward-7", key())
+    invitations.redeem(token.secret, "ward-7", key())
+
+
+def test_a_token_is_not_spent_on_a_name_that_is_taken(files: Certificates) -> None:
+    invitations, registry = Invitations(files), ClientRegistry(files.clients)
+    registry.add("ward-7", mine := key())
+    token = invitations.invite(None, 1, 60)
+    with pytest.raises(ConfigError, match="ward-7: it has a key already"):
+        invitations.redeem(token.secret, "ward-7", key())
+    assert registry.clients()["ward-7"].public_key == mine
+    invitations.redeem(token.secret, "ward-8", key())
+
+
+def test_an_invitation_is_taken_back_and_old_ones_are_forgotten(files: Certificates) -> None:
+    invitations = Invitations(files)
+    token = invitations.invite("ward-7", 1, 60)
+    assert invitations.cancel("ward-7") and not invitations.cancel("ward-7")
+    with pytest.raises(ConfigError, match="its token is unknown"):
+        invitations.redeem(token.secret, "ward-7", key())
+    invitations.invite(None, 1, -2 * 86400)
+    assert invitations.all() == []
+
+
+def test_a_damaged_file_is_named(files: Certificates) -> None:
+    invitations = Invitations(files)
+    invitations.path.write_text(json.dumps({"invitations": [{}]}))
+    with pytest.raises(ConfigError, match=r"invitations\.json: expected invitations, found it damaged"):
+        invitations.invite(None, 1, 60)
