@@ -7,9 +7,10 @@ takes a call.
 
 import os
 import random
+import secrets
 import threading
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import grpc
@@ -19,7 +20,7 @@ from flwr.app import Message
 from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.http import HttpChannel
 from hyperbloom.client.link.server import Link
-from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
+from hyperbloom.common.enclosed import PROCESS, WAIT, enclose, take_enclosed
 from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
 from hyperbloom.common.secrecy.token import HEADER
 
@@ -35,6 +36,12 @@ SOON_S = 2.0  # until the next try of a heartbeat that failed
 
 os.environ.setdefault("GRPC_VERBOSITY", "error")  # for a person the client's own lines are enough
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+@cache
+def _this_process() -> str:
+    """Return what tells this process from others with its key."""
+    return secrets.token_hex(8)
 
 
 class Connection:
@@ -149,6 +156,7 @@ class Connection:
             (flower.PUBLIC_KEY_HEADER, self._public),
             (flower.TIMESTAMP_HEADER, stamp),
             (flower.SIGNATURE_HEADER, signature),
+            (PROCESS, _this_process()),
         )
         metadata = self._version.append_to_grpc_metadata((*headers, *shown))
         return getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
-from hyperbloom.client.link.server import CLOCK, REASONS, Link, explanation, refusal, speaks_tls
+from hyperbloom.client.link.server import FOR_NOW, REASONS, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
@@ -135,17 +135,20 @@ def _retries(link: Link) -> flower.RetryInvoker:
     off handshakes.
     """
 
+    def for_now(error: Exception | None) -> bool:
+        return any(sign in str(error) for sign in FOR_NOW)
+
     def hopeless(error: Exception) -> bool:
         # A TLS port closes plain-text connections without an error, like a server that shuts down. So test for TLS.
         wrong = any(sign in str(error) for sign in (*REASONS, _TOO_LARGE)) or (
             link.insecure and speaks_tls(link.address)
         )
-        return wrong or not (cast(grpc.RpcError, error).code() in _AWAY or CLOCK in str(error))
+        return wrong or not (cast(grpc.RpcError, error).code() in _AWAY or for_now(error))
 
     def away(state: flower.RetryState) -> None:
-        if state.tries == 1 and CLOCK in str(state.exception):
+        if state.tries == 1 and for_now(state.exception):
             details = cast(grpc.RpcError, state.exception).details()
-            log.warning("%s refuses this machine's clock (%s); trying until it is right", link.address, details)
+            log.warning("%s refuses this client for now (%s); trying until it does not", link.address, details)
         elif state.tries == 1:
             log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", link.address)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from hyperbloom.common.enclosed import TAKEN
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import server_of, shown_certificates
 from hyperbloom.common.secrecy.token import REFUSED
@@ -36,8 +37,8 @@ REASONS = {
 }
 """Explanations of permanent errors by a part of their text; the first match counts."""
 
-CLOCK = "Invalid timestamp"
-"""Part of the server's text if the clocks differ too much. They may be set while the client waits."""
+FOR_NOW = ("Invalid timestamp", TAKEN)
+"""Parts of the server's texts for refusals that end: a clock is set, or another process with this key leaves."""
 
 _REFUSALS = (REFUSED, "is unknown or revoked", "key is damaged", "another client's")
 """Parts of the door's refusals. Flower refuses calls of a run that is over with the same status."""

@@ -7,6 +7,7 @@ the call. It also leaves some things unchecked. `Door` replaces it:
 * It lets a client enrol that shows a token with its first call (`server/access/invitations.py`).
 * It reads one message of at most `MOST_WORDS` bytes, or one object, within `READING_S` or `UPLOAD_S` seconds. It limits
   the messages of one key that are read at a time. gRPC itself limits messages of all methods to `largest_message()`.
+* A key is one process's at a time: a second one waits until the first has left. Stock SuperNodes do not tell.
 * A key activates only its own node; Flower compares them in every other call. Activation works at once even if Flower
   believes that the node is alive, because the owner of the key is that client, back after a crash.
 * A node answers only in its own name; Flower does not compare the sender's id in a reply.
@@ -20,12 +21,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from hyperbloom.common.enclosed import PROCESS, TAKEN
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import FileState, file_state
 from hyperbloom.common.program.names import check_name
@@ -45,6 +48,9 @@ READING_S, UPLOAD_S = 20.0, 900.0
 
 MOST_CALLS, MOST_UPLOADS = 8, 4
 """Most messages and objects of one key that are read at a time. Flower's client uploads two at a time."""
+
+GONE_S = 60.0
+"""Seconds without a call after which a process is gone although its connection stands. Heartbeats come every 20 s."""
 
 AHEAD_S, BEHIND_S = 60.0, 300.0
 """Most seconds that a client's clock may be ahead of ours or behind; behind includes the call's waiting time."""
@@ -99,6 +105,15 @@ class Keys:
         say(f"{name} may not join any more: its key {fingerprint(key)} was revoked or replaced")
 
 
+@dataclass
+class _Process:
+    """The process that has a key, with the connection and the time of its last call."""
+
+    name: str
+    peer: str
+    seen: float
+
+
 class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     """Checks each call before it is read, and reads it within limits; without `keys`, any key may join."""
 
@@ -117,6 +132,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._reading = Counter[tuple[bytes, bool]]()  # open messages, by key and kind
         self._due: dict[grpc.ServicerContext, float] = {}
+        self._processes: dict[bytes, _Process] = {}  # by key
 
     def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
@@ -146,6 +162,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         details: grpc.HandlerCallDetails,
     ) -> bytes:
         key = self._caller(details.invocation_metadata, context)
+        name = flower.get_metadata_str(details.invocation_metadata, PROCESS)
+        if name and self._keys is not None:
+            self._claim(key, name[:64], context)
         self._connections.served(context.peer())
         handler = continuation(details)
         if handler is None:
@@ -204,6 +223,22 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
             self._refuse(context, f"{error}", f"{token.REFUSED}{error}", grpc.StatusCode.PERMISSION_DENIED)
         say(f"{name} has enrolled with a token; its key is {fingerprint(key.decode())}")
         self._keys.follow()
+
+    def _claim(self, key: bytes, name: str, context: grpc.ServicerContext) -> None:
+        """Note which process has a key, or abort the call of a second one while the first is here."""
+        now, peer = time.monotonic(), context.peer()
+        with self._lock:
+            held = self._processes.get(key)
+            is_free = held is None or held.name == name
+            if is_free:
+                self._processes[key] = _Process(name, peer, now)
+        if held is None or is_free:
+            return
+        if now - held.seen < GONE_S and self._connections.is_open(held.peer):
+            say(f"refused {peer}: another process has its key {fingerprint(key.decode())}")
+            context.abort(grpc.StatusCode.ABORTED, TAKEN)
+        with self._lock:
+            self._processes[key] = _Process(name, peer, now)
 
     @contextmanager
     def _turn(self, key: bytes, is_upload: bool, context: grpc.ServicerContext) -> Iterator[None]:

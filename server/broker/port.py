@@ -59,6 +59,10 @@ class Connections:
         """Record that a connection brought a call with a valid key."""
         self._known.add(peer)
 
+    def is_open(self, peer: str) -> bool:
+        """Return whether a connection stands, as far as this machine knows."""
+        return peer in _sockets(self.port)
+
     def refused(self, peer: str) -> bool:
         """Record a refused call; return whether to report it, which is False once an address has too many."""
         address = _address(peer)

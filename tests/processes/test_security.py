@@ -40,11 +40,11 @@ class House:
                 self.registry.add(name, public_pem(key))
         return path
 
-    def client(self, name: str, key: Path, ca: Path | None = None, port: int | None = None) -> Process:
+    def client(self, name: str, key: Path, ca: Path | None = None, port: int | None = None, state: str = "") -> Process:
         """Start a client with a key."""
         address = ["--server", f"127.0.0.1:{port}"] if port else []
         flags = ["--root-certificates", str(ca or self.files.ca), "--key", str(key), "--max-train", "60", *address]
-        return self.site.client(name, *flags, insecure=False)
+        return self.site.client(name, *flags, state=state, insecure=False)
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +93,26 @@ def test_each_wrong_client_is_refused_and_both_sides_say_why(house: House) -> No
             f"cannot open a session with 127.0.0.1:{site.port}: it speaks TLS; use --root-certificates and --key",
         ),
     }
+    shutil.copytree(site.folder / "state/a", site.folder / "state/a-again", ignore=shutil.ignore_patterns("lock"))
+    double = house.client("a", house.key("a"), state="a-again")  # a's key and secret: the member stays, it waits
     for what, (client, code, line) in expected.items():
         assert client.wait() == code, what
         assert client.output.splitlines()[-1].startswith(f"flower-client: {line}"), (what, client.output)
         assert "Traceback" not in client.output
-    shown = fingerprint(public_pem(read_private_key(stranger, "")))
+    shown, mine = (fingerprint(public_pem(read_private_key(key, ""))) for key in (stranger, house.key("a")))
     for line in (
         f"refused 127.0.0.1: its key {shown} is unknown or revoked",
         ": its key is that of c, but it says that it is a",
         "127.0.0.1 broke off the TLS handshake: a client that does not trust this certificate",
         "refused 127.0.0.1: it spoke plain text to the TLS port (is it a client with --insecure?)",
+        f"refused 127.0.0.1: another process has its key {mine}",
     ):
         server.wait_for(line)
+    double.wait_for(
+        "refuses this client for now (another process with this client's key is here); trying until it does not"
+    )
+    double.popen.terminate()
+    assert double.wait() == 0
     assert all(member.popen.poll() is None for member in house.members.values()), "the members have noticed nothing"
     assert "a left" not in server.output
 

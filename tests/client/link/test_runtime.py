@@ -424,7 +424,7 @@ def test_a_clock_that_is_wrong_is_told_and_may_be_set(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "hyperbloom.client"):
         assert retries.invoke(failing(wrong, wrong, wrong)) == "answer, 0 errors left"
     said = [record.getMessage() for record in caplog.records]
-    assert "refuses this machine's clock" in said[0] and "70 s ahead" in said[0]
+    assert "refuses this client for now" in said[0] and "70 s ahead" in said[0]
     assert len(said) == 2  # and that it answers again
 
 

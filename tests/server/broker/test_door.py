@@ -27,6 +27,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.superlink.federation import NoOpFederationManager
 
+from hyperbloom.common.enclosed import PROCESS, TAKEN
 from hyperbloom.common.secrecy.keys import BoundKey, fingerprint, make_key, public_pem
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
@@ -47,12 +48,12 @@ class Aborted(Exception):
 class Context:
     """A call as gRPC describes it to a servicer."""
 
-    def __init__(self) -> None:
-        self.cancelled = False
+    def __init__(self, port: int = 5) -> None:
+        self.cancelled, self.port = False, port
 
     def peer(self) -> str:
         """Return where it came from."""
-        return "ipv4:10.0.0.9:5"
+        return f"ipv4:10.0.0.9:{self.port}"
 
     def cancel(self) -> None:
         """Note that it was."""
@@ -294,6 +295,29 @@ def test_who_comes_back_with_its_key_after_a_crash_comes_in_at_once(house: House
     before = house.state.get_node_info()[0].last_activated_at
     assert house.activate(key) == first  # Flower alone would refuse it for a minute
     assert house.state.get_node_info()[0].last_activated_at > before
+
+
+def test_a_key_is_one_processs_at_a_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, node, standing = house.add("ward-7"), house.activate(house.add("other")), {"ipv4:10.0.0.9:1"}
+    node = house.activate(key)
+    monkeypatch.setattr(house.connections, "is_open", standing.__contains__)
+
+    def poll(process: str, port: int) -> Any:
+        shown = [*metadata(key), (PROCESS, process)]
+        return house.send(Messages(pull(node).SerializeToString()), shown, context=Context(port))
+
+    assert poll("first", 1) == "answer"
+    with pytest.raises(Aborted) as caught:
+        poll("second", 2)
+    assert caught.value.args == (grpc.StatusCode.ABORTED, TAKEN)
+    assert poll("first", 3) == "answer"  # it has a new connection
+    assert poll("second", 2) == "answer"  # that one is lost
+    standing.add("ipv4:10.0.0.9:2")
+    with pytest.raises(Aborted):
+        poll("first", 3)
+    monkeypatch.setattr(superlink_door, "GONE_S", 0.0)  # its machine has lost its power
+    assert poll("first", 3) == "answer"
+    assert house.call(pull(node), key) == "answer"  # a stock SuperNode does not say which process it is
 
 
 def test_a_signature_counts_at_the_server_for_which_it_was_made(house: House) -> None:
