@@ -19,8 +19,7 @@ from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
 from hyperbloom.common import wire
-from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.program.attempt import attempt
+from hyperbloom.common.errors import HyperbloomError, attempt
 from hyperbloom.common.wire.pack import pack, unpack
 
 log = logging.getLogger("hyperbloom.client")

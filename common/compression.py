@@ -26,7 +26,7 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 
-_NAME = re.compile(r"int8|top-k:(?P<share>[0-9.e-]+)(?P<int8>\+int8)?")
+_NAME = re.compile(r"top-k:(?P<share>(\d+(\.\d+)?|\.\d+)(e-?\d+)?)(?P<int8>\+int8)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Codec:
         """
         if name == "none":
             return None
-        found = _NAME.fullmatch(name)
         if name == "int8":
             return cls(name, True)
-        share = _share(found["share"]) if found else None
-        if not found or share is None:
+        found = _NAME.fullmatch(name)
+        share = float(found["share"]) if found else 0.0
+        if not found or not 0 < share < 1:
             raise ConfigError(
                 "compression: expected none, int8, top-k:SHARE with a share between 0 and 1, or top-k:SHARE+int8, "
                 f"found {name[:60]!r}"
@@ -79,7 +79,11 @@ class Codec:
             return self._pack_values(flat, layout.sizes)
         indices = flat.abs().topk(self.kept(layout.numel), sorted=False).indices.sort().values  # (k,)
         values = self._pack_values(flat[indices], _per_tensor(indices, layout))
-        return self._pack_indices(indices.numpy(), layout.numel) + values
+        if not self._has_bits(layout.numel):
+            return indices.numpy().astype(_index_dtype(layout.numel)).tobytes() + values
+        chosen = np.zeros(layout.numel, dtype=np.uint8)
+        chosen[indices.numpy()] = 1
+        return np.packbits(chosen).tobytes() + values
 
     def decode(self, encoded: bytes, layout: Layout) -> Tensor:
         """Decode a `(P,)` vector of float32; WireError if the bytes do not fit this codec and layout.
@@ -131,13 +135,6 @@ class Codec:
             raise WireError(f"tensor {name}: expected a finite scale from 0, found {float(scales[first])}")
         return levels * torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
 
-    def _pack_indices(self, indices: np.ndarray, numel: int) -> bytes:
-        if not self._has_bits(numel):
-            return indices.astype(_index_dtype(numel)).tobytes()
-        chosen = np.zeros(numel, dtype=np.uint8)
-        chosen[indices] = 1
-        return np.packbits(chosen).tobytes()
-
     def _unpack_indices(self, raw: bytes, numel: int) -> Tensor:
         """Return `(k,)` distinct indices below `numel` in ascending order."""
         if self._has_bits(numel):
@@ -149,14 +146,6 @@ class Codec:
             if len(indices) and not (np.all(np.diff(indices) > 0) and indices[-1] < numel):
                 raise WireError(f"{self.name}: expected indices in ascending order below {numel}, found others")
         return torch.from_numpy(indices)
-
-
-def _share(text: str) -> float | None:
-    try:
-        share = float(text)
-    except ValueError:
-        return None
-    return share if 0 < share < 1 else None
 
 
 def _per_tensor(indices: Tensor, layout: Layout) -> tuple[int, ...]:

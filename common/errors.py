@@ -13,9 +13,12 @@
 A message says what was expected, what was found, and what to do. Asserts are for our own mistakes only.
 """
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
 
 from hyperbloom.common.reasons import Reason
+
+T = TypeVar("T")
 
 
 class HyperbloomError(Exception):
@@ -82,3 +85,11 @@ class DiskError(HyperbloomError):
     """The disk does not take what a run has to write. Earlier files are intact."""
 
     exit_code = 6
+
+
+def attempt(function: Callable[..., T], *arguments: object) -> T | Exception:
+    """Return what a function returns, or the exception that it raises, so that one failure does not stop others."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error

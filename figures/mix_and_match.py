@@ -13,10 +13,11 @@ where clients on the server's machine keep their state; the matrix is then of th
 """
 
 import argparse
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,6 @@ from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.runs.recorded import read_config
-from hyperbloom.server.watch.watching import read_environment
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.pfedhn import PFedHN
@@ -74,6 +74,13 @@ class Mixed(NamedTuple):
         return float(self.values[~np.eye(count, dtype=bool)].mean()) if count > 1 else self.own
 
 
+def _environment(folder: Path) -> Mapping[str, Any]:
+    try:
+        return {**json.loads((folder / "environment.json").read_text())}
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder}: environment.json is missing or damaged ({error})") from None
+
+
 def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     """Test every client's head on the feature extractors of all clients, with its own test examples.
 
@@ -96,7 +103,7 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
     clients, kept = list(roster)[:MOST], strategy.private == "head"
     heads: list[Tensor] = []
     if kept:
-        run_id = f"{read_environment(folder).get('run_id')}-{config.strategy}"
+        run_id = f"{_environment(folder).get('run_id')}-{config.strategy}"
         heads = [_kept_head(folder, client, run_id) for client in clients]
         tensors = _last_state(folder)
     strategy.check_start(tensors)

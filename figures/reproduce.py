@@ -1,5 +1,6 @@
 """Reproduction of a column of a paper's table: our numbers beside the paper's, and the differences in settings."""
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -290,6 +291,8 @@ def program(
     days. --rounds, --seeds, --methods and --set make them smaller, and the table names what they change.
     """
     overrides = dict(parse_assignment(text) for text in assignments) | ({"data.root": root} if root else {})
+    if root:
+        os.environ["HYPERBLOOM_DATA"] = root  # for figures/stand_ins.py
     if not listed and not table:
         raise ConfigError("expected a table such as pfedhn-table1, or --list")
     if listed or not table:

@@ -17,7 +17,7 @@ from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
-from hyperbloom.common.program.attempt import attempt
+from hyperbloom.common.errors import attempt
 from hyperbloom.server.flower_project import RUN_DIR, run_of
 from hyperbloom.server.flower_strategy import FlowerStrategy
 from hyperbloom.server.grids.inline import answer

@@ -1,4 +1,6 @@
-"""Counts of what left a client and depends on its training examples: `STATE/releases.json`.
+"""The user's limits on what may leave a client and depends on its training examples, whatever the server orders.
+
+`STATE/releases.json` counts it:
 
     changes    changes of weights, also with noise or masks, and what some strategies send in addition: descriptors and
                gradients of an encoder, moments of features, representations
@@ -9,7 +11,6 @@ a release to the disk before it sends it, so after a crash the count is at most 
 """
 
 import json
-from pathlib import Path
 from typing import Literal
 
 from hyperbloom.client.settings import ClientSettings
@@ -26,33 +27,53 @@ _FLAGS = {"changes": "--max-changes", "scores": "--max-scores"}
 
 
 class Releases:
-    """The ledger of one state folder.
+    """The ledger in a client's state folder, with the bounds of its user."""
 
-    Args:
-        folder: the state folder.
-        changes: most changes that may leave in all; None for any number.
-        scores: most scores that may leave in all; None for any number.
-    """
-
-    def __init__(self, folder: Path, changes: int | None, scores: int | None) -> None:
-        self.path = folder / "releases.json"
-        self._most: dict[Kind, int | None] = {"changes": changes, "scores": scores}
-
-    @classmethod
-    def of(cls, settings: ClientSettings) -> "Releases":
-        """Return a client's ledger with the bounds of its user."""
+    def __init__(self, settings: ClientSettings) -> None:
+        self.path = settings.folder / "releases.json"
+        self._settings = settings
         insists = settings.min_noise is not None or settings.min_masked is not None
-        changes, scores = settings.max_changes, settings.max_scores
-        return cls(
-            settings.folder,
-            MOST_CHANGES if changes is None and insists else changes,
-            0 if scores is None and insists else scores,
-        )
+        self._most: dict[Kind, int | None] = {
+            "changes": MOST_CHANGES if settings.max_changes is None and insists else settings.max_changes,
+            "scores": 0 if settings.max_scores is None and insists else settings.max_scores,
+        }
 
     @property
     def bounded(self) -> bool:
         """Whether there is any bound. If so, the client does not send losses, which are not counted."""
         return any(most is not None for most in self._most.values())
+
+    def check_change(self, noise: float | None = None, masked: bool = False) -> None:
+        """Check and count a release of kind `changes` (--min-noise, --min-masked, --max-changes).
+
+        `noise` is in units of its norm, and `masked` says that the server sees it only in a sum.
+
+        Raises:
+            HyperbloomError: the user does not allow it.
+        """
+        if not masked:
+            self.check_sum("a change by itself", 0)
+        least = self._settings.min_noise
+        if least is not None and (noise or 0.0) < least:
+            raise HyperbloomError(
+                f"the client sends nothing with noise below {least:g} times its norm (--min-noise), "
+                f"found {noise or 0:g}",
+                reason=Reason.FORBIDDEN,
+            )
+        self.spend("changes")
+
+    def check_sum(self, found: str, clients: int) -> None:
+        """Check that a sum has as many clients as the user requires; `found` describes it, and 0 means no sum.
+
+        Raises:
+            HyperbloomError: the user does not allow it.
+        """
+        fewest = self._settings.min_masked
+        if fewest is not None and clients < fewest:
+            raise HyperbloomError(
+                f"the client sends changes in sums of at least {fewest} clients alone (--min-masked), found {found}",
+                reason=Reason.FORBIDDEN,
+            )
 
     def spend(self, kind: Kind) -> None:
         """Count one release before it is sent.

@@ -39,7 +39,7 @@ class Client:
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.state = ClientState(settings.folder)
-        self.releases = Releases.of(settings)
+        self.releases = Releases(settings)
         identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
         self._load()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hyperbloom.client.work.client import Client
-from hyperbloom.client.work.permissions import check_release
 from hyperbloom.client.work.sgd import FlatPart
 from hyperbloom.common import encoders
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
@@ -29,7 +28,7 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
         WireError: the encoder does not fit the examples, or differs from the version in the order.
         HyperbloomError: the user does not allow it.
     """
-    check_release(client)
+    client.releases.check_change()
     inputs = client.train_data.inputs
     module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
     with torch.no_grad():
@@ -46,7 +45,7 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
         WireError: the client does not hold this encoder, or the gradient does not fit it.
         HyperbloomError: the examples have changed since, or the user does not allow it.
     """
-    check_release(client)
+    client.releases.check_change()
     kept = client.state.load_encoder(order.run_id, order.version)
     if kept is None:
         raise WireError(f"order: for the encoder {order.version}, which this client does not hold")

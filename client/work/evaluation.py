@@ -8,7 +8,6 @@ from hyperbloom.client.keep.state import Scored
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.networks import load, spec_of
 from hyperbloom.client.work.own_network import tensors_of
-from hyperbloom.client.work.permissions import count_score
 from hyperbloom.client.work.refinement import distil, refine
 from hyperbloom.client.work.scoring import evaluate, has_running_norms, settle_norms
 from hyperbloom.common.errors import HyperbloomError
@@ -46,6 +45,16 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
         val, test = (evaluate(module, part, order.metrics, disclose) for part in parts)
         _keep_scored(client, order, network.module if module is network.tail else module, test)
     return EvaluateResult(val, test)
+
+
+def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None:
+    """Count a score that depends on training examples: the loss of a refined model can reveal their labels.
+
+    Raises:
+        HyperbloomError: the user allows no more scores.
+    """
+    if order.target.private != "none" or order.refinement is not None or has_running_norms(module):
+        client.releases.spend("scores")
 
 
 def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: SplitScore) -> None:

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, identity_of
-from hyperbloom.client.work.permissions import check_sum
 from hyperbloom.client.work.training import train
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
@@ -59,7 +58,7 @@ def make_keys(client: Client, order: wire.KeysOrder) -> wire.KeysResult:
 def deal_shares(client: Client, order: wire.SharesOrder) -> wire.SharesResult:
     """Deal shares of the round's secrets; WireError if the order would not protect them."""
     # Nobody reveals a share unless as many clients as the threshold stay to the end.
-    check_sum(client, f"sums of {order.threshold} or more", order.threshold)
+    client.releases.check_sum(f"sums of {order.threshold} or more", order.threshold)
     with _current(client, order, order.run_id, order.round) as secure:
         return secure.share(order)
 
@@ -73,7 +72,7 @@ def train_masked(client: Client, order: wire.MaskedOrder) -> wire.MaskedResult:
     """
     with _current(client, order, order.scope.run_id, order.scope.round) as secure:
         fewest = secure.expect(order)
-        check_sum(client, f"a part that {fewest} or more train", fewest)
+        client.releases.check_sum(f"a part that {fewest} or more train", fewest)
         return secure.mask(order, train(client, order), len(client.train_data))
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.evaluation import count_score
 from hyperbloom.client.work.features import features
 from hyperbloom.client.work.networks import check_common_model, load, loaded_network
-from hyperbloom.client.work.permissions import check_release, count_score
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
@@ -51,7 +51,7 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
 
 def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
     """Return mean and covariance of the training examples' features before the head; errors as in `try_many`."""
-    check_release(client)
+    client.releases.check_change()
     check_common_model(client, order.target)
     module = load(client, order.scope, order.target, order.weights).module
     found = moments_of(features(module, client.train_data.inputs)).cpu()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.networks import load
-from hyperbloom.client.work.permissions import check_release
 from hyperbloom.common.alignment import LARGEST_REFERENCE, digest_of, draw_rows, factor_of, factor_weights, widest
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.models import last_layer
@@ -53,7 +52,7 @@ def represent(client: Client, order: RepresentOrder) -> RepresentResult:
         WireError: the order does not fit this client.
         HyperbloomError: the user does not allow it, or the representations are not finite.
     """
-    check_release(client)
+    client.releases.check_change()
     inputs = reference_rows(client, order.reference, order.rows, order.draw)
     module = load(client, order.scope, order.target, None).module
     with client.hide_own_model():

@@ -17,8 +17,8 @@ from hyperbloom.client.work.networks import Loaded, spec_of
 from hyperbloom.client.work.sgd import Flat, Network
 from hyperbloom.client.work.training import conclude, prepare, train
 from hyperbloom.client.work.vectorised import train_rows
+from hyperbloom.common.errors import attempt
 from hyperbloom.common.models import ModelSpec, build
-from hyperbloom.common.program.attempt import attempt
 from hyperbloom.common.wire.orders import SGD, TrainOrder, TrainResult
 
 INPUTS_AT_ONCE = 2**24

@@ -9,7 +9,6 @@ from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.encoding import fit_encoder
 from hyperbloom.client.work.methods import Likeness, check_method, train_by
 from hyperbloom.client.work.networks import Loaded, keep_personal, load
-from hyperbloom.client.work.permissions import check_release
 from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.errors import HyperbloomError, WireError
@@ -65,9 +64,9 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
         raise WireError(f"order: expected noise with clip and scale above 0, found {noise}")
     check_method(order.method, order.target.private, order.sgd.steps)
     if isinstance(order, FitOrder):
-        check_release(client)  # the encoder's change has no noise
+        client.releases.check_change()  # the encoder's change has no noise
     elif order.reply != "nothing":
-        check_release(client, noise.scale if noise else None, isinstance(order, MaskedOrder))
+        client.releases.check_change(noise.scale if noise else None, isinstance(order, MaskedOrder))
     network = load(client, order.scope, order.target, order.weights)
     network.holds = None  # until the trained part is on the disk
     return network, client.seed(order.scope, order.scope.round)

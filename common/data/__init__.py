@@ -5,8 +5,7 @@ can be read), `partition` (how it is dealt), `pool` (why a small client needs li
 """
 
 from hyperbloom.common.data.examples import ClientData, Examples
-from hyperbloom.common.data.load import DataSource, data_source, load_client_data
+from hyperbloom.common.data.load import DataSource, data_source, load_client_data, read_reference
 from hyperbloom.common.data.partition import PARTITIONERS
-from hyperbloom.common.data.reference import read_reference
 from hyperbloom.common.data.registry import DATASETS
 from hyperbloom.common.data.spec import DataSpec

@@ -1,11 +1,8 @@
-"""Chest X-rays of X. Wang et al., "ChestX-ray8", CVPR 2017, https://arxiv.org/abs/1705.02315.
+"""All 112,120 chest X-rays of X. Wang et al., "ChestX-ray8", CVPR 2017, https://arxiv.org/abs/1705.02315, with labels.
 
-`chest-xray-14` are all 112,120 images with 14 labels, in the published form: `Data_Entry_2017.csv` (or its version of
-2020), the images in `images/` or `images_001/images/` and so on, and the official split by patient in the files
-`train_val_list.txt` and `test_list.txt`. We have not read the published files, only small ones of the same form.
-
-`chest-xray-1000` are a thousand of them, 500 with pneumonia and 500 without finding, from one `nih_chestxray_1000.npz`.
-The file holds `x`: uint8 `(N, 128, 128)`, `y`: `(N,)`, 1 for pneumonia, and `patient`: `(N,)`.
+They are read in the published form: `Data_Entry_2017.csv` (or its version of 2020), the images in `images/` or
+`images_001/images/` and so on, and the official split by patient in the files `train_val_list.txt` and `test_list.txt`.
+We have not read the published files, only small ones of the same form.
 """
 
 from dataclasses import replace
@@ -13,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out, three_parts
-from hyperbloom.common.data.files import check_labels, find_file, first_existing, missing, pick_arrays
+from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
+from hyperbloom.common.data.files import find_file, first_existing, missing
 from hyperbloom.common.data.folder import ImageBlock
-from hyperbloom.common.data.own import check_groups, check_pair, number
+from hyperbloom.common.data.own import check_groups, number
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import FIRST_ROW
@@ -24,29 +21,7 @@ from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
-FILE = "nih_chestxray_1000.npz"
-KEYS = ("x", "y", "patient")
-CLASSES = ("no finding", "pneumonia")
 SIDE = 128
-HOW = f"It cannot be downloaded here: put it into {{root}}, with the keys {', '.join(KEYS)}."
-
-
-def read_chest(spec: DataSpec) -> Pool:
-    """Return the X-rays, 1 x 128 x 128 in two classes. All images of a patient are in the same portion."""
-    path = find_file(spec.folder, FILE, HOW)
-    arrays = pick_arrays(path, KEYS)
-    whole = check_pair(arrays["x"], arrays["y"], f"{path}: key 'x'", f"{path}: key 'y'")
-    check_labels(whole.labels, len(CLASSES), path)
-    patients = arrays["patient"]
-    if arrays["x"].shape[1:] != (SIDE, SIDE) or patients.shape != (len(whole),):
-        found = f"{arrays['x'].shape} and {patients.shape}"
-        raise DataError(f"{path}: expected images (N, {SIDE}, {SIDE}) and as many patients, found {found}")
-    (groups,), _ = number([patients], [whole], f"{path}: key 'patient'")
-    rng = generator(FIXED_SEED, "chest")
-    train, val, test = replace(whole, groups=groups).split(lambda strata: three_parts(strata, 0.15, rng))
-    return Pool(spec.data, train, val, test, CLASSES, Scaling(255.0))
-
-
 FINDINGS = """Atelectasis Cardiomegaly Effusion Infiltration Mass Nodule Pneumonia Pneumothorax Consolidation Edema
 Emphysema Fibrosis Pleural_Thickening Hernia""".split()  # noqa: SIM905
 ENTRIES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")

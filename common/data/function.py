@@ -32,6 +32,8 @@ def read_plugin(plugin: Plugin) -> Pool:
 
 
 def _pool(value: object, name: str) -> Pool:
+    if isinstance(value, Pool):
+        return value
     if isinstance(value, ClientData):
         train, val, test = (
             Portion.of(ArrayBlock(part.inputs.cpu().numpy()), part.labels.cpu().numpy())

@@ -1,14 +1,18 @@
-"""Loading of a client's data from its description."""
+"""Loading of a client's data, or of a reference set, from its description."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.examples import ClientData
+from hyperbloom.common.data.files import read_arrays
+from hyperbloom.common.data.own import check_pair
 from hyperbloom.common.data.partition import Deal, deal_to_clients, find_partitioner
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.registry import read_pool
@@ -106,3 +110,38 @@ def _limited(train: Portion, spec: DataSpec) -> Portion:
     # Take the start of one permutation, so that a smaller `max_train` gives a subset.
     order: IntArray = generator(spec.seed, "max_train", spec.partition or 0).permutation(len(train))
     return train.choose(np.sort(order[: spec.max_train]))
+
+
+def read_reference(spec: DataSpec, most: int) -> torch.Tensor:
+    """Return up to `most` inputs of a data set, float32 `(n, *shape)`, which depend only on the seed.
+
+    Args:
+        spec: any data set that a client can name, of which all portions count, or an `.npz` with only the key x.
+        most: number of inputs above which that many are drawn at random.
+
+    Raises:
+        DataError: the set cannot be found or read.
+    """
+    portions, scaling = _unlabelled(spec)
+    sizes = [len(portion) for portion in portions]
+    drawn = generator(spec.seed, "unlabelled").permutation(sum(sizes))[:most]
+    starts = np.cumsum([0, *sizes])
+    chosen = []
+    for portion, start in zip(portions, starts, strict=False):
+        here = np.sort(drawn[(drawn >= start) & (drawn < start + len(portion))]) - start
+        if len(here):
+            chosen.append(portion.choose(here).examples(scaling).inputs)
+    return torch.cat(chosen)
+
+
+def _unlabelled(spec: DataSpec) -> tuple[list[Portion], Scaling]:
+    path = Path(spec.data).expanduser()
+    if spec.data.endswith(".npz") and path.is_file():
+        arrays = read_arrays(path)
+        if set(arrays) == {"x"}:
+            x = arrays["x"]
+            nothing = np.zeros(len(x), dtype=np.int64)
+            made = check_pair(x, nothing, f"{path}: key 'x'", f"{path}: no labels")
+            return [made], Scaling(255.0 if x.dtype == np.uint8 else 1.0)
+    pool = read_pool(replace(spec, partition=None))
+    return list(pool.portions.values()), pool.scaling

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperbloom.common.data.chest import read_chest, read_chest_14
+from hyperbloom.common.data.chest import read_chest_14
 from hyperbloom.common.data.cifar import read_cifar
 from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
@@ -16,7 +16,6 @@ from hyperbloom.common.data.omniglot import read_omniglot
 from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.spec import TABLES, DataSpec
 from hyperbloom.common.data.table import read_heart, read_table
-from hyperbloom.common.data.tweets import LENGTH, read_tweets
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.program.plugins import find_plugin, plugins
 
@@ -44,12 +43,8 @@ _REGISTERED = (
     DatasetInfo(
         "omniglot", read_omniglot, (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"
     ),
-    DatasetInfo("chest-xray-1000", read_chest, (1, 128, 128), 2, "1,000 chest X-rays, with pneumonia or without"),
     DatasetInfo(
         "chest-xray-14", read_chest_14, (1, 128, 128), 14, "112,120 chest X-rays of 30,805 patients with 14 labels"
-    ),
-    DatasetInfo(
-        "airline-tweets", read_tweets, (LENGTH,), 3, "14,640 tweets by sentiment, for a model that reads words", "user"
     ),
 )
 DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info in _REGISTERED}

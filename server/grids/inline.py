@@ -9,7 +9,7 @@ from itertools import count, groupby
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from hyperbloom.common.program.attempt import attempt
+from hyperbloom.common.errors import attempt
 from hyperbloom.common.wire import TrainOrder
 from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeInfo, Run, TaskIdentity
 

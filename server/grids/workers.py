@@ -17,7 +17,7 @@ from multiprocessing import get_context
 import torch
 from flwr.app import Context, Message
 
-from hyperbloom.common.program.attempt import attempt
+from hyperbloom.common.errors import attempt
 from hyperbloom.server.grids.inline import TrainAll
 
 WATCH_S = 1.0

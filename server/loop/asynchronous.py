@@ -226,11 +226,7 @@ class _Loop:
 
     def _conclude(self, done: _Pending, evaluation: Evaluation) -> None:
         done.outcome.evaluation = rounds.evaluated(evaluation, self.of)
-        selection = rounds.better(self.best, done.number, done.outcome.evaluation)
-        if selection is not self.best and selection is not None:
-            self.best = selection
-            for listener in self.of.listeners:
-                listener.selected(selection, done.state, self.federation.roster)
+        self.best = rounds.select(self.of, self.best, done.number, done.outcome.evaluation, done.state)
         seconds = time.perf_counter() - done.asked
         self._report(done.number, done.outcome, seconds, done.elapsed, 0, Traffic())
 

@@ -1,8 +1,10 @@
 """The round loop: draw, play the exchanges, evaluate, select. Flower's own loop has no hook around a round."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
@@ -123,7 +125,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         traffic = federation.post.take_traffic()
         if number % config.eval_every == 0 or number == config.rounds:
             run.evaluate(number, outcome)
-            best = select(run, best, number, outcome)
+            best = select(run, best, number, outcome.evaluation)
         seconds, late, before = time.perf_counter() - start, federation.late, late
         report = RoundReport(number, config.rounds, outcome, seconds, elapsed, late - before, traffic.down, traffic.up)
         for listener in run.listeners:
@@ -137,12 +139,19 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     return best
 
 
-def select(run: Run, best: Selection | None, number: int, outcome: Outcome) -> Selection | None:
-    """Return the best evaluation so far, and tell the listeners if it is this round's."""
-    selection = better(best, number, outcome.evaluation)
+def select(
+    run: Run,
+    best: Selection | None,
+    number: int,
+    evaluation: Evaluated | None,
+    state: Mapping[str, Tensor] | None = None,
+) -> Selection | None:
+    """Return the best evaluation so far, and tell the listeners if it is this round's, of the present or that state."""
+    selection = _better(best, number, evaluation)
     if selection is not None and selection is not best:
+        state = run.algorithm.state() if state is None else state
         for listener in run.listeners:
-            listener.selected(selection, run.algorithm.state(), run.federation.roster)
+            listener.selected(selection, state, run.federation.roster)
     return selection
 
 
@@ -151,7 +160,7 @@ def due(config: RunConfig, number: int) -> bool:
     return bool(config.checkpoint_every) and 0 < number < config.rounds and number % config.checkpoint_every == 0
 
 
-def better(best: Selection | None, number: int, evaluation: Evaluated | None) -> Selection | None:
+def _better(best: Selection | None, number: int, evaluation: Evaluated | None) -> Selection | None:
     """Return the evaluation of round `number` if validation prefers it, else the best so far."""
     if evaluation is None:
         return best

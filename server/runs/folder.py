@@ -107,7 +107,7 @@ class RunFolder(Listener):
         self._phase = path
         self._name = config.strategy
         self._round = 0
-        self._selected: dict[str, Any] = {}
+        self._selected: dict[str, Selection] = {}
         self._spent: Counter[str] = Counter()  # noisy changes requested from each client, in all phases
         if run_id is not None:
             write_bytes(path / "config.yaml", dump_run_config(config).encode())
@@ -134,14 +134,14 @@ class RunFolder(Listener):
         for name in names[checkpoint.phase + 1 :]:
             for left in folder._folder(name).glob("*.jsonl"):
                 left.unlink()
-        folder._selected = {name: _figures(selection) for name, selection in checkpoint.results.items()}
+        folder._selected = dict(checkpoint.results)
         chosen = folder._phase / "hypernetwork.safetensors"
         chosen.unlink(missing_ok=True)
         if checkpoint.progress.best is not None:
-            folder._selected[folder._name] = _figures(checkpoint.progress.best)
+            folder._selected[folder._name] = checkpoint.progress.best
             if selected_file(path, number).exists():
                 keep(selected_file(path, number), chosen)
-        write_json(path / "summary.json", folder._selected)
+        folder._write_summary()
         write_json(path / "roster.json", checkpoint.roster)
         return folder, resume
 
@@ -218,8 +218,11 @@ class RunFolder(Listener):
         if state:
             write_tensors(self._phase / "hypernetwork.safetensors", state, {"round": str(selection.round)})
         write_json(self.path / "roster.json", roster.to_json())
-        self._selected[self._name] = _figures(selection)
-        write_json(self.path / "summary.json", self._selected)
+        self._selected[self._name] = selection
+        self._write_summary()
+
+    def _write_summary(self) -> None:
+        write_json(self.path / "summary.json", {name: vars(each) for name, each in self._selected.items()})
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, with the lengths of the growing files."""
@@ -249,16 +252,6 @@ def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _figures(selection: Selection) -> dict[str, Any]:
-    return {
-        "round": selection.round,
-        "metrics": selection.metrics,
-        "test_accuracy": selection.test_accuracy,
-        "metric": selection.metric,
-        **({"counts": selection.counts} if selection.counts else {}),
-    }
 
 
 def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -229,10 +230,7 @@ def plain_text(text: str) -> str:
 
 def amount(count: float) -> str:
     """Return a number of bytes as text."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+    return decimal(round(count))
 
 
 def duration(seconds: float) -> str:

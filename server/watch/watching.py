@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -38,15 +37,6 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
     finally:
         view.close()
     watcher.say_how_it_ended()
-
-
-def read_environment(folder: Path) -> Mapping[str, Any]:
-    """Return a run's environment. Raise a ConfigError if the file is missing or damaged."""
-    try:
-        found = json.loads((folder / "environment.json").read_text())
-        return {**found}
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder}: environment.json is missing or damaged ({error})") from None
 
 
 def is_running(folder: Path) -> bool:
@@ -137,14 +127,9 @@ def _clock(moment: str) -> str:
 
 def _results(folder: Path) -> tuple[Mapping[str, Selection], Mapping[str, int]]:
     try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text())
         clients = json.loads((folder / "roster.json").read_text())["clients"]
-        results = {
-            name: Selection(
-                each["round"], each["metrics"], each["test_accuracy"], metric=each.get("metric", "accuracy")
-            )
-            for name, each in summary.items()
-        }
+        results = {name: Selection(**each) for name, each in summary.items()}
         return results, {each["client_id"]: each["about"]["train_examples"] for each in clients}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder}: summary.json or roster.json is damaged ({error!r})") from None

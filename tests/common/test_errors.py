@@ -2,10 +2,12 @@
 
 import re
 
+import pytest
+
 import hyperbloom.client.cli
 import hyperbloom.server.cli
 from hyperbloom.common import errors
-from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.errors import HyperbloomError, attempt
 
 EXIT_CODES = {
     "HyperbloomError": 1,
@@ -41,3 +43,14 @@ def test_the_commands_promise_these_exit_codes() -> None:
     for command, codes in ((hyperbloom.server.cli, {0, 1, 2, 4, 5, 6, 130}), (hyperbloom.client.cli, {0, 1, 2, 3, 5})):
         _, _, lines = command._EPILOG.partition("exit codes: ")
         assert {int(code) for code in re.findall(r"\d+", lines)} == codes
+
+
+def test_an_exception_is_returned_and_an_interrupt_is_raised() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert attempt(int, "7") == 7
+    error = attempt(int, "seven")
+    assert isinstance(error, ValueError) and "seven" in str(error)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(interrupted)

@@ -107,7 +107,7 @@ class Clients:
         """Return as much of a real client as has to do with encoders."""
         made = Client.__new__(Client)
         made.settings, made.state = ClientSettings(name), ClientState(folder / name)
-        made.releases = Releases.of(made.settings)
+        made.releases = Releases(made.settings)
         inputs, labels = self.data[name]
         made.train_data = Examples(inputs.float(), labels)
         object.__setattr__(made.train_data, "inputs", inputs)  # float64 gets past the check for float32 on purpose

@@ -58,7 +58,7 @@ def client(inputs: Tensor, state: ClientState) -> Client:
     """Return as much of a client as has to do with encoders."""
     made = Client.__new__(Client)
     made.settings, made.state = ClientSettings("c"), state
-    made.releases = Releases.of(made.settings)
+    made.releases = Releases(made.settings)
     made.train_data = Examples(inputs.float(), torch.zeros(len(inputs), dtype=torch.int64))
     object.__setattr__(made.train_data, "inputs", inputs)  # float64 gets past the check for float32 on purpose
     return made

@@ -97,7 +97,7 @@ def test_versions_out_of_the_tested_ranges_are_named(monkeypatch: pytest.MonkeyP
 
 
 def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_cores", lambda: 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set())
     finding = by_what(check_machine())["threads"]
     assert (finding.state, finding.found) == ("warning", "1 for 0 cores")
 

@@ -233,7 +233,14 @@ def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> 
             assert torch.equal(file.get_tensor("w"), value)
             assert (file.metadata() or None) == metadata
     assert json.loads((tmp_path / "summary.json").read_text()) == {
-        "local": {"round": 7, "metrics": {"val_mean": 50.0}, "test_accuracy": {"a": 60.0}, "metric": "accuracy"}
+        "local": {
+            "round": 7,
+            "metrics": {"val_mean": 50.0},
+            "test_accuracy": {"a": 60.0},
+            "rank": [0, 0.0],
+            "metric": "accuracy",
+            "counts": [],
+        }
     }
 
 
