@@ -70,28 +70,16 @@ def _files(folder: Path | None) -> "Certificates":
     "add",
     _NAME,
     CERTS,
-    Flag("--public-key", "what flower-client keygen printed", type=FILE),
+    Flag("--public-key", "what flower-client keygen printed", type=FILE, required=True),
     Flag("--replace", "in place of the key that it has", is_flag=True),
 )
-def _add(name: str, certs: Path | None, public_key: Path | None, replace: bool) -> None:
+def _add(name: str, certs: Path | None, public_key: Path, replace: bool) -> None:
     """Let a client join."""
-    from hyperbloom.common.program.names import check_name
-    from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, read_public_key, write_private_key
+    from hyperbloom.common.secrecy.keys import fingerprint, read_public_key
     from hyperbloom.server.access.registry import ClientRegistry
 
-    files = _files(certs)
-    registry = ClientRegistry(files.clients)
-    if public_key:
-        public = read_public_key(public_key, "--public-key")
-        registry.add(name, public, replace)
-    else:
-        key, path = make_key(), files.folder / f"{check_name(name, 'NAME')}.pem"
-        if path.exists():
-            raise ConfigError(f"{path} is there already; move it to its client or delete it first")
-        public = public_pem(key)
-        registry.add(name, public, replace)
-        write_private_key(path, key)
-        print(f"its private key is {path}: move it to the client (flower-client --key) and delete it here")
+    public = read_public_key(public_key, "--public-key")
+    ClientRegistry(_files(certs).clients).add(name, public, replace)
     print(f"{name} may join with key {fingerprint(public)}")
 
 
@@ -152,7 +140,7 @@ clients = group(
 
     A running server takes notice: a new client can join at once, and a revoked one is out within a round. `invite`
     prints a line with a token. The client that runs it makes its key, checks the server, and is in. `add` takes a key
-    that was made with `flower-client keygen`, or without --public-key makes the pair here.""",
+    that was made with `flower-client keygen`.""",
     *(_invite, _add, _list, _revoke),
     example="flower-server clients invite ward-7 --expires 2h",
 )
