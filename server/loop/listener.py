@@ -55,10 +55,6 @@ class Selection:
     metric: str = "accuracy"
     counts: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", tuple(self.rank))
-        object.__setattr__(self, "counts", tuple(self.counts))
-
 
 @dataclass(frozen=True)
 class Progress:

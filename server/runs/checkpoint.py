@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
 from hyperbloom import __version__
@@ -29,6 +30,7 @@ from hyperbloom.common.files.storage import claim, keep, write_json, write_tenso
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder
 
+_PROGRESS, _RESULTS = TypeAdapter(Progress), TypeAdapter(dict[str, Selection])
 FORMAT = 1
 KEPT = 2
 LOCK_PATIENCE_S = 0.5  # a watcher tries the lock too, and holds it for a moment
@@ -55,10 +57,7 @@ def write_checkpoint(
         if path.exists():
             with path.open("ab") as file:
                 os.fsync(file.fileno())
-    body = {key: value for key, value in vars(checkpoint).items() if key not in ("tensors", "progress", "results")}
-    body |= {
-        "progress": dataclasses.asdict(checkpoint.progress),
-        "results": {name: dataclasses.asdict(selection) for name, selection in checkpoint.results.items()},
+    body = dataclasses.asdict(dataclasses.replace(checkpoint, tensors={})) | {
         "number": number,
         "config": _digest(dump_run_config(config).encode()),
         "lines": dict(lines),
@@ -193,18 +192,10 @@ def _read(folder: Path, path: Path) -> tuple[Checkpoint, dict[str, Any]]:
     for name, length in body["lines"].items():
         if length and (folder / name).stat().st_size < length:
             raise ValueError(f"{name} is shorter than it was")
-    progress = body["progress"]
-    best = Selection(**progress["best"]) if progress["best"] else None
-    checkpoint = Checkpoint(
-        run_id=body["run_id"],
-        phase=body["phase"],
-        progress=Progress(**{**progress, "best": best}),
-        results={name: Selection(**selection) for name, selection in body["results"].items()},
-        roster=body["roster"],
-        here=body["here"],
-        tensors=safetensors.torch.load(contents[name]) if (name := f"{path.stem}.safetensors") in contents else {},
-    )
-    return checkpoint, body
+    progress, results = _PROGRESS.validate_python(body["progress"]), _RESULTS.validate_python(body["results"])
+    tensors = safetensors.torch.load(contents[name]) if (name := f"{path.stem}.safetensors") in contents else {}
+    about = body["roster"], body["here"]
+    return Checkpoint(body["run_id"], body["phase"], progress, results, *about, tensors), body
 
 
 def _names_own_files(body: Mapping[str, Any], config: RunConfig) -> bool:
