@@ -30,10 +30,10 @@ class _Mute(Connection):
         self._encloses = self._encloses and self.uploads
         super().send(reply, seconds)
 
-    def _call(self, method: str, *args: Any) -> Any:
+    def _call(self, method: str, *args: Any, **more: Any) -> Any:
         if method == "PushObject" and not self.uploads:
             return PushObjectResponse(stored=True)
-        return super()._call(method, *args)
+        return super()._call(method, *args, **more)
 
 
 def attack(address: str, name: str, speechless: bool) -> None:

@@ -24,5 +24,6 @@ def test_they_are_scikit_learns() -> None:
 
 def test_without_scikit_learn_they_are_told_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(digits, "_numbers", digits._numbers.__wrapped__)  # not what another test has read
     with pytest.raises(DataError, match="pip install scikit-learn"):
         digits.read_digits(DataSpec("digits"))
