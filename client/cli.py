@@ -78,7 +78,8 @@ _FLAGS = [
             "tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
             is_flag=True,
         ),
-        Flag("--disclose-moments", "tell the server mean and deviation of the numbers to learn", is_flag=True),
+        Flag("--disclose-moments", "tell means and deviations: of numbers to learn, unscaled columns", is_flag=True),
+        Flag("--moments-noise", "with noise of so many standard errors", type=float, show_default="none"),
         Flag(
             "--disclose-counts",
             "send the counts behind each score (answers by class, scores in bins), for figures over all clients",

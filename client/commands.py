@@ -14,6 +14,7 @@ from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command
 from hyperbloom.common.program.names import default_state_dir
 
 _STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
+_MOST_IN_REPORT = 100
 _MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)
 
 
@@ -177,15 +178,18 @@ def _export(
     Flag("--model", "model folder, from export or join", required=True, type=FOLDER),
     Flag("--json as_json", "a JSON object per input, with all probabilities", is_flag=True),
     Flag("--masks", "segmentation: folder for the masks as PNG, a colour for each class", type=FOLDER),
+    Flag("--report", "page with the images, at most 100, and the answers; masks lie over the images", type=FILE),
     example="flower-client predict --model models/ward-7 scan-1.png scan-2.png",
 )
-def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | None) -> None:
+def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | None, report: Path | None) -> None:
     """Answer for images or arrays with an exported model.
 
     FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. For a
     model of a table they are .csv or .parquet with the same columns; the label may be missing. Prints a table, or
     tab-separated lines when piped: the file, then what the model's task tells: a class and its probability,
     each label's probability, numbers in their units, or the share of each class in a mask.
+
+    The report is one HTML file. It holds the images, so it belongs where they may be.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -193,20 +197,25 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
 
     from hyperbloom.common.data.unlabelled import read_inputs
     from hyperbloom.common.files.export import read_model
-    from hyperbloom.common.files.pictures import write_mask
+    from hyperbloom.common.files.pictures import draw, write_mask, write_page
 
     described, outputs_of = read_model(model)
-    table = Table(box=None, pad_edge=False)
+    if report and described.input_shape[:-2] not in ((1,), (3,)):
+        raise ConfigError(f"--report: expected a model of images, found inputs of shape {described.input_shape}")
+    table, shown, classes = Table(box=None, pad_edge=False), list[tuple[bytes, dict[str, str]]](), tuple[str, ...]()
     in_table = sys.stdout.isatty() and not as_json
     for inputs in read_inputs(files, described.input_shape, described.scaling, described.table):
         for start in range(0, len(inputs.names), 256):
             outputs = outputs_of(inputs.values[start : start + 256])
             answers = described.learned.show(outputs, described.class_names)
-            for file, answer in zip(inputs.names[start : start + 256], answers, strict=True):
-                mask = answer.pop("mask", None)
+            for place, answer in enumerate(answers, start):
+                file, mask = inputs.names[place], answer.pop("mask", None)
                 if mask is not None and masks:
                     answer["mask"] = str(write_mask(masks, file, mask))
                 cells = _cells(answer, 4 if in_table else 6)
+                if report and len(shown) < _MOST_IN_REPORT:
+                    shown.append((draw(inputs.values[place].numpy(), mask), {"file": file, **cells}))
+                    classes = described.class_names if mask else classes
                 if as_json:
                     print(json.dumps({"file": file, **answer}))
                 elif in_table:
@@ -217,6 +226,8 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
                     print(file, *cells.values(), sep="\t")
     if in_table:
         Console().print(table)
+    if report:
+        write_page(report, f"Answers of {model.name}", shown, classes)
 
 
 def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
+from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.names import check_name, default_state_dir
 
@@ -36,7 +37,8 @@ class ClientSettings:
     root_certificates: Path | None = None
     max_changes: int | None = None  # most changes over all runs; None: 1,000 with min_noise or min_masked, else any
     max_scores: int | None = None  # most scores over all runs; None: 0 with min_noise or min_masked, else any
-    disclose_moments: bool = False  # mean and deviation of the numbers to learn
+    disclose_moments: bool = False  # mean and deviation of the numbers to learn, and of columns without a scale
+    moments_noise: float | None = None  # noise on them, in units of their standard errors
     disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
     low_memory: bool = False  # examples paged in from the disk
     backbone: str | None = None  # pretrained network: a folder, or package.module:function
@@ -46,6 +48,8 @@ class ClientSettings:
             raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
         if self.min_noise is not None and not self.min_noise > 0:
             raise ConfigError(f"--min-noise: expected a number above 0, found {self.min_noise}")
+        if self.moments_noise is not None and not 0 < self.moments_noise < float("inf"):
+            raise ConfigError(f"--moments-noise: expected a number above 0, found {self.moments_noise}")
         if self.min_masked is not None and self.min_masked < FEWEST_CLIENTS:
             raise ConfigError(
                 f"--min-masked: expected {FEWEST_CLIENTS} clients in a sum or more, found {self.min_masked}"
@@ -69,8 +73,9 @@ class ClientSettings:
 
     @property
     def source(self) -> DataSpec:
-        """The data; a table without --schema is read by the server's, once there is one."""
-        if self.data.is_table and self.data.schema is None and self.schema_file.exists():
+        """The data; a table without --schema, or with one without scales, is read by the server's once there is one."""
+        own = self.data.schema
+        if self.data.is_table and self.schema_file.exists() and (own is None or load_schema(own).open):
             return replace(self.data, schema=self.schema_file)
         return self.data
 

@@ -1,5 +1,6 @@
 """A round from the algorithm's side: the exchanges in which clients train and score what the algorithm writes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -97,12 +98,14 @@ class Turn:
             raise WireError("expected at most the validation and test examples that it said it has, found more")
         single = {f"{metric}/{at}" for metric in metrics for at in range(outputs)}
         length = task.length(outputs, metrics)
+        pixels = math.prod(task.output_shape(outputs, about.input_shape)[1:])
         for score in (result.val, result.test):
             if unknown := set(score.metrics) - set(metrics) - single:
                 raise WireError(f"expected the metrics {', '.join(metrics)}, found {min(unknown)}")
             if len(score.counts) not in (0, length):
                 raise WireError(f"expected {length} counts or none, found {len(score.counts)}")
-            if score.counts and not task.are_counts(*task.unpacked(score.counts, outputs), score.total):
+            counts = task.unpacked(score.counts, outputs) if score.counts else None
+            if counts and not task.are_counts(*counts, pixels * score.total):
                 raise WireError(f"expected counts of {score.total} examples, found others")
 
     def _size(self, clients: Sequence[Client]) -> int:

@@ -13,7 +13,7 @@ from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.data.schema import difference, read_schema
+from hyperbloom.common.data.schema import difference, load_schema, read_schema
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build, build_own
@@ -70,21 +70,24 @@ class Client:
             self._try_own(self.own)
 
     def adopt(self, text: str | None) -> None:
-        """Read this client's table by the schema that the server hands out; without one or without a table, do nothing.
+        """Read this client's table by the schema that the server hands out, or else by the user's; others stay.
 
         Raises:
             RefusedError: The user gave another schema, or the table does not fit; the log says where.
         """
-        if text is None or not self.settings.data.is_table or self.schema is None:
+        path = self.settings.data.schema
+        if (text is None and path is None) or not self.settings.data.is_table or self.schema is None:
             return
         try:
-            wanted = read_schema(text, "the server's schema")
+            own = None if path is None else load_schema(path)
+            wanted = own if text is None else read_schema(text, "the server's schema")
+            assert wanted is not None
             if wanted == self.schema:
                 return
-            if self.settings.data.schema is not None:
-                raise DataError(f"--schema: not the server's: {difference(wanted, self.schema)}")
+            if own is not None and (why := difference(wanted, own.scaled(wanted.scales))):
+                raise DataError(f"--schema: not the server's: {why}")
             before = self.settings.schema_file.read_bytes() if self.settings.schema_file.exists() else None
-            write_bytes(self.settings.schema_file, text.encode())
+            write_bytes(self.settings.schema_file, wanted.text.encode())
             try:
                 self._load()
             except HyperbloomError:

@@ -1,13 +1,27 @@
-"""A client's introduction, which includes as much of its own model as the server asks for and the user allows."""
+"""A client's introduction, which includes as much of its own model as the server asks for and the user allows.
+
+A user may disclose moments: of the numbers to learn, and of a table's numbers without a scale. With noise Z the mean of
+n values with deviation s is told with an error of Z s / sqrt(n), Z standard errors, and the logarithm of the deviation
+with one of Z / sqrt(2 n). Noise is drawn once for the same moments and kept: the mean of many draws would tell them.
+"""
+
+import hashlib
+import json
+import math
+
+from torch import Tensor
 
 from hyperbloom import __version__
 from hyperbloom.client.settings import Disclosure
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.common.errors import RefusedError, WireError
+from hyperbloom.common.errors import HyperbloomError, RefusedError, WireError
+from hyperbloom.common.files.storage import write_json
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import server_of
+from hyperbloom.common.secrecy.noise import noise
+from hyperbloom.common.tasks import Task
 from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
 
 ALL_TYPES = ("all",)
@@ -26,7 +40,6 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
     with client.hide_own_model():
         types, graph = describe_model(client.own, client.settings.disclose, greeting.asks)
     reference, task = greeting.reference, client.task_for(greeting.task)
-    moments = task.moments(client.train_data.labels) if client.settings.disclose_moments else ()
     return Introduction(
         client_id=client.settings.client_id,
         token=client.state.token(server_of(client.settings.root_certificates), client.settings.server or ""),
@@ -45,10 +58,40 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         mean=client.scaling.mean,
         std=client.scaling.std,
         task=task.spec.name,
-        moments=moments,
+        moments=_moments(client, task) if client.settings.disclose_moments else (),
         schema=client.schema.text if client.schema else None,
         backbone=client.backbone,
     )
+
+
+def _moments(client: Client, task: Task) -> tuple[float, ...]:
+    """Return `Introduction.moments`, with the noise that the user wants."""
+    data, places = client.train_data, client.schema.open.values() if client.schema else ()
+    targets = data.labels.view(len(data), -1).T if task.standardises else ()
+    columns = (
+        data.inputs[data.inputs[:, place + 1] == 0, place] for place in places
+    )  # the next input: what is missing
+    return tuple(each for values in (*targets, *columns) for each in _moments_of(values.double(), client))
+
+
+def _moments_of(values: Tensor, client: Client) -> list[float]:
+    """Return how many values there are, their mean, and their deviation; 0 for both of no values."""
+    count = len(values)
+    exact = [float(count), float(values.mean()), float(values.std(correction=0))] if count else [0.0, 0.0, 0.0]
+    factor, path = client.settings.moments_noise, client.settings.folder / "moments.json"
+    if factor is None:
+        return exact
+    try:
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        key = hashlib.sha256(json.dumps([factor, *exact]).encode()).hexdigest()
+        if key not in kept:
+            _, mean, std = exact
+            one, other = (factor / math.sqrt(max(1, count)) * noise(2)).tolist()
+            kept[key] = [float(count), mean + one * std, std * math.exp(other / math.sqrt(2))]
+            write_json(path, kept, mode=0o600)
+        return [float(each) for each in kept[key]]
+    except (ValueError, TypeError) as error:
+        raise HyperbloomError(f"{path} is damaged; restore it from a backup ({error})") from None
 
 
 def describe_model(

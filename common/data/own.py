@@ -34,6 +34,8 @@ def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name
     checked = as_labels(labels, labels_name)
     if len(stored) != len(checked):
         raise DataError(f"{labels_name}: expected {len(stored)} labels, as {inputs_name}, found {len(checked)}")
+    if checked.ndim == 3 and checked.shape[1:] != stored.shape[2:]:
+        raise DataError(f"{labels_name}: expected masks as large as the images, found {checked.shape[1:]}")
     return Portion.of(ArrayBlock(stored), checked)
 
 

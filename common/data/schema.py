@@ -35,16 +35,16 @@ class Column(Section):
     """One column of inputs.
 
     Attributes:
-        mean: subtracted from a number.
-        std: divides the difference.
+        mean: subtracted from a number; 0 if only `std` is given.
+        std: divides the difference. Without both, a number is scaled by the moments that clients disclose, if any do.
         words: what a category may be.
         missing: what stands for a missing value, beside the usual words and nothing at all.
     """
 
     name: str
     kind: Literal["number", "category"]
-    mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    std: Rate = 1.0
+    mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    std: Rate | None = None
     words: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -63,13 +63,14 @@ class Column(Section):
         inputs = np.zeros((len(cells), self.width), np.float32)
         inputs[gone, -1] = 1.0
         place = {word: number for number, word in enumerate(self.words)}
+        mean, std = self.mean or 0.0, self.std or 1.0
         for row in np.flatnonzero(~gone).tolist():
             if self.kind == "category":
                 if cells[row] not in place:
                     raise _wrong(where, row, self.name, f"one of {', '.join(self.words)}", cells[row])
                 inputs[row, place[cells[row]]] = 1.0
             else:
-                inputs[row, 0] = (_number(cells[row], where, row, self.name) - self.mean) / self.std
+                inputs[row, 0] = (_number(cells[row], where, row, self.name) - mean) / std
         return inputs
 
 
@@ -99,6 +100,26 @@ class Schema(Section):
     def width(self) -> int:
         """The number of inputs of a network."""
         return sum(column.width for column in self.columns)
+
+    @cached_property
+    def open(self) -> dict[str, int]:
+        """The numbers without a scale, and the place of each among the inputs."""
+        ends = np.cumsum([column.width for column in self.columns]).tolist()
+        places = zip(self.columns, ends, strict=True)
+        return {
+            one.name: end - one.width for one, end in places if one.kind == "number" and one.mean is one.std is None
+        }
+
+    @property
+    def scales(self) -> dict[str, tuple[float | None, float | None]]:
+        """The mean and the deviation of each column."""
+        return {column.name: (column.mean, column.std) for column in self.columns}
+
+    def scaled(self, scales: Mapping[str, tuple[float | None, float | None]]) -> "Schema":
+        """Return the schema with the mean and the deviation that `scales` have for its columns in `open`."""
+        found = {name: dict(zip(("mean", "std"), scales[name], strict=True)) for name in self.open if name in scales}
+        columns = (one.model_copy(update=found.get(one.name, {})) for one in self.columns)
+        return self.model_copy(update={"columns": tuple(columns)})
 
     def inputs(self, table: Table, where: str) -> AnyArray:
         """Return float32 `(N, width)`; DataError if a column is missing, or a cell is not what the schema says."""

@@ -209,7 +209,8 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
         raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel, one for all, or none")
     own = described.model not in model_names()
     network = _onnx_session(folder, described.model) if own else _network(folder, described.spec)
-    return described, _checked(network, folder, described.num_classes)
+    shape = described.learned.output_shape(described.num_classes, described.input_shape)
+    return described, _checked(network, folder, shape)
 
 
 def _network(folder: Path, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
@@ -226,7 +227,7 @@ def _network(folder: Path, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
     return torch.no_grad()(module)
 
 
-def _checked(network: Callable[[Tensor], Tensor], folder: Path, classes: int) -> Callable[[Tensor], Tensor]:
+def _checked(network: Callable[[Tensor], Tensor], folder: Path, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """Return the network of a folder from elsewhere: it may fail, or return something else."""
 
     def logits(inputs: Tensor) -> Tensor:
@@ -236,8 +237,9 @@ def _checked(network: Callable[[Tensor], Tensor], folder: Path, classes: int) ->
             raise ConfigError(
                 f"{folder}: its network fails on inputs {tuple(inputs.shape)}: {describe(error)}"
             ) from error
-        if found.shape != (len(inputs), classes):
-            raise ConfigError(f"{folder}: expected {classes} logits for each input, found {tuple(found.shape)}")
+        if found.shape != (len(inputs), *shape):
+            wanted = " x ".join(map(str, shape))
+            raise ConfigError(f"{folder}: expected {wanted} outputs for each input, found {tuple(found.shape)}")
         return found
 
     return logits

@@ -78,10 +78,6 @@ class Task(ABC):
         """
         raise DataError(f"class_weights: expected none, because {self.spec.name} has no classes")
 
-    def moments(self, labels: Tensor) -> tuple[float, ...]:
-        """Return the means and then the deviations of targets, which a client may disclose; none of other labels."""
-        return ()
-
     # ------------------------------------------------------------------ training
 
     @abstractmethod
@@ -152,12 +148,10 @@ class Task(ABC):
     def measure(self, answers: Tensor, labels: Tensor, outputs: int, names: Sequence[str]) -> Measured:
         """Compute metrics of answers to examples `(N, ...)`."""
         counts, found = self.counts(answers, labels, outputs), {}
-        pairs, scored = None, [name for name in names if self.metrics[name].scored]
-        if scored:
-            pairs = self.scores(answers, labels)
+        pairs = self.scores(answers, labels) if any(self.metrics[name].scored for name in names) else ()
         for name in names:
             metric = self.metrics[name]
-            found[name] = metric.counted(counts) if metric.counted else _by_label(metric, *_not_none(pairs))
+            found[name] = metric.counted(counts) if metric.counted else _by_label(metric, *pairs)
         flat = [counts.flatten(), *([histogram_of(*pairs).flatten()] if pairs else [])]
         return Measured(self._defined(found), tuple(torch.cat(flat).tolist()))
 
@@ -191,7 +185,7 @@ class Task(ABC):
         return flat[: like.numel()].view(like.shape), flat[like.numel() :].view(-1, 2, BINS)
 
     def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
-        """Return whether what `unpacked` returned can be of `total` examples."""
+        """Return whether what `unpacked` returned can be of `total` examples, or of so many pixels."""
         often = bins.sum((1, 2)) <= total
         return bool((own >= 0).all() and (bins >= 0).all() and often.all())
 
@@ -207,6 +201,10 @@ class Task(ABC):
 
     # ------------------------------------------------------------------ networks and people
 
+    def output_shape(self, outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a network's outputs for one input."""
+        return (outputs,)
+
     def auto_model(self, input_shape: tuple[int, ...]) -> str:
         """Return the architecture that `auto` means: a LeNet for images of at least 28 x 28 pixels, else an MLP."""
         return "lenet" if len(input_shape) == 3 and min(input_shape[1:]) >= 28 else "mlp"
@@ -220,11 +218,6 @@ class Task(ABC):
         return f"logits of {len(names)} classes: {', '.join(names)}"
 
 
-def _not_none(pairs: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    assert pairs is not None
-    return pairs
-
-
 def _by_label(metric: Metric, scores: Tensor, truth: Tensor) -> Tensor:
     """Return the metric of each label; NaN for one that is only present or only absent."""
     assert metric.scored
@@ -234,4 +227,4 @@ def _by_label(metric: Metric, scores: Tensor, truth: Tensor) -> Tensor:
         positives = int(each[known].sum())
         mixed = 0 < positives < int(known.sum())
         values.append(metric.scored(score[known], each[known].long()) if mixed else torch.tensor(torch.nan))
-    return torch.stack([value.double().cpu() for value in values])
+    return torch.stack([value.double().cpu() for value in values]).clamp(0, 1)  # in float32 an area may exceed 1

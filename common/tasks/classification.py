@@ -33,6 +33,10 @@ class OfClasses(Task):
         weights = labels.numel() / (int((counts > 0).sum()) * counts.clamp(min=1))
         return weights[labels]
 
+    def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
+        """Return whether it can be, with each example, or each of its pixels, once in the confusion matrix."""
+        return super().are_counts(own, bins, total) and float(own.sum()) == total
+
     def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`, as a mean over examples and pixels."""
         own, other = (F.log_softmax(logits / temperature, 1) for logits in (student, teacher))
@@ -73,10 +77,6 @@ class Classification(OfClasses):
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
         """Return the confusion matrix."""
         return confusion_of(answers.argmax(1), labels, outputs)
-
-    def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
-        """Return whether it can be, with each example once in the confusion matrix."""
-        return super().are_counts(own, bins, total) and float(own.sum()) == total
 
     def scores(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability of each class against the others; of two classes, that of the second."""

@@ -29,11 +29,6 @@ class Regression(Task):
         if not sound or not bool(labels.isfinite().all()):
             raise DataError(f"labels: expected {self.looks}, found {labels.dtype} {tuple(labels.shape)}")
 
-    def moments(self, labels: Tensor) -> tuple[float, ...]:
-        """Return the mean of each target, then the deviations."""
-        columns = _columns(labels).double()
-        return (*columns.mean(0).tolist(), *columns.std(0, correction=0).tolist())
-
     def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = self.spec.mean or (0.0,), self.spec.std or (1.0,)
         return like.new_tensor(mean), like.new_tensor(std)

@@ -76,6 +76,10 @@ class Segmentation(OfClasses):
         """Return masks without pixels."""
         return torch.zeros(0, 1, 1), torch.zeros(0, 1, 1, dtype=torch.int64)
 
+    def output_shape(self, outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the logits of all pixels."""
+        return (outputs, *input_shape[1:])
+
     def auto_model(self, input_shape: tuple[int, ...]) -> str:
         """Return a small U-Net."""
         return "unet"

@@ -154,7 +154,8 @@ class Introduction:
         has_reference: whether the client has the reference set of the greeting; None if the greeting names none.
         divisor: divisor of stored numbers, before `mean` and `std` normalise the channels.
         task: for which its labels are.
-        moments: means and then deviations of the targets; empty unless the client's user chose to disclose them.
+        moments: for each target, and for each number to which its schema gives no scale: how many values it has, their
+            mean, and their deviation; empty unless the client's user chose to disclose them.
         schema: what the columns of its table mean, as JSON, if its data are one.
         backbone: digest of its pretrained network, if it has one.
     """

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,8 +15,9 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.schema import difference, read_schema
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
-from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
+from hyperbloom.common.tasks import AUTO, Task, TaskSpec, make_task
 from hyperbloom.common.wire import Introduction
+from hyperbloom.common.wire.orders import LARGEST_LOSS
 from hyperbloom.common.wire.pack import LONGEST_LAYOUT
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.algorithm import Algorithm, Setting
@@ -111,11 +113,24 @@ class Admission:
         for client in self._checked(roster):
             self.algorithm.join(client, client.row >= known)
         if self.setting is not None and self.setting.task.standardises:
-            roster.moments = roster.moments or self.config.target_moments or _pooled_moments(roster)
+            pairs = _pooled_moments(roster)[: self.setting.spec.num_classes]
+            pooled = tuple(number for numbers in zip(*pairs, strict=True) for number in numbers)
+            roster.moments = roster.moments or self.config.target_moments or pooled
             half = len(roster.moments) // 2
             task = replace(self.setting.task.spec, mean=roster.moments[:half], std=roster.moments[half:])
             self.algorithm.setting = replace(self.setting, task=make_task(task))
         self._open = True
+
+    def scale_columns(self, roster: Roster) -> str | None:
+        """Return the schema with scales for the columns that it leaves open, by the moments that clients disclose.
+
+        None if there are no such columns, or nobody has disclosed moments.
+        """
+        schema, moments = self._schema and read_schema(self._schema, "the schema"), _pooled_moments(roster)
+        if not schema or not schema.open or not moments:
+            return None
+        self._schema = schema.scaled(dict(zip(schema.open, moments[-len(schema.open) :], strict=True))).text
+        return self._schema
 
 
 def check_introduction(
@@ -128,9 +143,9 @@ def check_introduction(
     """
     input_shape = setting.spec.input_shape if setting else config.input_shape
     num_classes = setting.spec.num_classes if setting else config.num_classes
-    task = setting.task.spec.name if setting else None if config.task == AUTO else config.task
-    if task not in (None, about.task):
-        raise RefusedError(f"expected labels for {task} as in this federation, found labels for {about.task}")
+    named = setting.task.spec.name if setting else None if config.task == AUTO else config.task
+    if named not in (None, about.task):
+        raise RefusedError(f"expected labels for {named} as in this federation, found labels for {about.task}")
     if input_shape not in (None, about.input_shape):
         raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
     if num_classes not in (None, about.num_classes):
@@ -149,8 +164,6 @@ def check_introduction(
         raise RefusedError(f"expected at most {MOST_NUMBERS} numbers about its data, found {numbers}, or huge ones")
     if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
         raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
-    if not _are_moments(about):
-        raise RefusedError("expected a mean and a positive deviation of each target or none, found others")
     if not _is_scaling(about):
         raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
     if min(about.train_examples, about.val_examples, about.test_examples) < 1:
@@ -162,13 +175,19 @@ def check_introduction(
             raise RefusedError(str(error)[:300]) from None
         if (width,) != about.input_shape:
             raise RefusedError(f"expected the {width} inputs of its schema, found {about.input_shape}")
+    try:
+        task = make_task(TaskSpec(about.task))
+    except ConfigError as error:
+        raise RefusedError(str(error)) from None
+    if not _are_moments(about, task):
+        raise RefusedError("expected count, mean and deviation of each target and open column or none, found others")
     if (about.backbone is None) != (config.backbone is None):
         raise RefusedError(f"expected {'--backbone' if config.backbone else 'no --backbone'} as in this federation")
     if setting is not None:
         _check_backbone(about, config, setting)
         return setting
     try:
-        made = make_task(TaskSpec(about.task, balanced=config.class_weights == "balanced"))
+        made = make_task(replace(task.spec, balanced=config.class_weights == "balanced"))
         setting = replace(algorithm.settle(about), task=made)
     except (ModelError, ConfigError) as error:
         raise RefusedError(str(error)) from None
@@ -206,25 +225,27 @@ def _is_scaling(about: Introduction) -> bool:
     return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0
 
 
-def _are_moments(about: Introduction) -> bool:
-    targets, found = about.num_classes, about.moments
-    return not found or (len(found) == 2 * targets and all(map(math.isfinite, found)) and min(found[targets:]) > 0)
+def _are_moments(about: Introduction, task: Task) -> bool:
+    """Return whether the moments that a client discloses can be of its data; its schema is valid."""
+    columns = len(read_schema(about.schema, "its schema").open) if about.schema else 0
+    told = torch.tensor(about.moments, dtype=torch.float64)
+    if len(told) not in (0, 3 * (columns + about.num_classes * task.standardises)):
+        return False
+    counts, means, deviations = told.view(-1, 3).T
+    fits = (counts >= 0) & (counts <= about.train_examples) & (deviations >= 0)
+    return bool((fits & (deviations < LARGEST_LOSS) & (means.abs() < LARGEST_LOSS)).all())  # false for NaN
 
 
-def _pooled_moments(roster: Roster) -> tuple[float, ...]:
-    """Return the means and the deviations of targets over all examples of the clients that disclose theirs."""
-    told = [client.about for client in roster if client.about.moments]
+def _pooled_moments(roster: Roster) -> list[tuple[float, float]]:
+    """Return the mean and the deviation of each number over all values of the clients that disclose theirs."""
+    told = [client.about.moments for client in roster if client.about.moments]
     if not told:
-        return ()
-    shares = [about.train_examples / sum(each.train_examples for each in told) for about in told]
-    mean, std = [], []
-    for at in range(told[0].num_classes):
-        means, deviations = zip(*((a.moments[at], a.moments[at + a.num_classes]) for a in told), strict=True)
-        whole = sum(share * each for share, each in zip(shares, means, strict=True))
-        parts = zip(shares, means, deviations, strict=True)
-        mean.append(whole)
-        std.append(math.sqrt(sum(share * (deviation**2 + (each - whole) ** 2) for share, each, deviation in parts)))
-    return (*mean, *std)
+        return []
+    counts, means, deviations = torch.tensor(told, dtype=torch.float64).view(len(told), -1, 3).unbind(2)  # (C, K)
+    shares = counts / counts.sum(0).clamp(min=1)
+    mean = (shares * means).sum(0)
+    std = (shares * (deviations**2 + (means - mean) ** 2)).sum(0).sqrt()
+    return list(zip(mean.tolist(), (value or 1.0 for value in std.tolist()), strict=True))
 
 
 def _are_shares(values: Sequence[float], classes: int) -> bool:

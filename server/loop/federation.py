@@ -116,6 +116,13 @@ class Federation:
                 )
             pause.take()
 
+    def greet_again(self, greeting: Greeting) -> None:
+        """Ask all who are here once more, with another greeting; they are away until they answer."""
+        self.greeting, self._visited = greeting, -VISIT_EVERY_S
+        for client in self.roster.live:
+            self.roster.leave(self.roster.node_of(client) or 0)
+        self._met.clear()
+
     def send(self, orders: Sequence[tuple[Client, Order, Any]]) -> list[Letter]:
         """Send orders, each with its client and what to remember of it; return those that the grid accepted."""
         addressed = []

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
-from hyperbloom.common.data.schema import load_schema
+from hyperbloom.common.data.schema import load_schema, read_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
@@ -77,7 +77,11 @@ class Session:
         went_on = self.resume.checkpoint if self.resume else None
         results = dict(went_on.results) if went_on else {}
         names = (self.config.strategy, *self.config.baselines)
-        self.federation.greeting = greeting_of(make_algorithm(self.config))  # baselines share this greeting
+        greeting = greeting_of(make_algorithm(self.config))  # baselines share this greeting
+        told = next((client.about.schema for client in self.roster), None)  # perhaps scaled by moments
+        if told and (greeting.schema is None or read_schema(greeting.schema, "the schema").open):
+            greeting = replace(greeting, schema=told)
+        self.federation.greeting = greeting
         for phase, name in enumerate(names):
             if went_on and phase < went_on.phase:
                 continue
@@ -122,6 +126,11 @@ class Session:
     def _gather(self, known: int, wanted: int) -> None:
         """Wait for `wanted` clients, and hand all to the algorithm."""
         self.federation.gather(wanted, self.config.join_timeout_s)
+        scaled = None if known else self.federation.admission.scale_columns(self.roster)
+        if scaled is not None:
+            self._tell("scaling the columns of tables by the moments that clients disclose; all clients are told")
+            self.federation.greet_again(replace(self.federation.greeting, schema=scaled))
+            self.federation.gather(wanted, self.config.join_timeout_s)
         self.roster.sort(known)
         self.federation.admission.begin(self.roster, known)
 

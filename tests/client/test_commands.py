@@ -14,6 +14,7 @@ from hyperbloom.common.files import export
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.secrecy.keys import fingerprint, public_pem, read_private_key, read_public_key
+from hyperbloom.common.tasks import TaskSpec
 
 
 @pytest.fixture
@@ -61,6 +62,28 @@ def test_more_inputs_than_go_through_at_once_keep_their_names(model: Path, capsy
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [line[1] == "minus [x]" for line in lines] == [index % 7 == 0 for index in range(600)]
     assert lines[599][0].endswith("[599]")
+
+
+def test_masks_are_files_and_lie_over_the_images_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    spec = ModelSpec("unet", "S", (1, 8, 8), 2)
+    write_model(
+        tmp_path / "m", build(spec), spec, ("ground", "cell"), Scaling(), Card("T", {}, ()), TaskSpec("segmentation")
+    )
+    np.save(tmp_path / "two.npy", np.random.default_rng(0).random((2, 1, 8, 8), dtype=np.float32))
+    where = ["--masks", str(tmp_path / "masks"), "--report", str(tmp_path / "report.html")]
+    assert main(["predict", "--model", str(tmp_path / "m"), "--json", *where, str(tmp_path / "two.npy")]) == 0
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first["ground"] + first["cell"] == pytest.approx(1.0) and Path(second["mask"]).is_file()
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<img") == 2 and "two.npy[1]" in page and "> cell" in page
+
+
+def test_a_report_is_for_images(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--model", str(model), "--report", "r.html", str(model.parent / "inputs.npy")]) == 2
+    assert "--report: expected a model of images, found inputs of shape (4,)" in capsys.readouterr().err
 
 
 def test_errors_are_one_line_and_code_2(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,7 @@ FULL = ClientSettings(
     state_dir=Path("/var/lib/ward-7"),
     disclose_class_shares=True,
     disclose_moments=True,
+    moments_noise=0.5,
     disclose_counts=True,
     model="mypackage.nets:make",
     disclose="graph",
@@ -76,6 +77,7 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "state-dir": "/var/lib/ward-7",
         "disclose-class-shares": True,
         "disclose-moments": True,
+        "moments-noise": 0.5,
         "disclose-counts": True,
         "model": "mypackage.nets:make",
         "disclose": "graph",
@@ -128,6 +130,7 @@ SETTINGS = st.builds(
     state_dir=PATHS,
     disclose_class_shares=st.booleans(),
     disclose_moments=st.booleans(),
+    moments_noise=st.none() | st.floats(0.01, 100.0),
     disclose_counts=st.booleans(),
 )
 

@@ -5,7 +5,9 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -134,3 +136,40 @@ def test_a_schema_of_the_users_own_must_be_the_servers(tmp_path: Path, caplog: p
     with pytest.raises(RefusedError):
         introduce(worker, Greeting("1", schema=SCHEMA.replace("2.0", "3.0")))
     assert "--schema: not the server's: expected the column" in caplog.text
+
+
+def test_moments_are_told_with_the_same_noise_each_time(tmp_path: Path) -> None:
+    wide = SCHEMA.replace(', "std": 2.0', "")
+    (tmp_path / "own.json").write_text(wide)
+    spec = DataSpec(table(tmp_path), schema=tmp_path / "own.json")
+
+    def told(name: str, **more: Any) -> tuple[float, ...]:
+        settings = ClientSettings("a", spec, "cpu", state_dir=tmp_path / name, **more)
+        return introduce(Client(settings), Greeting("1")).moments
+
+    ages = Client(ClientSettings("a", spec, "cpu", state_dir=tmp_path / "a")).train_data.inputs[:, 0].double()
+    exact = (len(ages), float(ages.mean()), float(ages.std(correction=0)))
+    assert told("a") == () and told("a", disclose_moments=True) == pytest.approx(exact)
+    noisy = {"disclose_moments": True, "moments_noise": 0.5}
+    first, errors = told("b", **noisy), []
+    assert told("b", **noisy) == first != told("c", **noisy)
+    for place in range(100):
+        _, mean, deviation = told(f"d{place}", **noisy)
+        errors.append([(mean - exact[1]) / exact[2], np.log(deviation / exact[2])])
+    found = np.sqrt(np.square(errors).mean(0))
+    expected = 0.5 / np.sqrt([len(ages), 2 * len(ages)])
+    np.testing.assert_allclose(found, expected, rtol=0.4)  # of 100 draws, so five times their error
+
+
+def test_a_schema_without_scales_takes_those_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text(SCHEMA.replace(', "std": 2.0', ""))
+    settings = ClientSettings(
+        "a", DataSpec(table(tmp_path), schema=tmp_path / "own.json"), "cpu", state_dir=tmp_path / "a"
+    )
+    worker = Client(settings)
+    plain = worker.train_data.inputs.clone()
+    introduce(worker, Greeting("1", schema=SCHEMA))
+    torch.testing.assert_close(worker.train_data.inputs[:, 0], plain[:, 0] / 2)
+    torch.testing.assert_close(Client(settings).train_data.inputs[:, 0], plain[:, 0] / 2)  # after a restart
+    introduce(worker, Greeting("1"))  # another run, in which nobody says how
+    torch.testing.assert_close(worker.train_data.inputs, plain)

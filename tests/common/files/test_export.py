@@ -177,7 +177,7 @@ def test_a_foreign_network_that_is_none_or_another_is_told(tmp_path: Path, outpu
     onnx = tmp_path / "m" / "model.onnx"
     onnx.write_bytes((tmp_path / "other" / "model.onnx").read_bytes() if outputs else b"garbage")
     with pytest.raises(
-        ConfigError, match="expected 3 logits for each input" if outputs else "expected a network in ONNX"
+        ConfigError, match="expected 3 outputs for each input" if outputs else "expected a network in ONNX"
     ):
         read_model(tmp_path / "m")[1](torch.zeros(4, 5))
     with pytest.raises(ConfigError, match="its network fails on inputs" if outputs else "expected a network in ONNX"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import ModelError, RefusedError
 from hyperbloom.common.wire import Introduction, Weights
 from hyperbloom.server.loop import admission
@@ -51,6 +52,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schema": "x" * 200_000}, "its schema: expected a schema of at most"),
     ({"schema": SCHEMA.replace("age", "x" * 300).replace("number", "date")}, "columns.0.kind: expected"),
     ({"schema": SCHEMA.replace("]}", ', {"name": "bmi", "kind": "number"}]}')}, "expected the 6 inputs of its schema"),
+    ({"schema": SCHEMA, "moments": (30.0, 1.0, 1.0)}, "expected count, mean and deviation of each target and open"),
+    ({"schema": SCHEMA, "moments": (30.0, 1.0, 1.0) * 3}, "expected count, mean and deviation of each target and open"),
+    ({"schema": SCHEMA, "moments": (1e6, 1.0, 1.0) * 2}, "expected count, mean and deviation of each target and open"),
+    ({"schema": SCHEMA, "moments": (9.0, 1.0, -1.0) * 2}, "expected count, mean and deviation of each target and open"),
+    (
+        {"schema": SCHEMA, "moments": (9.0, 1e300, 1.0) * 2},
+        "expected count, mean and deviation of each target and open",
+    ),
+    ({"moments": (9.0, float("nan"), 1.0)}, "expected count, mean and deviation of each target and open"),
 ]
 
 
@@ -219,6 +229,23 @@ def test_a_table_does_not_join_a_federation_without() -> None:
     admission.check(introduction("a"), Roster(0))
     with pytest.raises(RefusedError, match="its are a table with a schema, this federation's are not"):
         admission.check(replace(introduction("b"), schema=SCHEMA), Roster(0))
+
+
+def test_the_moments_of_all_values_follow_from_those_of_each_client_that_tells_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [50 + 9 * torch.randn(count, generator=generator, dtype=torch.float64) for count in (4, 30)]
+    run, roster = config(task="classification"), Roster(0)
+    doors = Admission(run, make_algorithm(run), schema=SCHEMA)
+    for name, part in zip("abc", [*parts, None], strict=True):
+        told = () if part is None else (len(part), float(part.mean()), float(part.std(correction=0)), 0.0, 0.0, 0.0)
+        about = replace(introduction(name), schema=SCHEMA, moments=told, train_examples=40)
+        doors.check(about, roster)
+        roster.admit(ord(name), about)
+    scales = read_schema(doors.scale_columns(roster) or "", "it").scales
+    every = torch.cat(parts)
+    assert scales["age"] == pytest.approx((float(every.mean()), float(every.std(correction=0))))
+    assert scales["dose"] == (0.0, 1.0)  # nobody has a value
+    assert doors.scale_columns(roster) is None  # it is done once
 
 
 # ---------------------------------------------------------------------- the limit on networks

@@ -3,16 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from flwr.app import Message
 
 from hyperbloom import __version__
-from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.client.work.client import client_for
+from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, TrainOrder
 from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
+from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport
 from hyperbloom.server.loop.session import Session, baseline_config, check_run, greeting_of
 from hyperbloom.strategies import make_algorithm
@@ -170,3 +174,41 @@ def test_waiting_that_has_become_pointless_ends_the_run(config: RunConfig, watch
 
     with pytest.raises(CohortError, match=r"^client-1 ended with code 2$"):
         Session(config.model_copy(update={"clients": 3}), watched, "run", [], watch).run()
+
+
+OPEN = """{"label": ["pulse"], "columns": [{"name": "age", "kind": "number"}, {"name": "dose", "kind": "number"},
+{"name": "bmi", "kind": "number", "mean": 20.0, "std": 4.0}]}"""
+
+
+def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_when_the_run_goes_on(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    rows = [
+        f"{50 + 9 * a},{'' if a > 0.5 else 7e-3 * b},{24 + c},{70 + 8 * d}"
+        for a, b, c, d in generator.normal(size=(60, 4))
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["age,dose,bmi,pulse", *rows]))
+    (tmp_path / "open.json").write_text(OPEN)
+    data = DataConfig(name=str(tmp_path / "t.csv"), schema_file=str(tmp_path / "open.json"), split="iid")
+    config = config.model_copy(update={"data": data, "model": "mlp"})
+    heard, grid = Heard(), WatchedGrid(inline_grid(config, tmp_path))
+    session = Session(config, grid, "run", [heard])
+    session.run()
+    clients = [client_for(client_settings(config, index, tmp_path)) for index in (0, 1)]
+    inputs = torch.cat([client.train_data.inputs for client in clients]).double()
+    for column in (0, 2):
+        values = inputs[inputs[:, column + 1] == 0, column]
+        assert [float(values.mean()), float(values.std(correction=0))] == pytest.approx([0.0, 1.0], abs=1e-5)
+    assert inputs[:, 4].mean() > 0.5, "the schema's own scale"
+    targets = torch.cat([client.train_data.labels for client in clients]).double()
+    assert session.roster.moments == pytest.approx([float(targets.mean()), float(targets.std(correction=0))])
+    assert len(grid.of(Greeting)) == 4 and {order.target.task.mean for order in grid.of(TrainOrder)} == {
+        session.roster.moments[:1]
+    }
+    schema = next(iter(session.roster)).about.schema
+    again = WatchedGrid(inline_grid(config, tmp_path))
+    resumed = Session(config, again, "run", [], resume=Resume(heard.checkpoints[1], [(0, 0), (0, 1)], [(0, 1)]))
+    resumed.run()
+    assert [greeting.schema for greeting in again.of(Greeting)] == [schema] * 2
+    assert resumed.roster.moments == session.roster.moments
