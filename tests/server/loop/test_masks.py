@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as client_side
 from hyperbloom.client.work import training
@@ -129,7 +130,8 @@ class Crew:
         return lie(result, self) if lie else result
 
     def _answer_honestly(self, name: str, order: Any) -> Any:
-        client: Any = SimpleNamespace(settings=ClientSettings(name))  # of the real one no more is asked for
+        settings = ClientSettings(name)
+        client: Any = SimpleNamespace(settings=settings, releases=Releases(settings))  # no more is asked for
         handlers: dict[type[Order], Any] = {
             KeysOrder: client_side.make_keys,
             SharesOrder: client_side.deal_shares,
