@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, client_for
+from hyperbloom.client.work.comparison import compare
 from hyperbloom.client.work.encoding import backprop, describe
 from hyperbloom.client.work.evaluation import evaluate_order
 from hyperbloom.client.work.introduction import introduce, take_notice
@@ -39,6 +40,7 @@ HANDLERS: dict[type[wire.Order], Callable[[Client, Any], Any]] = {
     wire.ConfirmOrder: confirm,
     wire.UnmaskOrder: unmask,
     wire.EvaluateOrder: evaluate_order,
+    wire.CompareOrder: compare,
     wire.TryOrder: try_many,
     wire.MomentsOrder: send_moments,
     wire.ErrorsOrder: send_errors,

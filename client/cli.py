@@ -85,6 +85,7 @@ _FLAGS = [
             "send the counts behind each score (answers by class, scores in bins), for figures over all clients",
             is_flag=True,
         ),
+        Flag("--disclose-gain", "tell the server what it gains this client over training alone", is_flag=True),
         Flag(
             "--min-noise",
             "train only in runs where changes leave this machine with Gaussian noise of at least so many times the "

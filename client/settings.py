@@ -40,6 +40,7 @@ class ClientSettings:
     disclose_moments: bool = False  # mean and deviation of the numbers to learn, and of columns without a scale
     moments_noise: float | None = None  # noise on them, in units of their standard errors
     disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
+    disclose_gain: bool = False  # what the federation gains this client over training alone
     low_memory: bool = False  # examples paged in from the disk
     backbone: str | None = None  # pretrained network: a folder, or package.module:function
 

@@ -181,6 +181,9 @@ class RunConfig(Section):
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         10, description="rounds between checkpoints, from which --resume continues after a crash; 0: none"
     )
+    gains: bool = Field(
+        False, description="after the last round, each client compares its model with one that it trains alone"
+    )
     asynchronous: bool = Field(
         False, description="no rounds: `cohort` clients always train, and the server applies each reply on arrival"
     )

@@ -62,6 +62,14 @@ class FedProx(Method):
     mu: Share
 
 
+class Ditto(Method):
+    """SGD on the loss, and on the loss plus `lamda/2 |v - w_sent|^2` for the personal model v."""
+
+    private: ClassVar[tuple[str, ...]] = ("copy",)
+    kind: Literal["ditto"] = "ditto"
+    lamda: Share
+
+
 class FedRep(Method):
     """SGD on the head with a frozen body for `head_share` of the steps, then on the body for the other steps."""
 
@@ -119,5 +127,5 @@ class Aligned(Method):
     draw: int  # seed that selects them
 
 
-_ALL: tuple[type[Method], ...] = (FedProx, FedRep, PerFedAvg, PFedMe, Frozen, Aligned)
+_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, PerFedAvg, PFedMe, Frozen, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

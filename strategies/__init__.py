@@ -7,6 +7,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.importing import current_directory, describe, find_function
 from hyperbloom.common.program.plugins import find_plugin, plugins
 from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.ditto import Ditto
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.fedavg_ft import FedAvgFT
 from hyperbloom.strategies.fedhenn import FedHeNN, FedHeNNHomogeneous
@@ -26,6 +27,7 @@ from hyperbloom.strategies.pfedme import PFedMe
 from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 
 STRATEGIES: dict[str, type[Algorithm]] = {
+    "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedhenn": FedHeNN,

@@ -134,13 +134,13 @@ def train(wanted: Train) -> Exchanges[Sequence[Update]]:
 
 
 def through(
-    exchanges: Exchanges[ReturnT], training: Callable[[Train], Exchanges[Sequence[Update]]]
+    exchanges: Exchanges[ReturnT], instead: Callable[[Any], Exchanges[Any]], kind: type[Ask[Any]] = Train
 ) -> Exchanges[ReturnT]:
-    """Play exchanges, but replace each training exchange by those of `training`; return their return value."""
+    """Play exchanges, but replace each one of a `kind` by those of `instead`; return their return value."""
     answers: Any = None
     while True:
         try:
             wanted = exchanges.send(answers)
         except StopIteration as over:
             return over.value  # type: ignore[no-any-return]
-        answers = (yield from training(wanted)) if isinstance(wanted, Train) else (yield wanted)
+        answers = (yield from instead(wanted)) if isinstance(wanted, kind) else (yield wanted)

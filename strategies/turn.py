@@ -52,12 +52,17 @@ class Turn:
         about = (recipe.private, recipe.hypernetwork, setting.task.spec)
         return wire.Target(setting.spec.name, setting.spec.num_classes, *about, setting.spec.adapt, setting.backbones)
 
+    @property
+    def sgd(self) -> wire.SGD:
+        """Return the local training of this round."""
+        local, rounds = self.algorithm.config.local, self.algorithm.config.rounds
+        rate = local.rate(self.number, rounds)
+        return wire.SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
+
     def training(self, clients: Sequence[Client]) -> Train:
         """Return the exchange in which these clients train."""
-        algorithm, target, config = self.algorithm, self.target, self.algorithm.config
-        recipe, local = algorithm.recipe(self.number), config.local
-        rate = local.rate(self.number, config.rounds)
-        sgd = wire.SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
+        algorithm, target, sgd = self.algorithm, self.target, self.sgd
+        recipe = algorithm.recipe(self.number)
 
         def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
             rows = _or_nothing(algorithm.weights(some) if some else None, len(some))

@@ -43,6 +43,7 @@ class Scored(Section):
         moments: means and then deviations by which targets were standardised.
         metrics: on the `total` test examples.
         adapt: what was adapted; the backbone is not in the file.
+        gain: what the federation gains this client, in a sentence.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Scored(Section):
     metrics: dict[str, float]
     total: int
     adapt: str = "all"
+    gain: str = ""
 
 
 class ClientState:

@@ -2,14 +2,15 @@
 
 import logging
 
-from torch import nn
+from torch import Tensor, nn
 
 from hyperbloom.client.keep.state import Scored
 from hyperbloom.client.work.client import Client, enough_memory
-from hyperbloom.client.work.networks import load, spec_of
+from hyperbloom.client.work.networks import Loaded, load, spec_of
 from hyperbloom.client.work.own_network import tensors_of
 from hyperbloom.client.work.refinement import distil, refine
 from hyperbloom.client.work.scoring import evaluate, has_running_norms, settle_norms
+from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore
@@ -29,21 +30,13 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
     count_score(client, order, network.module)
-    settings, data, parts = order.refinement, client.train_data, [client.val_data, client.test_data]
     with client.hide_own_model():
-        module = network.module
-        if settings is None or settings.distil_temperature is None:
-            module, (data, *parts) = network.on_features(client, data, *parts)
-        settle_norms(module, data)
-        if settings is not None and settings.distil_temperature is not None:
-            module = distil(module, client.own_spec(), data, settings, client.seed(order.scope, "distil"))
-            settle_norms(module, data)
-        elif settings is not None:
-            seed = client.seed(order.scope, order.scope.round, "refine")
-            module = refine(module, network.head, data, settings, seed)
+        module, (_, *parts) = personal_model(client, order, network)
         disclose = client.settings.disclose_counts
         val, test = (evaluate(module, part, order.metrics, disclose) for part in parts)
-        _keep_scored(client, order, network.module if module is network.tail else module, test)
+        module = network.module if module is network.tail else module
+        if order.refinement or order.target.private != "none" or own_of(client, order) or has_running_norms(module):
+            keep_scored(client, order, tensors_of(module), test)  # else the server has it in full
     return EvaluateResult(val, test)
 
 
@@ -57,14 +50,35 @@ def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None
         client.releases.spend("scores")
 
 
-def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: SplitScore) -> None:
-    """Keep a model that only this machine has in full, for `flower-client export`; a full disk causes a warning."""
-    target, settings = order.target, order.refinement
-    distilled = settings is not None and settings.distil_temperature is not None
-    own = client.own if target.model == OWN or target.private == "all" or distilled else None
-    if own is None and target.private == "none" and settings is None and not has_running_norms(module):
-        return  # the server has it in full
-    spec = own or spec_of(client, target)
+def personal_model(client: Client, order: EvaluateOrder, network: Loaded) -> tuple[nn.Module, tuple[Examples, ...]]:
+    """Return a loaded network as the client uses it, perhaps refined, and examples to train, validate and test it."""
+    settings, module = order.refinement, network.module
+    data: tuple[Examples, ...] = (client.train_data, client.val_data, client.test_data)
+    if settings is None or settings.distil_temperature is None:
+        module, data = network.on_features(client, *data)
+    train = data[0]
+    settle_norms(module, train)
+    if settings is not None and settings.distil_temperature is not None:
+        module = distil(module, client.own_spec(), train, settings, client.seed(order.scope, "distil"))
+        settle_norms(module, train)
+    elif settings is not None:
+        seed = client.seed(order.scope, order.scope.round, "refine")
+        module = refine(module, network.head, train, settings, seed)
+    return module, data
+
+
+def own_of(client: Client, order: EvaluateOrder) -> ModelSpec | None:
+    """Return the client's own model if an order scores it."""
+    distilled = order.refinement is not None and order.refinement.distil_temperature is not None
+    return client.own if order.target.model == OWN or order.target.private == "all" or distilled else None
+
+
+def keep_scored(
+    client: Client, order: EvaluateOrder, state: dict[str, Tensor], test: SplitScore, gain: str = "", lone: bool = False
+) -> None:
+    """Keep a model, perhaps one trained alone, for `flower-client export`; a full disk causes a warning."""
+    target = order.target
+    spec = (client.own if lone else None) or own_of(client, order) or spec_of(client, target)
     spec = ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes)
     facts = Scored(
         model=spec.name,
@@ -72,14 +86,15 @@ def _keep_scored(client: Client, order: EvaluateOrder, module: nn.Module, test: 
         input_shape=spec.input_shape,
         num_classes=spec.num_classes,
         round=order.scope.round,
-        private=target.private,
+        private="all" if lone else target.private,
         task=target.task.name,
         moments=(*target.task.mean, *target.task.std),
         metrics=dict(zip(test.metrics, test.values, strict=True)),
         total=test.total,
         adapt=target.adapt,
+        gain=gain,
     )
     try:
-        client.state.save_scored(order.scope.run_id, tensors_of(module), facts)
+        client.state.save_scored(order.scope.run_id, state, facts)
     except HyperbloomError as error:
         log.warning("the scored model is not kept: %s", error)

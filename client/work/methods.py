@@ -16,7 +16,7 @@ from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, st
 from hyperbloom.common.alignment import check_factor, distance
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import Aligned, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
@@ -69,6 +69,26 @@ def fedprox(network: Network, data: Examples, sgd: SGD, seed: int, settings: Fed
 
     batches, total = start(network, data, sgd, seed)
     take_steps(network, network.parts, data, sgd, batches, total, pull)
+    return (total / sgd.steps).item()
+
+
+def ditto(network: Network, data: Examples, sgd: SGD, seed: int, settings: Ditto) -> float:
+    """SGD as in FedAvg, then on the personal model with `lamda (v - w_sent)` in its gradient, on the same batches."""
+    shared, personal, sent = network.shared, network.personal, network.shared.values.clone()
+    batches, total = start(network, data, sgd, seed)
+    take_steps(network, [shared], data, sgd, batches, total)
+    trained = shared.values.clone()
+    shared.load(personal.values)
+    shared.momentum = personal.momentum
+
+    def pull() -> None:
+        shared.gradient.add_(shared.values - sent, alpha=settings.lamda)
+
+    swapped = Network(network.module, personal, shared)  # the personal model is not clipped
+    take_steps(swapped, [shared], data, sgd, batches, torch.zeros_like(total), pull)
+    personal.load(shared.values)
+    personal.momentum, shared.momentum = shared.momentum, None
+    shared.values.copy_(trained)
     return (total / sgd.steps).item()
 
 
@@ -215,6 +235,7 @@ def _only(module: nn.Module, names: set[str]) -> Iterator[None]:
 
 LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "aligned": aligned,
+    "ditto": ditto,
     "fedprox": fedprox,
     "fedrep": fedrep,
     "frozen": frozen,

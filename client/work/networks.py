@@ -89,6 +89,17 @@ def load(client: Client, scope: Scope, target: Target, weights: Weights | None) 
     return network
 
 
+def load_alone(client: Client, scope: Scope, target: Target) -> Loaded:
+    """Return the network with which a client trains by itself, at its first values: those of the strategy `local`."""
+    target = replace(target, private="all", hypernetwork=None)
+    with client.hide_own_model():
+        own = client.own and _private_network(replace(client.own, adapt=target.adapt), client.device)
+        network = own or loaded_network(client, target, None)
+        network.holds = None
+        network.personal.load(_first_values(client, scope, target, None, network.personal.layout))
+    return network
+
+
 def keep_personal(client: Client, scope: Scope, network: Loaded) -> None:
     """Write the personal part, if there is one, to the disk; HyperbloomError if that fails."""
     personal = network.personal

@@ -12,9 +12,14 @@ from hyperbloom.common.wire.orders import SplitScore
 EVALUATION_BATCH = 1024
 
 
-@torch.no_grad()
 def evaluate(module: nn.Module, data: Examples, metrics: Sequence[str] = (), disclose: bool = False) -> SplitScore:
     """Score the module on examples, by default by the usual metrics of the task; `disclose`: also send counts."""
+    return score_of(data, *respond(module, data), metrics, disclose)
+
+
+@torch.no_grad()
+def respond(module: nn.Module, data: Examples) -> tuple[Tensor, int, float]:
+    """Return the module's answers to examples, the number of its outputs, and its mean loss over the labels."""
     module.eval()
     answers, loss, labels = [], 0.0, 0
     for start in range(0, len(data), EVALUATION_BATCH):
@@ -23,7 +28,7 @@ def evaluate(module: nn.Module, data: Examples, metrics: Sequence[str] = (), dis
         summed, count = data.task.total(outputs, data.labels[some])
         answers.append(data.task.answers(outputs))
         loss, labels = loss + summed, labels + count
-    return score_of(data, torch.cat(answers), outputs.shape[1], loss / max(1, labels), metrics, disclose)
+    return torch.cat(answers), outputs.shape[1], loss / max(1, labels)
 
 
 def score_of(

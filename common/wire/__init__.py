@@ -35,6 +35,8 @@ from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import (
     ASKS,
     SGD,
+    CompareOrder,
+    CompareResult,
     EvaluateOrder,
     EvaluateResult,
     Failed,

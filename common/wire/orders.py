@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.gains import MODELS, Gain
 from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
@@ -323,3 +324,32 @@ class EvaluateOrder(Order, message_type="evaluate", answer=EvaluateResult):
     weights: Weights | None = None
     refinement: Refinement | None = None
     metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult(EvaluateResult):
+    """An `EvaluateResult`, and what the federation gains this client, if its user chose to disclose it."""
+
+    gain: Gain | None = None
+
+    def check(self) -> None:
+        """Raise a WireError if a number is out of range."""
+        super().check()
+        told, names = self.gain, set(self.gain.models if self.gain else ())
+        if told is not None and not (
+            len(told.models) == len(told.test) == len(names)
+            and {told.chosen, "alone"} <= names <= set(MODELS)
+            and told.low <= told.high
+        ):
+            raise WireError(f"gain: expected a value for each model, and bounds in order, found {told}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOrder(EvaluateOrder, message_type="evaluate.compare", answer=CompareResult):
+    """Evaluate, compare with a model that the client trains alone, and keep what is best on validation examples.
+
+    `sgd` is one round of training alone, of `rounds`: as often as a client trains in the run.
+    """
+
+    sgd: SGD
+    rounds: int

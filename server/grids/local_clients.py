@@ -41,6 +41,7 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         disclose_class_shares=config.options.get("descriptor") == "class-shares",
         disclose_moments=True,
         disclose_counts=True,  # all clients are on this machine
+        disclose_gain=True,
         model=models[index % len(models)] if models else None,
         disclose="graph" if strategy.asks == "graph" else "types",
         backbone=config.backbone,
@@ -61,6 +62,7 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
         state_dir=None,
         disclose_moments=False,
         disclose_counts=False,
+        disclose_gain=False,
         backbone=first.backbone and "FOLDER",
         model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `flower-server watch` must start without these imports
     from torch import Tensor
 
+    from hyperbloom.common.gains import Gain
     from hyperbloom.server.loop.exchange import Outcome
     from hyperbloom.server.loop.federation import Federation
     from hyperbloom.server.loop.roster import Roster
@@ -151,6 +152,9 @@ class Listener:
 
     def selected(self, selection: Selection, state: "Mapping[str, Tensor]", roster: "Roster") -> None:
         """The evaluation of this round is the best so far; `state` is the server state that was evaluated."""
+
+    def gained(self, gains: "Mapping[str, Gain]", metric: str) -> None:
+        """Clients have told what the federation gains them over training alone."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is due. The next round changes its tensors in place, so store them now."""

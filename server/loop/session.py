@@ -18,6 +18,7 @@ from hyperbloom.common.wire import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation
+from hyperbloom.server.loop.gains import ask_gains
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
 from hyperbloom.server.loop.protection import check_protection
 from hyperbloom.server.loop.roster import Roster
@@ -25,6 +26,7 @@ from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.strategies import find_strategy, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, target_spec
+from hyperbloom.strategies.local import Local
 
 
 @dataclass
@@ -121,6 +123,10 @@ class Session:
         selection = (run_asynchronously if config.asynchronous else run_rounds)(run, done, save)
         for listener in self.listeners:
             listener.phase_done(algorithm)
+        if phase == 0 and config.gains and not isinstance(algorithm, Local):
+            gains = ask_gains(run, max(selection.round, self.federation.round))
+            for listener in self.listeners:
+                listener.gained(gains, selection.metric)
         return selection
 
     def _gather(self, known: int, wanted: int) -> None:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.gains import MODELS, of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
@@ -66,6 +67,9 @@ def _page(run: RunData) -> bytes:
         share=_share(run),
         further=list(_further(main)),
         curves=score_charts(run) if main.counts else [],
+        gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
+        of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
+        models=MODELS,
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
         left=sum(each.left_out for each in details.left_out.values()),
         curve=_curve(run) if details.spreads else None,

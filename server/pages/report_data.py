@@ -10,9 +10,10 @@ import numpy as np
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.gains import Gain
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.runs.course import Course, read_course
-from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_lines
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_gains, read_lines
 from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import Standing
 from hyperbloom.server.watch.watching import is_running
@@ -70,6 +71,7 @@ class RunData:
     task: str = "classification"
     outputs: int = 0
     moments: tuple[float, ...] = ()
+    gains: Mapping[str, tuple[str, Gain]] = field(default_factory=dict)
 
     @property
     def main(self) -> Course:
@@ -106,15 +108,15 @@ def read_run_data(folder: Path) -> RunData:
         ]
         by_client = _read_clients(folder, novel, courses[0].metric)
         others, compared = _beside(folder, config, novel)
+        gains = read_gains(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: a file of the run is damaged ({error!r})") from None
     if not courses[0].rounds:
         raise ConfigError(f"{folder}: no round is over yet; there is nothing to report")
     known = [course for course in (*courses, *others) if course.rounds]
     events = list(read_lines(folder / EVENTS))
-    return RunData(
-        folder, config, environment, known, by_client, compared, members, events, is_running(folder), *learned
-    )
+    about = (folder, config, environment, known, by_client, compared, members, events, is_running(folder))
+    return RunData(*about, *learned, gains)
 
 
 def _json(path: Path, otherwise: Any) -> Any:

@@ -13,12 +13,14 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.export import Card
+from hyperbloom.common.gains import MODELS
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire import Weights
+from hyperbloom.server.runs.lines import read_gains
 from hyperbloom.server.runs.trained import read_trained
 from hyperbloom.strategies.algorithm import Algorithm, target_spec
 from hyperbloom.strategies.exchange import Client
@@ -61,6 +63,7 @@ class Export:
         # Rows follow the order of joining, so a client that joined after the selected round has no row in its state.
         rows = self.trained.tensors.get("embeddings")
         self.known = len(self.trained.roster) if rows is None else len(rows)
+        self._gains = read_gains(run)
 
     def clients(self, name: str | None) -> list[Client]:
         """Return the client with this name, or all that have a model.
@@ -118,7 +121,12 @@ class Export:
             "Examples and labels stayed on the client.",
         )
         names = "The server does not know the classes' names; they are numbered as the client numbers them."
-        return Card(f"Personal model of {client.client_id}", origin, sent, self._guarantee(client), (remark, names))
+        remarks = [remark, names]
+        if answer := self._gains.get(client.client_id):
+            remarks += [f"{answer[0]}."]
+            if answer[1].chosen != "personal":
+                remarks += [f"It has chosen {MODELS[answer[1].chosen]}, not this; {_on_its_machine(self.trained.run)}"]
+        return Card(f"Personal model of {client.client_id}", origin, sent, self._guarantee(client), tuple(remarks))
 
     def _guarantee(self, client: Client) -> tuple[str, ...]:
         privacy, path = self.trained.config.privacy, self.trained.run / "privacy.json"

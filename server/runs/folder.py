@@ -5,6 +5,7 @@ RUN/environment.json               versions, platform, seed, run id
 RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
 RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
 RUN/events.jsonl                   a line per other event, such as joined, left or refused; never cut
+RUN/gains.jsonl                    a line per client that tells what the federation gains it over training alone
 RUN/hypernetwork.safetensors       server state of the round that validation selected
 RUN/hypernetwork-last.safetensors  server state after the last round, with the optimiser's momentum
 RUN/roster.json                    clients, their embedding rows, hashes of their secrets
@@ -35,12 +36,13 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import keep, write_bytes, write_json, write_tensors
+from hyperbloom.common.gains import Gain, sentence
 from hyperbloom.common.secrecy.noise import epsilon_of, promise
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.checkpoint import read_resume, selected_file, write_checkpoint
-from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, client_lines, metrics_line, phase_folder
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.algorithm import Algorithm
 
 _DAMAGED = (
@@ -223,6 +225,12 @@ class RunFolder(Listener):
 
     def _write_summary(self) -> None:
         write_json(self.path / "summary.json", {name: vars(each) for name, each in self._selected.items()})
+
+    def gained(self, gains: Mapping[str, Gain], metric: str) -> None:
+        """Write what the federation gains each client that has told."""
+        told = [{"client": name, "says": sentence(name, one, metric), "gain": vars(one)} for name, one in gains.items()]
+        if told:
+            write_bytes(self.path / GAINS, "".join(json.dumps(line) + "\n" for line in told).encode())
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, with the lengths of the growing files."""

@@ -11,11 +11,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.gains import Gain
 
 if TYPE_CHECKING:
     from hyperbloom.server.loop.listener import RoundReport
 
-METRICS, CLIENTS, EVENTS = "metrics.jsonl", "clients.jsonl", "events.jsonl"
+METRICS, CLIENTS, EVENTS, GAINS = "metrics.jsonl", "clients.jsonl", "events.jsonl", "gains.jsonl"
 
 Line = dict[str, Any]
 
@@ -73,6 +74,11 @@ def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
 def read_lines(path: Path) -> Iterator[Line]:
     """Yield a file's whole lines, none if it does not exist. Lines that are no JSON object are skipped."""
     yield from Tail(path).read()
+
+
+def read_gains(run: Path) -> dict[str, tuple[str, Gain]]:
+    """Return what the federation gains each client that has told, in a sentence and in numbers."""
+    return {line["client"]: (str(line["says"]), Gain(**line["gain"])) for line in read_lines(run / GAINS)}
 
 
 class Tail:

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.common.gains import Gain, of_all, sentence
 from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.runs.lines import Line, client_lines, metrics_line
@@ -47,6 +48,13 @@ class TerminalView(Listener):
     def phase_done(self, strategy: "Algorithm") -> None:
         """End the block; it stays on the screen."""
         self.close()
+
+    def gained(self, gains: "Mapping[str, Gain]", metric: str) -> None:
+        """Say what the federation gains its clients."""
+        for name, gain in islice(gains.items(), MOST_ROWS):
+            self.show(sentence(name, gain, metric))
+        if gains:
+            self.show(of_all(gains.values(), metric), "bold")
 
     def event(self, text: str) -> None:
         """Show what happened to a client."""

@@ -21,8 +21,8 @@ from tests.strategies.reference import seed_of
 from tests.strategies.test_baselines import LOCAL, config, data_of, flat, plain_net
 
 BODY, HEAD = ["fc1.weight", "fc1.bias"], ["head.weight", "head.bias"]
-PERSONAL = ["fedper", "fedrep", "lg-fedavg", "pfedme"]
-AVERAGED = ["fedavg-ft", "fedma", "fedper", "fedprox", "fedrep", "lg-fedavg", "per-fedavg", "pfedme"]
+PERSONAL = ["ditto", "fedper", "fedrep", "lg-fedavg", "pfedme"]
+AVERAGED = ["ditto", "fedavg-ft", "fedma", "fedper", "fedprox", "fedrep", "lg-fedavg", "per-fedavg", "pfedme"]
 
 
 def run(strategy: str, folder: Path, **changes: Any) -> tuple[Inline, History]:

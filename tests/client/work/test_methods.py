@@ -13,7 +13,7 @@ from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, draw_batches, train
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.wire.orders import SGD
 
@@ -185,6 +185,38 @@ def test_per_fedavg_takes_the_gradient_of_the_adapted_loss(variant: PerFedAvg) -
     other = HESSIAN_FREE if variant is FIRST_ORDER else FIRST_ORDER
     same_updates = run(other, steps=updates * other.fewest_steps, clip=50.0)
     assert (same_updates[0].values - w).norm() > 1e-3
+
+
+# ---------------------------------------------------------------------- ditto
+
+
+@pytest.mark.parametrize("lamda", [0.0, 0.7])
+def test_the_global_part_of_ditto_is_fedavg_to_the_bit(lamda: float) -> None:
+    shared, personal, loss = run(Ditto(lamda=lamda), private="copy", clip=0.3)
+    plain, _, plain_loss = run(None, clip=0.3)
+    assert torch.equal(shared.values, plain.values) and loss == plain_loss
+    assert not torch.equal(personal.values, shared.values)
+
+
+def test_ditto_without_a_pull_trains_alone_to_the_bit() -> None:
+    _, personal, _ = run(Ditto(lamda=0.0), private="copy", clip=0.3)
+    _, alone, _ = run(None, private="all", clip=0.3)
+    assert torch.equal(personal.values, alone.values)
+    assert personal.momentum is not None and alone.momentum is not None
+    assert torch.equal(personal.momentum, alone.momentum)
+
+
+def test_the_personal_part_of_ditto_is_its_algorithm() -> None:
+    module = build("mlp")
+    w = [p.detach().clone() for p in module.parameters()]
+    optimizer = sgd(list(module.parameters()), STEPS)
+    for inputs, labels in batches(STEPS):
+        optimizer.zero_grad()
+        pull = sum(((p - v) ** 2).sum() for p, v in zip(module.parameters(), w, strict=True))
+        (F.cross_entropy(module(inputs), labels) + 0.7 / 2 * pull).backward()
+        optimizer.step()
+    _, personal, _ = run(Ditto(lamda=0.7), private="copy")
+    assert_close(personal.values, flat(module), 1e-8)
 
 
 # ---------------------------------------------------------------------- pfedme

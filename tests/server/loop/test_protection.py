@@ -35,7 +35,18 @@ from tests.strategies.conftest import (
 )
 
 CHANGES_ALONE = {"pfedhn", "pfedhn-heads", "pfedhn-pc", "ghn", "ghn-server", "local"}
-SUMS = {"fedavg", "fedavg-ft", "fedper", "fedprox", "fedrep", "hafl-distillation", "lg-fedavg", "per-fedavg", "pfedme"}
+SUMS = {
+    "ditto",
+    "fedavg",
+    "fedavg-ft",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "hafl-distillation",
+    "lg-fedavg",
+    "per-fedavg",
+    "pfedme",
+}
 CODEC = "top-k:0.1+int8"
 
 

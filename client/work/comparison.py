@@ -1,0 +1,134 @@
+"""Does the federation pay for this client? Its models from the federation beside one that it trains alone."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from hyperbloom.client.work.client import Client, enough_memory
+from hyperbloom.client.work.evaluation import count_score, keep_scored, personal_model
+from hyperbloom.client.work.networks import Loaded, load, load_alone, loaded_network
+from hyperbloom.client.work.own_network import tensors_of
+from hyperbloom.client.work.scoring import evaluate, respond, score_of, settle_norms
+from hyperbloom.client.work.sgd import Flat, train
+from hyperbloom.common.config import MOST_STEPS
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.gains import MODELS, RESAMPLES, Gain, interval, sentence
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.wire.orders import CompareOrder, CompareResult, SplitScore
+
+log = logging.getLogger("hyperbloom.client")
+
+STAGES, TUNING_ROUNDS = 20, 10  # times at which training is scored, of which the best counts; most fine-tuning
+
+
+class _Trial:
+    """One of the models that are compared: scores, answers to the test examples, and a copy of its tensors."""
+
+    def __init__(self, network: Loaded, module: nn.Module, val: Examples, test: Examples, metrics: tuple[str, ...]):
+        self.val = evaluate(module, val, metrics)
+        answers, self.outputs, loss = respond(module, test)
+        self.test = score_of(test, answers, self.outputs, loss, metrics, disclose=False)
+        self.answers = answers.cpu()
+        whole = network.module if module is network.tail else module
+        self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(whole).items()}
+
+
+@enough_memory()
+def compare(client: Client, order: CompareOrder) -> CompareResult:
+    """Compare with training alone, tell this client's user, and keep the best model for `flower-client export`.
+
+    Raises:
+        WireError: the order does not fit this client.
+        HyperbloomError: the user does not allow it, the own model failed, or the memory was not enough.
+    """
+    sgd = order.sgd
+    if not 1 <= min(order.rounds, sgd.steps, sgd.batch_size) <= max(order.rounds, sgd.steps) <= MOST_STEPS:
+        raise WireError(f"order: expected 1 to {MOST_STEPS} rounds of steps, found {order.rounds} of {sgd.steps}")
+    with client.hide_own_model():
+        trials = dict(_trials(client, order))
+    gain = _gain(trials, client.test_data, order.metrics[0])
+    if gain is not None:
+        text, best = sentence(client.settings.client_id, gain, order.metrics[0]), trials[gain.chosen]
+        log.info("%s", text)
+        keep_scored(client, order, best.tensors, best.test, text, lone=gain.chosen == "alone")
+    count_score(client, order, loaded_network(client, order.target, order.weights).module)
+    told = gain if client.settings.disclose_gain else None
+    if told is not None:
+        client.releases.spend("scores")
+    return CompareResult(trials["personal"].val, trials["personal"].test, gain=told)
+
+
+def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]:
+    """Yield the models that can be compared, by their names in `MODELS`."""
+    network, as_sent = load(client, order.scope, order.target, order.weights), replace(order, refinement=None)
+
+    def trial(asked: CompareOrder) -> _Trial:
+        module, (_, val, test) = personal_model(client, asked, network)
+        return _Trial(network, module, val, test, order.metrics)
+
+    distilled = order.refinement is not None and order.refinement.distil_temperature is not None
+    if not distilled and (order.refinement or order.target.private == "copy"):
+        yield "common", trial(as_sent)
+    if order.target.private == "copy":
+        network.shared.load(network.personal.values)
+    yield "personal", trial(order)
+    if not distilled:
+        yield "tuned", _trained(client, as_sent, network, min(order.rounds, TUNING_ROUNDS), "tune")
+    alone = load_alone(client, order.scope, order.target)
+    yield "alone", _trained(client, as_sent, alone, order.rounds)
+
+
+def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, *purpose: str) -> _Trial:
+    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`."""
+    network.holds, network.personal.momentum = None, None
+    if network.has_copy:
+        network = replace(network, personal=Flat(Layout(()), network.personal.values.new_empty(0)))
+    module, (data, val, test) = personal_model(client, order, network)
+    best, kept = None, []
+    for number in range(rounds + 1):
+        seed = client.seed(order.scope, number, *purpose)
+        if number and not math.isfinite(train(replace(network, module=module), data, order.sgd, seed)):
+            break
+        if number % math.ceil(rounds / STAGES) == 0 or number == rounds:
+            settle_norms(module, data)
+            rank = _rank(evaluate(module, val, order.metrics), order.metrics[0])
+            if best is None or rank > best:
+                best, kept = rank, [part.values.clone() for part in network.parts]
+    for part, values in zip(network.parts, kept, strict=True):
+        part.load(values)
+    settle_norms(module, data)
+    return _Trial(network, module, val, test, order.metrics)
+
+
+def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
+    """Return what is larger for better scores: by the selecting metric, and the loss where that is equal."""
+    value = score.value(metric)
+    signed = -math.inf if value is None else value if scale_of(metric).rises else -value
+    return signed, -score.loss if math.isfinite(score.loss) else -math.inf
+
+
+def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | None:
+    """Return the gain of the best model on validation examples; None if it is not defined on the test examples."""
+    found = {name: trials[name].test.value(metric) for name in MODELS if name in trials}
+    values = {name: value for name, value in found.items() if value is not None}
+    if len(values) < len(found) or len(test) < 2:
+        return None
+    chosen = max(values, key=lambda name: _rank(trials[name].val, metric))  # the first of equal ones
+    sign, labels, task = (1 if scale_of(metric).rises else -1), test.labels.cpu(), test.task
+
+    def gained(rows: np.ndarray) -> float:
+        some, pair = torch.from_numpy(rows), (trials[chosen], trials["alone"])
+        found = [task.measure(each.answers[some], labels[some], each.outputs, (metric,)) for each in pair]
+        mine, lone = (each.values.get(metric, math.nan) for each in found)
+        return sign * (mine - lone)
+
+    few = task.metrics[metric].scored is not None  # such metrics take milliseconds
+    bounds = (0.0, 0.0) if chosen == "alone" else interval(gained, len(test), RESAMPLES // (5 if few else 1))
+    return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))

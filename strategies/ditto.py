@@ -1,0 +1,35 @@
+"""Ditto: a personal model on each client, pulled towards the global one that FedAvg learns beside it.
+
+Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
+https://arxiv.org/abs/2012.04221, algorithm 1.
+
+    client:  K = `local.steps` steps of SGD from w give w_i
+             K steps of SGD on f_i(v_i) + lambda/2 |v_i - w|^2, with w as sent
+    server:  w <- sum_i n_i w_i / sum_i n_i
+
+A client computes 2 K gradients in a round, on the same batches for both models. The personal model starts as w, is not
+clipped, keeps its momentum, and is evaluated. A client that never trained evaluates the global model.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from hyperbloom.common import methods
+from hyperbloom.common.config import Section, Share
+from hyperbloom.strategies.fedavg import FedAvg
+
+
+class DittoOptions(Section):
+    """Options of Ditto."""
+
+    lamda: Share = Field(1.0, description="the paper's lambda: how closely a personal model is tied to the global one")
+
+
+class Ditto(FedAvg):
+    """FedAvg, and a personal model on each client that is tied to the global one."""
+
+    options_type: ClassVar[type[Section]] = DittoOptions
+    options: DittoOptions
+    method_type: ClassVar[type[methods.Method]] = methods.Ditto
+    private: ClassVar[str] = "copy"
