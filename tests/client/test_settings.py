@@ -40,6 +40,7 @@ FULL = ClientSettings(
     disclose_moments=True,
     moments_noise=0.5,
     disclose_counts=True,
+    disclose_gain=True,
     model="mypackage.nets:make",
     disclose="graph",
     min_noise=0.5,
@@ -79,6 +80,7 @@ def test_the_node_config_is_flat_and_has_flowers_types_only() -> None:
         "disclose-moments": True,
         "moments-noise": 0.5,
         "disclose-counts": True,
+        "disclose-gain": True,
         "model": "mypackage.nets:make",
         "disclose": "graph",
         "min-noise": 0.5,
@@ -132,6 +134,7 @@ SETTINGS = st.builds(
     disclose_moments=st.booleans(),
     moments_noise=st.none() | st.floats(0.01, 100.0),
     disclose_counts=st.booleans(),
+    disclose_gain=st.booleans(),
 )
 
 
