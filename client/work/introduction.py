@@ -68,9 +68,7 @@ def _moments(client: Client, task: Task) -> tuple[float, ...]:
     """Return `Introduction.moments`, with the noise that the user wants."""
     data, places = client.train_data, client.schema.open.values() if client.schema else ()
     targets = data.labels.view(len(data), -1).T if task.standardises else ()
-    columns = (
-        data.inputs[data.inputs[:, place + 1] == 0, place] for place in places
-    )  # the next input: what is missing
+    columns = (data.inputs[data.inputs[:, place + 1] == 0, place] for place in places)  # where nothing is missing
     return tuple(each for values in (*targets, *columns) for each in _moments_of(values.double(), client))
 
 

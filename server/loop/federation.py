@@ -117,10 +117,9 @@ class Federation:
             pause.take()
 
     def greet_again(self, greeting: Greeting) -> None:
-        """Ask all who are here once more, with another greeting; they are away until they answer."""
+        """Forget all clients, before any of their rows is used, and ask those who are here with another greeting."""
         self.greeting, self._visited = greeting, -VISIT_EVERY_S
-        for client in self.roster.live:
-            self.roster.leave(self.roster.node_of(client) or 0)
+        self.roster.clear()
         self._met.clear()
 
     def send(self, orders: Sequence[tuple[Client, Order, Any]]) -> list[Letter]:

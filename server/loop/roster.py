@@ -154,6 +154,11 @@ class Roster:
         del self._nodes[name]
         return self._clients[name]
 
+    def clear(self) -> None:
+        """Forget all clients."""
+        for each in (self._clients, self._secrets, self._nodes, self._names):
+            each.clear()
+
     def sort(self, first: int) -> None:
         """Number the rows from `first` on by name, so that a run does not depend on the order of joining.
 
