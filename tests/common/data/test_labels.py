@@ -26,7 +26,7 @@ def save(path: Path, **arrays: Any) -> str:
 def all_labels(data: ClientData) -> torch.Tensor:
     """Return the labels in the order of the file; the first feature is the number of the example."""
     whole = data.whole
-    return whole.labels[whole.inputs[:, 0].argsort()]
+    return whole.labels[whole.inputs.flatten(1)[:, 0].argsort()]
 
 
 SEVERAL = RNG.integers(0, 2, (120, 4))
@@ -53,14 +53,15 @@ MASKS = RNG.integers(0, 3, (120, 5, 6))
 def test_labels_stay_what_they_are_and_reach_the_clients(
     tmp_path: Path, y: Any, kind: str, outputs: int, expected: torch.Tensor, split: str
 ) -> None:
-    name = save(tmp_path, x=X, y=y)
+    images = np.broadcast_to(X[:, :1, None, None], (120, 1, 5, 6))  # masks need images of their size
+    name = save(tmp_path, x=images if kind == "segmentation" else X, y=y)
     data = load_client_data(DataSpec(name))
     assert (data.kind, data.num_classes) == (kind, outputs)
     assert all_labels(data).dtype == expected.dtype
     assert torch.equal(all_labels(data).nan_to_num(-1), expected.nan_to_num(-1))
     clients = [load_client_data(DataSpec(name, split=split, partition=i, partitions=2, alpha=9.0)) for i in range(2)]
     assert {client.kind for client in clients} == {kind}
-    seen = torch.cat([client.whole.inputs[:, 0] for client in clients])
+    seen = torch.cat([client.whole.inputs.flatten(1)[:, 0] for client in clients])
     assert sorted(seen.tolist()) == list(range(120))
 
 
@@ -163,3 +164,8 @@ def test_a_client_knows_what_its_labels_are_for(tmp_path: Path) -> None:
     assert client.task_for(None).spec.name == "regression"
     with pytest.raises(RefusedError, match=r"not for the task of this run: labels: expected integers"):
         client.task_for("classification")
+
+
+def test_masks_are_as_large_as_their_images(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"expected masks as large as the images, found \(5, 6\)"):
+        load_client_data(DataSpec(save(tmp_path, x=np.zeros((120, 1, 6, 5), np.float32), y=MASKS)))
