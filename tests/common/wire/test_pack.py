@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.gains import Gain
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import FedProx
 from hyperbloom.common.models import ModelSpec, full_layout
@@ -25,6 +26,8 @@ from hyperbloom.common.wire import (
     SGD,
     BackpropOrder,
     BackpropResult,
+    CompareOrder,
+    CompareResult,
     ConfirmOrder,
     ConfirmResult,
     Delivery,
@@ -144,6 +147,12 @@ MESSAGES: list[Any] = [
     Description("M", "0a1b", Weights(ONE, VALUES[:3])),
     Delivery(Weights(TWO, VALUES)),
     TryOrder(**vars(EVALUATE), together=True),
+    CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), rounds=5),
+    CompareResult(
+        right(1, 2, 0.5),
+        right(3, 4, 0.25),
+        gain=Gain("tuned", 0.25, -0.5, 0.75, ("personal", "tuned", "alone"), (0.5, 0.75, 0.5)),
+    ),
     MomentsOrder(**vars(EVALUATE)),
     MomentsResult(Weights(ONE, VALUES[:3])),
     ErrorsOrder(**vars(EVALUATE), sign=-1, classifiers=Weights(ONE, VALUES[:3])),
