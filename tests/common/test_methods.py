@@ -3,11 +3,12 @@
 import pytest
 
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import METHODS, Aligned, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import METHODS, Aligned, Ditto, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
 from hyperbloom.common.wire.orders import PRIVATE
 
 EXAMPLES: list[Method] = [
     FedProx(mu=0.1),
+    Ditto(lamda=0.1),
     FedRep(head_share=0.9),
     PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
     PFedMe(lamda=15.0, inner_steps=5, inner_rate=0.05),
@@ -36,7 +37,7 @@ def test_every_kind_has_an_example_and_a_function() -> None:
         ("", "order: method: Invalid JSON"),
         ("[]", "order: method: Input should be an object"),
         ("{}", "order: method.kind: Field required"),
-        ('{"kind": "sorcery"}', "order: expected a method of kind fedprox, .*, found 'sorcery'"),
+        ('{"kind": "sorcery"}', "order: expected a method of kind ditto, .*, found 'sorcery'"),
         ('{"kind": "fedprox"}', "order: method.mu: Field required"),
         ('{"kind": "fedprox", "mu": -1}', "order: method.mu: Input should be greater than or equal to 0"),
         ('{"kind": "fedprox", "mu": NaN}', "order: method.mu: "),

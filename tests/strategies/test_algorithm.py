@@ -179,7 +179,7 @@ def test_the_order_says_what_the_configuration_says() -> None:
 
 def test_unknown_strategies_and_options_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"strategy: expected one of fedavg, .*local, .*pfedhn, .*pfedhn-pc, .*found 'fed'"
+        ConfigError, match=r"strategy: expected one of ditto, fedavg, .*local, .*pfedhn, .*pfedhn-pc, .*found 'fed'"
     ):
         make_algorithm(digits_config(strategy="fed", options={}))
     with pytest.raises(

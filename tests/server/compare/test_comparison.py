@@ -405,7 +405,7 @@ def test_unclear_options_are_refused(values: dict[str, Any], overrides: dict[str
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--strategies", "pfedhn,no"], "--strategies: expected some of fedavg, .*, found 'no'"),
+        (["--strategies", "pfedhn,no"], "--strategies: expected some of ditto, .*, found 'no'"),
         (["--strategies", "local,local"], "--strategies: expected one or more names, each once"),
         (["--strategies", "local", "--seeds", "0"], "--seeds: expected 1 or more, found 0"),
         (["--strategies", "local,fedavg", "--set", "fedavg.mu=1"], "fedavg: mu: unknown key in options of fedavg"),
