@@ -22,6 +22,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow  # tests/server/loop/test_asynchronous.py has the rules
 def test_a_client_that_stands_still_for_a_while_holds_nobody_up(
     site: Site, until: Callable[[Callable[[], bool], str], None]
 ) -> None:

@@ -257,7 +257,7 @@ def test_generated_weights_of_every_type_have_kaiming_variance(settings: Setting
         assert all(ratio == pytest.approx(1, abs=0.1) for ratio in ratios.values()), ratios
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg11"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", pytest.param("vgg11", marks=pytest.mark.slow)])
 def test_torchvisions_networks_get_kaiming_weights_and_run(name: str, torchvision: Any) -> None:
     network = getattr(torchvision.models, name)(num_classes=7, **({"dropout": 0.0} if name != "resnet18" else {}))
     graph = trace(network, (3, 48, 48))

@@ -38,6 +38,7 @@ def test_two_processes_give_the_result_of_one_to_the_bit(tmp_path: Path) -> None
     assert len(load_file(tmp_path / "two" / "hypernetwork.safetensors")) > 5
 
 
+@pytest.mark.slow
 def test_processes_end_with_a_server_that_is_killed() -> None:
     code = (
         "import os, time\n"
