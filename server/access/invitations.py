@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.program.names import check_name
-from hyperbloom.common.secrecy.keys import server_of
+from hyperbloom.common.secrecy.keys import parse_public_key, server_of
 from hyperbloom.common.secrecy.token import Token
 from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.registry import ClientRegistry
@@ -65,12 +65,11 @@ class Invitations:
         return token
 
     def cancel(self, name: str) -> bool:
-        """Take back the tokens of a client; return whether there were any."""
+        """Take back a client's tokens, and those for any name, which it may know; return whether it had one itself."""
         with locked(self.path):
             found = self.all()
-            kept = [each for each in found if each.name != name]
-            self._write(kept)
-        return len(kept) < len(found)
+            self._write([each for each in found if each.name not in (None, name)])
+        return any(each.name == name for each in found)
 
     def redeem(self, secret: str, name: str, public_key: str) -> None:
         """Enter a client's key into the registry, and count the use.
@@ -90,6 +89,8 @@ class Invitations:
                 raise ConfigError(f"its token has expired at {found.until}")
             if found.name not in (None, name):
                 raise ConfigError("its token is for a client of another name")
+            if parse_public_key(public_key.encode(), "its key") != public_key:
+                raise ConfigError("its key: expected PEM as flower-client writes it")  # or the registry is damaged
             ClientRegistry(self._files.clients).add(name, public_key)
             invitations[at] = replace(found, uses=found.uses - 1)
             self._write(invitations)

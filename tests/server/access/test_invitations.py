@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import make_key, public_pem
@@ -57,12 +58,25 @@ def test_a_token_is_not_spent_on_a_name_that_is_taken(files: Certificates) -> No
 
 def test_an_invitation_is_taken_back_and_old_ones_are_forgotten(files: Certificates) -> None:
     invitations = Invitations(files)
-    token = invitations.invite("ward-7", 1, 60)
+    token, open_, other = (invitations.invite(name, 1, 60) for name in ("ward-7", None, "ward-8"))
     assert invitations.cancel("ward-7") and not invitations.cancel("ward-7")
-    with pytest.raises(ConfigError, match="its token is unknown"):
-        invitations.redeem(token.secret, "ward-7", key())
+    for lost in (token, open_):  # whoever is revoked may know the one for any name
+        with pytest.raises(ConfigError, match="its token is unknown"):
+            invitations.redeem(lost.secret, "ward-7", key())
+    invitations.redeem(other.secret, "ward-8", key())
     invitations.invite(None, 1, -2 * 86400)
-    assert invitations.all() == []
+    assert [each.name for each in invitations.all()] == ["ward-8"]
+
+
+@pytest.mark.parametrize("form", ["{}\n", " {}", "x", "secp256k1"])
+def test_a_member_cannot_damage_the_registry_by_its_key(files: Certificates, form: str) -> None:
+    invitations, registry = Invitations(files), ClientRegistry(files.clients)
+    odd = public_pem(ec.generate_private_key(ec.SECP256K1())) if form == "secp256k1" else form.format(key())
+    token = invitations.invite(None, 1, 60)
+    with pytest.raises(ConfigError, match="its key: expected"):
+        invitations.redeem(token.secret, "mallory", odd)
+    assert registry.clients() == {}
+    invitations.redeem(token.secret, "honest", key())
 
 
 def test_a_damaged_file_is_named(files: Certificates) -> None:
