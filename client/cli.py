@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,35 +13,6 @@ from hyperbloom.client import flags as shared
 from hyperbloom.client.commands import COMMANDS
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 from hyperbloom.common.program.names import check_name, default_state_dir
-
-_EPILOG = """\
-\b
-Examples:
-  on the server's own machine, the third sixth of the digits (what
-  flower-server --insecure prints)
-    flower-client --server 127.0.0.1:9092 --insecure --client-id client-2 --data digits --partition 2/6
-  over a network, with the token that the server prints, and data of your own:
-  an .npz, a folder of images by class, or a function that returns train, val,
-  test; later starts need no token
-    flower-client --server gpu:9092 --token HB1... --client-id ward-7 --data scans.npz
-    flower-client --server gpu:9092 --client-id ward-7 --data ./scans
-    flower-client --server gpu:9092 --client-id ward-7 --data our.data:load
-  with a model of your own, where the run's strategy lets clients choose
-  (ghn, ghn-server, local)
-    flower-client --server gpu:9092 --client-id ward-7 --model our.nets:make
-  look at the graph that is read from it
-    flower-client --data ./scans --model our.nets:make --show-graph
-
-What leaves this machine: the client's name and secret, the version of this program, sizes of its data sets, shape of
-inputs, number of classes, the schema of a table (columns, words, means), the digest of a backbone; weights or their
-change, losses, counts of right answers; and what some strategies ask for beside them (descriptors, moments,
-representations: docs/privacy.md). Examples, labels and a personal classifier never do. The personal classifier lies in
-the state folder and survives a restart. See also --disclose, --disclose-class-shares, --min-noise, --min-masked,
---peers, --max-changes, --max-scores.
-
-exit codes: 0 the run is over or Ctrl-C, 1 a defect or a disk that is full at the start, 2 wrong settings or data,
-3 refused by the server, or this client already runs here, 5 no connection possible
-"""
 
 _FLAGS = [
     *shared.CONNECTION,
@@ -178,7 +150,7 @@ def _show_graph(flags: Mapping[str, Any]) -> None:
     print(own_graph(ModelSpec(flags["model"], flags["size"], data.input_shape, data.num_classes)).render())
 
 
-flower_client = Program("flower-client", COMMANDS, _run, _FLAGS, _EPILOG)
+flower_client = Program("flower-client", COMMANDS, _run, _FLAGS, Path(__file__).with_name("help.txt"))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,33 +20,6 @@ if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
     from hyperbloom.server.grids.fleet import Machines
 
-_EPILOG = """\
-\b
-Examples:
-  everything on this machine: a server and six client processes
-    flower-server --strategy pfedhn --insecure --local-clients 6
-  a federation: the first start makes certificates, and prints the line to run
-  on the other machines; it lets them enrol with keys of their own
-    flower-server --strategy pfedhn --clients 4 --data cifar10
-    flower-server clients invite ward-7
-  a run described by a file, one value changed, two baselines for comparison
-    flower-server --config run.yaml --set local.steps=20 --baselines local,fedavg
-  no network at all: virtual clients in this process
-    flower-server --strategy pfedhn --engine inline --clients 10
-  a run whose server was killed: clients that wait for it pick up, and at most
-  checkpoint_every rounds are done again
-    flower-server --resume runs/20260102-030405-pfedhn
-  the same command at each start, for systemd, Docker, Kubernetes: it begins
-  the run, or goes on with it
-    flower-server --config run.yaml --run-dir /srv/run-1 --go-on
-
---set KEY=VALUE reaches every key of the run (local.learning_rate, data.split, ...). A key that the run does not have is
-an option of the strategy. `flower-server --explain pfedhn` lists both with their defaults.
-
-exit codes: 0 the run is complete, 1 a defect, 2 wrong settings, 4 too few clients came or answered, 5 the port
-is taken, 6 the disk is full, 130 Ctrl-C
-"""
-
 
 class KeyFlag(Flag):
     """A flag for a key of the run. Its help text comes from the configuration."""
@@ -281,7 +254,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 _COMMANDS = (app, certs, clients, compare, doctor, export, report, serve, watch)
-flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, _EPILOG)
+flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, Path(__file__).with_name("help.txt"))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,27 +22,6 @@ _APP = """\
 from hyperbloom.server.flower_app import client, server
 __all__ = ["client", "server"]
 """
-_PROJECT = """\
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "Personalised federated learning with hypernetworks"
-license = "Apache-2.0"
-dependencies = ["hyperbloom=={version}"]
-
-[tool.flwr.app]
-publisher = "{name}"
-
-[tool.flwr.app.components]
-serverapp = "{module}:server"
-clientapp = "{module}:client"
-
-# Every key of a run: flwr run . --run-config "strategy='fedavg' rounds=20 local.steps=10"
-[tool.flwr.app.config]
-# folder of the run, beside the ServerApp; a run that has begun there goes on; default: $FLWR_HOME/hyperbloom/RUN_ID
-{run_dir} = ""
-{keys}
-"""
 
 
 def make_project(folder: Path, config: RunConfig) -> None:
@@ -60,7 +39,8 @@ def make_project(folder: Path, config: RunConfig) -> None:
     if config.eval_every == min(RunConfig().eval_every, config.rounds):
         config = config.model_copy(update={"eval_every": None})  # the default follows the number of rounds
     keys = "\n".join(line for key in _lines(config) for line in key)
-    text = _PROJECT.format(name=name, module=module, version=__version__, run_dir=RUN_DIR, keys=keys)
+    about = {"name": name, "module": module, "version": "1.0.0", "hyperbloom": __version__}
+    text = Path(__file__).with_name("app.toml").read_text(encoding="utf-8").format(**about, keys=keys)
     write_bytes(folder / "pyproject.toml", text.encode())
     write_bytes(folder / f"{module}.py", _APP.encode())
 

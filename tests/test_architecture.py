@@ -204,8 +204,8 @@ def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    embedded = (ROOT / "common/data").glob("heart_disease.*")
-    held = [*SOURCES, *(ROOT / "server/pages/templates").iterdir(), *embedded]
+    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*.*"))
+    held = [*SOURCES, *(path for path in files if path.suffix in {".html", ".js", ".csv", ".json", ".txt", ".toml"})]
     expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in held)]
     found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
     assert sorted(found) == sorted(expected)

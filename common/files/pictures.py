@@ -25,16 +25,7 @@ PALETTE = bytes(
 )
 """A colour for each class; the background is black."""
 
-_PAGE = Markup("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<style>:root {{ color-scheme: light dark }} body {{ font: 16px/1.5 system-ui, sans-serif; margin: 24px }}
-main {{ display: flex; flex-wrap: wrap; gap: 24px }} figure {{ margin: 0; width: 256px; overflow-wrap: anywhere }}
-img {{ width: 256px; image-rendering: pixelated }} i {{ display: inline-block; width: .8em; height: .8em }}</style>
-</head><body><h1>{title}</h1><p>{legend}</p><main>
-{figures}
-</main></body></html>
-""")
+_PAGE = Markup(Path(__file__).with_name("answers.html").read_text(encoding="utf-8"))
 _COLOUR = Markup('<i style="background: #{}"></i> {} &nbsp; ')
 _FIGURE = Markup('<figure><img alt="" src="data:image/png;base64,{}"><figcaption>{}</figcaption></figure>')
 

@@ -104,11 +104,11 @@ def group(name: str, text: str, *commands: click.Command, example: str) -> click
 class Program(_Group):
     """A program with subcommands. Without a subcommand it calls `run` with the context and the values of `flags`.
 
-    `--help` begins with the docstring of `run` and ends with `epilog`.
+    `--help` begins with the docstring of `run` and ends with the text in `end`, whose first paragraph is not wrapped.
     """
 
     def __init__(
-        self, name: str, commands: Sequence[click.Command], run: Callable[..., Any], flags: Sequence[Flag], epilog: str
+        self, name: str, commands: Sequence[click.Command], run: Callable[..., Any], flags: Sequence[Flag], end: Path
     ) -> None:
 
         @click.pass_context
@@ -120,7 +120,8 @@ class Program(_Group):
                 ctx.fail(f"--{flag}: expected no command behind the flags of a run, found {word!r}.")
 
         settings = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100}
-        details: dict[str, Any] = {"callback": alone, "params": [*flags], "help": run.__doc__, "epilog": epilog}
+        details: dict[str, Any] = {"callback": alone, "params": [*flags], "help": run.__doc__}
+        details["epilog"] = "\b\n" + end.read_text(encoding="utf-8")
         super().__init__(name, commands, invoke_without_command=True, context_settings=settings, **details)
         click.version_option(__version__, message="hyperbloom %(version)s")(self)
 

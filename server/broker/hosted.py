@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from flwr.app import Message
 
@@ -12,30 +13,14 @@ from hyperbloom.server.broker.state import State
 LOOK_EVERY_S = 1.0
 """Seconds between looks at all orders: for those that expired, whose node is gone, or for whom nobody waits."""
 
-_BUNDLE = {
-    "pyproject.toml": """\
-[project]
-name = "hyperbloom"
-version = "{version}"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "hyperbloom"
-
-[tool.flwr.app.components]
-serverapp = "hyperbloom_bundle:server"
-clientapp = "hyperbloom_bundle:client"
-
-[tool.flwr.app.config]
-""",
-    "hyperbloom_bundle.py": """\
+_PROJECT = Path(__file__).parent.with_name("app.toml")
+_CODE = b"""\
 from flwr.serverapp import ServerApp
 from hyperbloom.client.app import app
 
 client = app
 server = ServerApp()
-""",
-}
+"""
 
 
 class Hosted:
@@ -129,5 +114,6 @@ def _begin(state: State, version: str) -> int:
 
 def bundle(version: str) -> bytes:
     """Return the app bundle for stock SuperNodes in Flower's format: two files, always the same bytes."""
-    files = {name: text.replace("{version}", version).encode() for name, text in _BUNDLE.items()}
-    return flower.build_fab_from_files(files)[0]
+    about = {"name": "hyperbloom", "module": "hyperbloom_bundle", "version": version, "hyperbloom": version}
+    project = _PROJECT.read_text(encoding="utf-8").format(**about, keys="")
+    return flower.build_fab_from_files({"pyproject.toml": project.encode(), "hyperbloom_bundle.py": _CODE})[0]

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-import hyperbloom.client.cli
-import hyperbloom.server.cli
+from hyperbloom.client.cli import flower_client
 from hyperbloom.common import errors
 from hyperbloom.common.errors import HyperbloomError, attempt
+from hyperbloom.server.cli import flower_server
 
 EXIT_CODES = {
     "HyperbloomError": 1,
@@ -40,8 +40,8 @@ def test_the_drawing_names_every_error_and_its_exit_code() -> None:
 
 
 def test_the_commands_promise_these_exit_codes() -> None:
-    for command, codes in ((hyperbloom.server.cli, {0, 1, 2, 4, 5, 6, 130}), (hyperbloom.client.cli, {0, 1, 2, 3, 5})):
-        _, _, lines = command._EPILOG.partition("exit codes: ")
+    for command, codes in ((flower_server, {0, 1, 2, 4, 5, 6, 130}), (flower_client, {0, 1, 2, 3, 5})):
+        _, _, lines = str(command.epilog).partition("exit codes: ")
         assert {int(code) for code in re.findall(r"\d+", lines)} == codes
 
 
