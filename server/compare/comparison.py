@@ -92,6 +92,7 @@ def plan(
     known = {*strategy_names(), *strategies}
     values, options = _own_options(values, known, where)
     shared: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {}
     for key, value in overrides.items():
         first, _, rest = key.partition(".")
         if first in ("strategy", "options", "baselines"):
@@ -101,11 +102,13 @@ def plan(
         elif first in known and first not in strategies:
             raise ConfigError(f"--set {key}: {first} is not among --strategies {','.join(strategies)}")
         elif first in known and rest:
-            _put(options.setdefault(first, {}), rest, value)
+            own.setdefault(first, {})[f"options.{rest}"] = value
         else:
             raise ConfigError(f"--set {key}: expected a key of the run, or an option as STRATEGY.OPTION=VALUE")
     configs = {
-        name: make_run_config({**values, "strategy": name, "options": options.get(name, {})}, shared, where)
+        name: make_run_config(
+            {**values, "strategy": name, "options": options.get(name, {})}, shared | own.get(name, {}), where
+        )
         for name in strategies
     }
     first_seed = next(iter(configs.values())).seed
@@ -133,15 +136,6 @@ def _own_options(
     if of_file := shared.pop("options", None):
         options[owner] = {**of_file, **options.get(owner, {})}
     return shared, options
-
-
-def _put(options: dict[str, Any], path: str, value: Any) -> None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        options = options.setdefault(parent, {})
-        if not isinstance(options, dict):
-            raise ConfigError(f"--set: {parent} in {path} has no keys of its own")
-    options[name] = value
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
