@@ -80,6 +80,7 @@ class HypernetworkLearner:
         self.sparse = sparse or freeze
         self.given = False  # descriptors come from an encoder, which needs their gradient; the table stays
         self.gradient: Tensor | None = None  # `(n, k)`, of the last step with given descriptors
+        self._spare: dict[Tensor, Tensor] = {}  # memory of the last gradients
         rates = (learning_rate, embedding_learning_rate or learning_rate)
         parts = (list(hypernetwork.parameters()), [table.weight])
         groups = [{"params": part, "lr": rate, "initial_lr": rate} for part, rate in zip(parts, rates, strict=True)]
@@ -196,7 +197,8 @@ class HypernetworkLearner:
         """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""
         # Evaluation mode, as in `generate`: a power iteration of spectral norm would change the network.
         self.hypernetwork.eval()
-        self._forward([reply.row], reply.size).backward(gradient[None].to(self._device))
+        features = self._features([reply])
+        self._backward_heads(features, features.new_ones(1), reply.size, gradient[None].to(self._device))
 
     def _backward_mixed(self, replies: Sequence[Reply], mixing: Callable[[Tensor], Tensor]) -> None:
         """Add the vector-Jacobian product with `-M @ deltas` of replies of one size, `M = mixing(K)` `(C, C)`.
@@ -212,18 +214,40 @@ class HypernetworkLearner:
         at_once = max(1, BYTES_AT_ONCE // (replies[0].delta.numel() * replies[0].delta.element_size()))
         for start in range(0, len(replies), at_once):
             rows = mixed[start : start + at_once]
-            weights = self.hypernetwork.write(torch.tensordot(rows, leaf, 1), rows.sum(1), replies[0].size)
             deltas = torch.stack([reply.delta for reply in replies[start : start + at_once]])
-            weights.backward(deltas.to(self._device).neg_())
+            gradient = deltas.to(self._device).neg_()
+            self._backward_heads(torch.tensordot(rows, leaf, 1), rows.sum(1), replies[0].size, gradient)
         if features.requires_grad:
             features.backward(leaf.grad)
+
+    def _backward_heads(self, features: Tensor, ones: Tensor, size: str, gradient: Tensor) -> None:
+        """Add the vector-Jacobian product of the hypernetwork's `write` with `gradient` `(C, P)` to `.grad`.
+
+        The gradient of a plain head takes the memory of the last one. Fresh memory for 12 million numbers costs the
+        operating system several times what the product costs (`benchmarks/server_step.py`).
+        """
+        head = None if isinstance(self.hypernetwork, ChunkedHypernetwork) else self.hypernetwork.heads[size]
+        if not isinstance(head, nn.Linear):
+            self.hypernetwork.write(features, ones, size).backward(gradient)
+            return
+        for parameter, factors in ((head.weight, features), (head.bias, ones[:, None])):
+            if parameter is not None and parameter.requires_grad:
+                is_first = parameter.grad is None
+                total = self._spare.get(parameter) if is_first else parameter.grad
+                total = torch.empty_like(parameter) if total is None else total
+                parameter.grad, flat = total, total.view(gradient.shape[1], -1)
+                torch.addmm(flat, gradient.T, factors.detach(), beta=0 if is_first else 1, out=flat)
+        if features.requires_grad:
+            features.backward(gradient @ head.weight.detach())
 
     def _step(self, rows: Sequence[int], worth: int = 1) -> None:
         """Clip, take an optimiser step that counts as `worth` steps, and clear the gradients."""
         if self.given:
             self.gradient, self.table.weight.grad = self.table.weight.grad, None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        nn.utils.clip_grad_norm_(parameters, self.clip)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if norm + 1e-6 > self.clip:  # `clip_grad_norm_` would multiply by 1 otherwise
+            nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         if self.optimizer.defaults["momentum"]:
             for parameter in parameters:
                 # The fused optimiser cannot step parameters with and without momentum together, which happens when a
@@ -236,6 +260,7 @@ class HypernetworkLearner:
         else:
             self.optimizer.step()
         self._iterate_spectral_norm(rows)
+        self._spare |= {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
         # None, not zero: momentum and weight decay must skip a head whose size was not in the cohort.
         self.optimizer.zero_grad(set_to_none=True)
 

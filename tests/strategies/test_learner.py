@@ -733,3 +733,20 @@ def test_loading_replaces_the_momentum_of_a_learner_that_has_some(with_momentum:
     made.update(replies_to(made, range(3), "SML"), "mean")
     made.load(fresh.state(), with_momentum)
     assert_same(fresh.state(), made.state())
+
+
+@pytest.mark.parametrize("network", [MLPHypernetwork, LinearHypernetwork])
+def test_a_heads_gradient_takes_the_memory_of_the_last_one_and_none_of_its_values(
+    network: Callable[..., nn.Module],
+) -> None:
+    whole, again = learner(network=network, **NUMBERS), learner(network=network, **NUMBERS)
+    replies = [[reply(whole, row, seed=seed) for row in range(3)] for seed in range(2)]
+    for each in replies:
+        whole.update(each, "mean")
+    again.update(replies[0], "mean")
+    weight: Any = again.hypernetwork.heads["M"].weight
+    kept = again._spare[weight].fill_(torch.nan)
+    again.update(replies[1], "mean")
+    assert again._spare[weight].data_ptr() == kept.data_ptr()
+    for name, value in whole.state().items():
+        assert torch.equal(again.state()[name], value), name
