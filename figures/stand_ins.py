@@ -14,13 +14,15 @@ and `text`. A hash maps words to numbers, so that clients agree on them without 
 import csv
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
-from hyperbloom.common.data.files import check_labels, find_file, pick_arrays
+from hyperbloom.common.data.files import check_labels, find_file, read_arrays
 from hyperbloom.common.data.own import check_pair, number
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
@@ -36,6 +38,14 @@ WORDS = 9_999
 """Words are hashed to numbers from 1 to this; 0 is padding."""
 
 HOW_TWEETS = f"It cannot be downloaded here: put it into {{root}}, with the columns {', '.join(COLUMNS)}."
+
+
+def pick_arrays(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
+    """Read an `.npz` file; DataError if it is corrupt or lacks one of `keys`."""
+    arrays = read_arrays(path)
+    if not set(keys) <= arrays.keys():
+        raise DataError(f"{path}: expected the keys {', '.join(keys)}, found {', '.join(arrays)}")
+    return arrays
 
 
 def tokens(text: str) -> list[int]:
@@ -61,7 +71,7 @@ def airline_tweets() -> Pool:
     stored = np.array([tokens(text) for _, _, text in rows], dtype=np.float32)
     whole, rng = Portion.of(ArrayBlock(stored), labels, owners), generator(FIXED_SEED, "tweets")
     train, val, test = whole.split(lambda strata: three_parts(strata, 0.15, rng))
-    return Pool("airline-tweets", train, val, test, MOODS, Scaling(), "user", tuple(users.tolist()))
+    return Pool("airline-tweets", train, val, test, MOODS, Scaling(), tuple(users.tolist()))
 
 
 def random_words() -> list[tuple[AnyArray, IntArray]]:

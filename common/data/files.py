@@ -12,13 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
-from hyperbloom.common.data.pool import Portion
+from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.errors import DataError
-
-HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN paper's code does
-
 
 _UNREADABLE = (
     *(OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error),
@@ -50,14 +46,6 @@ def find_file(folder: Path, name: str, how: str) -> Path:
     if not (folder / name).is_file():
         raise missing(name, [folder / name], folder, how)
     return folder / name
-
-
-def pick_arrays(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
-    """Read an `.npz` file as `read_arrays` does; DataError if it lacks one of `keys`."""
-    arrays = read_arrays(path)
-    if not set(keys) <= arrays.keys():
-        raise DataError(f"{path}: expected the keys {', '.join(keys)}, found {', '.join(arrays)}")
-    return arrays
 
 
 def read_arrays(path: Path) -> dict[str, AnyArray]:
@@ -111,10 +99,3 @@ def check_labels(labels: IntArray, num_classes: int, path: Path) -> None:
     if len(wrong):
         found = f"label {labels[wrong[0]]} at record {wrong[0]}"
         raise DataError(f"{path}: expected labels from 0 to {num_classes - 1}, found {found}; the file is corrupt")
-
-
-def with_validation(train: Portion, name: str) -> tuple[Portion, Portion]:
-    """Hold out 10,000 training examples for validation, or a fifth if there are fewer than 50,000."""
-    count = min(HELD_OUT, len(train) // 5)
-    kept, held = train.split(lambda strata: hold_out(strata, count, generator(FIXED_SEED, name, "validation")))
-    return kept, held

@@ -1,7 +1,10 @@
 """Users' own images: in folders by class, or listed with their labels in a `labels.csv`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +38,10 @@ class ImageBlock:
     def take(self, rows: IntArray) -> AnyArray:
         """Return uint8 `(len(rows), C, H, W)`; DataError if an image cannot be decoded."""
         channels, (width, height) = (1 if self.mode == "L" else 3), self.size
-        images = np.empty((len(rows), height, width, channels), np.uint8)
+        images = np.empty((len(rows), channels, height, width), np.uint8)
         for place, row in enumerate(rows):
-            images[place] = _decode(self.paths[row], self.mode, self.size).reshape(height, width, channels)
-        return images.transpose(0, 3, 1, 2)
+            images[place] = read_image(self.paths[row], self.mode, self.size)
+        return images
 
 
 def read_folder(spec: DataSpec) -> Pool:
@@ -124,22 +127,30 @@ def _images(paths: tuple[Path, ...]) -> ImageBlock:
 
 
 def _header(path: Path) -> tuple[tuple[int, int], str]:
+    with _opened(path) as image:
+        return (int(image.width), int(image.height)), str(image.mode)
+
+
+def read_image(path: Path, mode: str, size: tuple[int, int]) -> AnyArray:
+    """Return an image as uint8 `(C, H, W)`, converted to `mode`, L or RGB, and resized to (width, height) `size`.
+
+    Raises:
+        DataError: It cannot be decoded, or has more than 8 bits a channel.
+    """
+    with _opened(path) as image:
+        converted = image.convert(mode)
+        if converted.size != size:
+            converted = converted.resize(size, need("PIL.Image", "Pillow").Resampling.BILINEAR)
+        return np.atleast_3d(np.asarray(converted, dtype=np.uint8)).transpose(2, 0, 1)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     images = need("PIL.Image", "Pillow")
     try:
         with images.open(path) as image:
-            width, height, mode = int(image.width), int(image.height), str(image.mode)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: expected an image, found {path.stat().st_size} bytes: {error}") from error
-    if mode not in GREY + COLOUR:
-        raise DataError(f"{path}: expected an image of 8 bits a channel, found mode {mode}; convert it first")
-    return (width, height), mode
-
-
-def _decode(path: Path, mode: str, size: tuple[int, int]) -> AnyArray:
-    images = need("PIL.Image", "Pillow")
-    try:
-        with images.open(path) as image:
-            image = image.convert(mode)
-            return np.asarray(image if image.size == size else image.resize(size), dtype=np.uint8)
+            if image.mode not in GREY + COLOUR:
+                raise DataError(f"{path}: expected an image of 8 bits a channel, found mode {image.mode}; convert it")
+            yield image
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}: expected a whole image, found {path.stat().st_size} bytes: {error}") from error
+        raise DataError(f"{path}: expected an image, found {path.stat().st_size} bytes: {error}") from error

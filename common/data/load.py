@@ -12,9 +12,9 @@ import torch
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.examples import ClientData
 from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.own import check_pair
+from hyperbloom.common.data.own import BYTES, check_inputs
 from hyperbloom.common.data.partition import Deal, deal_to_clients, find_partitioner
-from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import DataSpec
@@ -139,9 +139,8 @@ def _unlabelled(spec: DataSpec) -> tuple[list[Portion], Scaling]:
     if spec.data.endswith(".npz") and path.is_file():
         arrays = read_arrays(path)
         if set(arrays) == {"x"}:
-            x = arrays["x"]
-            nothing = np.zeros(len(x), dtype=np.int64)
-            made = check_pair(x, nothing, f"{path}: key 'x'", f"{path}: no labels")
-            return [made], Scaling(255.0 if x.dtype == np.uint8 else 1.0)
+            stored = check_inputs(arrays["x"], f"{path}: key 'x'")
+            made = Portion.of(ArrayBlock(stored), np.zeros(len(stored), dtype=np.int64))
+            return [made], BYTES if stored.dtype == np.uint8 else Scaling()
     pool = read_pool(replace(spec, partition=None))
     return list(pool.portions.values()), pool.scaling

@@ -147,7 +147,7 @@ def build_pool(
         train, val, test = portions.values()
     bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
     scaling = BYTES if bytes_stored else Scaling()
-    pool = Pool(name, train, val, test, (), scaling, "owner" if owner_names else "", tuple(owner_names))
+    pool = Pool(name, train, val, test, (), scaling, tuple(owner_names))
     least = pool.least_outputs
     names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from hyperbloom.common.data.draws import IntArray, generator
 from hyperbloom.common.data.flwr_datasets import FLWR_SPLITS, flwr_owners
 from hyperbloom.common.data.pool import Pool
-from hyperbloom.common.data.registry import DATASETS
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
 
@@ -239,36 +238,20 @@ def deal_concepts(pool: Pool, spec: DataSpec) -> Deal:
     return Deal(deal_iid(pool, spec).owners, maps[np.arange(spec.partitions) % concepts])
 
 
-def deal_one_owner(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal the examples of one owner, such as an alphabet, to each client. The remaining owners are not used."""
-    if pool.owner_kind != spec.split:
-        having = ", ".join(info.name for info in DATASETS.values() if info.owners == spec.split)
-        found = f"{pool.name} with {pool.owner_kind or 'none'}"
-        raise DataError(f"split {spec.split!r}: expected a data set with such owners ({having}), found {found}")
-    owners = _owners(pool, spec)
-    client_of = np.full(owners, NOBODY, dtype=np.int64)
-    client_of[generator(spec.seed, spec.split).permutation(owners)[: spec.partitions]] = np.arange(spec.partitions)
-    return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
-
-
 def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
     """Make each owner, such as a hospital, a client, in the order of their names.
 
     With fewer clients than owners, whole owners are dealt at random, equally many to each client up to one.
     """
-    client_of = np.arange(_owners(pool, spec), dtype=np.int64) % spec.partitions
-    if spec.partitions < len(client_of):
-        client_of = generator(spec.seed, spec.split).permutation(client_of)
-    return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
-
-
-def _owners(pool: Pool, spec: DataSpec) -> int:
     count = len(pool.owner_names)
     if not count:
-        raise DataError(f"split {spec.split!r}: expected data that name their owners, found {pool.name} without")
+        raise DataError(f"split 'owner': expected data that name their owners, found {pool.name} without")
     if spec.partitions > count:
-        raise DataError(f"partitions: expected at most {count}, one {pool.owner_kind} each, found {spec.partitions}")
-    return count
+        raise DataError(f"partitions: expected at most {count}, one owner each, found {spec.partitions}")
+    client_of = np.arange(count, dtype=np.int64) % spec.partitions
+    if spec.partitions < count:
+        client_of = generator(spec.seed, spec.split).permutation(client_of)
+    return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
 
 
 def _by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
@@ -293,7 +276,6 @@ PARTITIONERS: Mapping[str, Partitioner] = {
     "shards": Partitioner("shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
     "dirichlet": Partitioner("class shares by a Dirichlet draw; alpha: how even (Hsu et al. 2019)", deal_dirichlet),
     "iid": Partitioner("examples at random, equally many for each client", deal_iid),
-    "alphabet": Partitioner("one alphabet for each client (omniglot)", deal_one_owner),
     "owner": Partitioner("each owner, such as a hospital, is a client, or several together", deal_owners),
     "concepts": Partitioner("iid images, but labels that conflict between groups of clients", deal_concepts),
     **{name: Partitioner(f"{name.removeprefix('flwr-')} of flwr-datasets", deal_as_flower) for name in FLWR_SPLITS},

@@ -7,7 +7,6 @@ memory. It reads the labels first, computes the partition from them, and then re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -50,41 +49,6 @@ class ArrayBlock:
 
 
 @dataclass(frozen=True)
-class FileBlock:
-    """Images as bytes in a file of records of one length, read on access.
-
-    Args:
-        path: The file; its size has been checked.
-        count: Number of records.
-        header: Bytes before the first record.
-        label: Bytes of each record before its pixels.
-        shape: `(C, H, W)` of one image.
-    """
-
-    path: Path
-    count: int
-    header: int
-    label: int
-    shape: tuple[int, int, int]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def _records(self) -> AnyArray:
-        # Open a new mapping for each use, because an open one keeps every page that it has touched in memory.
-        length = self.label + int(np.prod(self.shape))
-        return np.memmap(self.path, np.uint8, "r", offset=self.header, shape=(self.count, length))
-
-    def labels(self, byte: int = 0) -> IntArray:
-        """Return byte number `byte` of every record, int64 `(count,)`."""
-        return np.array(self._records()[:, byte], dtype=np.int64)
-
-    def take(self, rows: IntArray) -> AnyArray:
-        """Return the images at `rows`, uint8 `(len(rows), C, H, W)`."""
-        return np.asarray(self._records()[rows])[:, self.label :].reshape(len(rows), *self.shape)
-
-
-@dataclass(frozen=True)
 class Portion:
     """Some examples of a data set: their labels, owners and groups, and the places of their stored inputs.
 
@@ -92,7 +56,7 @@ class Portion:
         blocks: Stored inputs; rows are numbered through all blocks.
         rows: `(N,)`, the rows of this portion.
         labels: `(N, ...)`, as `label_kind` takes them.
-        owners: `(N,)`, such as the hospital, or the alphabet of a drawing; None if the data name none.
+        owners: `(N,)`, such as the hospital; None if the data name none.
         groups: `(N,)`, such as the patient; no split cuts a group. None if the data name none.
     """
 
@@ -155,8 +119,7 @@ class Pool:
         test: Test examples.
         class_names: One name for each class, label or number.
         scaling: Scaling from stored numbers to inputs.
-        owner_kind: Kind of the portions' `owners`, such as `"alphabet"`; empty if there are none.
-        owner_names: One name for each owner.
+        owner_names: One name for each of the portions' `owners`, such as hospitals; empty if there are none.
         schema: What the columns of a table mean.
     """
 
@@ -166,7 +129,6 @@ class Pool:
     test: Portion
     class_names: tuple[str, ...]
     scaling: Scaling
-    owner_kind: str = ""
     owner_names: tuple[str, ...] = ()
     schema: Schema | None = None
 

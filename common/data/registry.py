@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperbloom.common.data.chest import read_chest_14
-from hyperbloom.common.data.cifar import read_cifar
 from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.function import read_function, read_plugin
-from hyperbloom.common.data.mnist import read_mnist
 from hyperbloom.common.data.npz import read_npz
-from hyperbloom.common.data.omniglot import read_omniglot
 from hyperbloom.common.data.pool import Pool
+from hyperbloom.common.data.published import read_published
 from hyperbloom.common.data.spec import TABLES, DataSpec
 from hyperbloom.common.data.table import read_heart, read_table
 from hyperbloom.common.errors import DataError
@@ -22,27 +20,23 @@ from hyperbloom.common.program.plugins import find_plugin, plugins
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A registered data set. `read` raises a DataError for missing or corrupt files; `owners` are such as alphabets."""
+    """A registered data set. `read` raises a DataError for missing or corrupt files."""
 
     name: str
     read: Callable[[DataSpec], Pool]
     input_shape: tuple[int, ...]
     num_classes: int
     description: str
-    owners: str = ""
 
 
 _REGISTERED = (
     DatasetInfo("digits", read_digits, (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"),
     DatasetInfo("diabetes", read_diabetes, (10,), 1, "442 patients that come with scikit-learn: a number to predict"),
-    DatasetInfo("heart-disease", read_heart, (41,), 2, "920 patients of four hospitals, a table with gaps", "hospital"),
-    DatasetInfo("mnist", read_mnist, (1, 28, 28), 10, "70,000 handwritten digits"),
-    DatasetInfo("fashion-mnist", read_mnist, (1, 28, 28), 10, "70,000 pictures of clothes"),
-    DatasetInfo("cifar10", read_cifar, (3, 32, 32), 10, "60,000 colour photographs in 10 classes"),
-    DatasetInfo("cifar100", read_cifar, (3, 32, 32), 100, "60,000 colour photographs in 100 classes"),
-    DatasetInfo(
-        "omniglot", read_omniglot, (1, 28, 28), 55, "32,460 drawings of the characters of 50 alphabets", "alphabet"
-    ),
+    DatasetInfo("heart-disease", read_heart, (41,), 2, "920 patients of four hospitals, a table with gaps"),
+    DatasetInfo("mnist", read_published, (1, 28, 28), 10, "70,000 handwritten digits"),
+    DatasetInfo("fashion-mnist", read_published, (1, 28, 28), 10, "70,000 pictures of clothes"),
+    DatasetInfo("cifar10", read_published, (3, 32, 32), 10, "60,000 colour photographs in 10 classes"),
+    DatasetInfo("cifar100", read_published, (3, 32, 32), 100, "60,000 colour photographs in 100 classes"),
     DatasetInfo(
         "chest-xray-14", read_chest_14, (1, 128, 128), 14, "112,120 chest X-rays of 30,805 patients with 14 labels"
     ),

@@ -33,8 +33,7 @@ def read_heart(spec: DataSpec) -> Pool:
     """Return the patients, split 70 / 15 / 15 in the same way in every run; their owners are the hospitals."""
     table = dict(read_cells(_HEART))
     table["num"] = ["healthy" if cell == "0" else "disease" for cell in table["num"]]
-    pool = _pool(spec.data, table, load_schema(_HEART.with_suffix(".json")), FIXED_SEED)
-    return replace(pool, owner_kind="hospital")
+    return _pool(spec.data, table, load_schema(_HEART.with_suffix(".json")), FIXED_SEED)
 
 
 def schema_of(spec: DataSpec, table: Table) -> Schema:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hyperbloom.common.data.files import need, read_arrays
-from hyperbloom.common.data.folder import ENDINGS
+from hyperbloom.common.data.files import read_arrays
+from hyperbloom.common.data.folder import ENDINGS, read_image
 from hyperbloom.common.data.own import check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import FIRST_ROW, Schema
@@ -91,20 +91,8 @@ def _image(path: Path, input_shape: tuple[int, ...]) -> AnyArray:
     """Return uint8 `(C, H, W)`."""
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise DataError(f"{path}: the model takes inputs of shape {input_shape}, no images; give it .npy or .npz")
-    pillow = need("PIL.Image", "Pillow")
     channels, height, width = input_shape
-    try:
-        with pillow.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise DataError(f"{path}: expected an image of 8 bits a channel, found mode {image.mode}; convert it")
-            image = image.convert("L" if channels == 1 else "RGB")
-            if image.size != (width, height):
-                image = image.resize((width, height), pillow.Resampling.BILINEAR)
-            pixels: AnyArray = np.asarray(image, dtype=np.uint8).reshape(height, width, channels)
-            return pixels.transpose(2, 0, 1)
-    except (OSError, ValueError, SyntaxError) as error:
-        found = str(error).splitlines()[0]
-        raise DataError(f"{path}: expected an image, .npy, .npz or a folder of images, found: {found}") from None
+    return read_image(path, "L" if channels == 1 else "RGB", (width, height))
 
 
 def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs:

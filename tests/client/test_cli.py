@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from hyperbloom.client.link.server import Link
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.introduction import introduce
-from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, mnist
+from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, published
 from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key, write_private_key
 from hyperbloom.common.wire.orders import Greeting
@@ -375,8 +376,8 @@ def test_missing_data_are_told_with_the_way_out(
 ) -> None:
     assert start("--data", "cifar10", "--root", str(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert error.startswith("flower-client: data_batch_1.bin not found; looked at ")
-    assert f"Fetch them: flower-client download cifar10 --root {tmp_path}; or put the official binary" in error
+    assert error.startswith("flower-client: cifar10 not found; looked at ")
+    assert f"Fetch them: flower-client download cifar10 --root {tmp_path}; or put the official files" in error
     assert error.count("\n") == 1
     assert start("--data", str(tmp_path / "own.npz")) == 2
     assert "expected an .npz file, found no file of this name" in capsys.readouterr().err
@@ -447,19 +448,19 @@ def test_the_module_is_the_command_and_a_wrong_flag_costs_no_import_of_torch() -
 
 
 def test_download_fetches_what_is_missing_or_says_what_to_do(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchvision: ModuleType
 ) -> None:
     def fetch(dataset: str, root: Path) -> None:
         fetched.append((dataset, root))
         raise DataError("the publisher does not answer")
 
     fetched: list[tuple[str, Path]] = []
-    monkeypatch.setattr(mnist, "download", fetch)
+    monkeypatch.setattr(published, "download", fetch)
     assert main(["download", "fashion-mnist", "--root", str(tmp_path)]) == 2
     assert fetched == [("FashionMNIST", tmp_path)]
     assert capsys.readouterr().err == "flower-client download: the publisher does not answer\n"
-    assert main(["download", "omniglot", "--root", str(tmp_path)]) == 2
-    assert "cannot be downloaded here: put it into" in capsys.readouterr().err
+    assert main(["download", "chest-xray-14", "--root", str(tmp_path)]) == 2
+    assert "Get it from https://nihcc.app.box.com/v/ChestXray-NIHCC, and unpack it into" in capsys.readouterr().err
     assert main(["download", "mnits"]) == 2
     assert "expected one of" in capsys.readouterr().err
     assert main(["download", "digits"]) == 0

@@ -16,18 +16,18 @@ from hyperbloom.common.errors import DataError
 PARTS = ("train", "val", "test")
 
 
-def portion(per_class: int, classes: int, groups: int = 0) -> Portion:
-    """Return `per_class` examples of each class, in mixed order; an example's group is its label modulo `groups`."""
+def portion(per_class: int, classes: int) -> Portion:
+    """Return `per_class` examples of each class, in mixed order."""
     labels = np.tile(np.arange(classes), per_class)
     block = ArrayBlock(np.arange(len(labels), dtype=np.float32)[:, None])
-    return Portion((block,), np.arange(len(labels)), labels, labels % groups if groups else None)
+    return Portion.of(block, labels)
 
 
-def pool(classes: int = 10, sizes: tuple[int, int, int] = (400, 100, 100), kind: str = "", groups: int = 0) -> Pool:
+def pool(classes: int = 10, sizes: tuple[int, int, int] = (400, 100, 100)) -> Pool:
     """Return a pool with `sizes` examples of each class in its three portions."""
-    train, val, test = (portion(size, classes, groups) for size in sizes)
+    train, val, test = (portion(size, classes) for size in sizes)
     names = tuple(str(label) for label in range(classes))
-    return Pool("pool", train, val, test, names, Scaling(), kind, tuple(str(group) for group in range(groups)))
+    return Pool("pool", train, val, test, names, Scaling())
 
 
 def deal(data: Pool, split: str, clients: int, **values: float) -> Deal:
@@ -151,26 +151,6 @@ def test_iid_deals_everything_evenly() -> None:
     assert found.sum() == 4000
     assert found.sum(axis=1).max() - found.sum(axis=1).min() == 1
     assert np.abs(found / found.sum(axis=1, keepdims=True) - 0.1).max() < 0.06
-
-
-def test_groups_are_dealt_whole_and_to_one_client() -> None:
-    data = pool(12, kind="alphabet", groups=4)
-    dealt = deal(data, "alphabet", 3)
-    owned = [counts(data, dealt, 3, part) > 0 for part in PARTS]
-    assert np.array_equal(owned[0], owned[1])
-    assert np.array_equal(owned[0], owned[2])
-    for client in owned[0]:
-        labels = np.flatnonzero(client)
-        assert len(labels) == 3  # a group of labels that agree modulo 4
-        assert len(set(labels % 4)) == 1
-    assert (dealt.owners["train"] == -1).sum() == 3 * 400
-
-
-def test_groups_refuse_what_cannot_be_grouped() -> None:
-    with pytest.raises(DataError, match=r"'alphabet': .* with such owners \(omniglot\), found pool with none"):
-        deal(pool(), "alphabet", 2)
-    with pytest.raises(DataError, match="partitions: expected at most 4, one alphabet each, found 5"):
-        deal(pool(kind="alphabet", groups=4), "alphabet", 5)
 
 
 def test_concepts_permute_the_labels_alike_for_all_clients_of_a_concept() -> None:

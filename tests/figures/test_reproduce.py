@@ -196,7 +196,7 @@ def test_a_stand_in_is_named_and_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["small", "--column", "far", "--root", "nowhere"], "train.bin not found; looked at nowhere/cifar-100-binary/"),
+        (["small", "--column", "far", "--root", "nowhere"], "cifar100 not found; looked at nowhere/cifar-100-binary/"),
         (["small", "--column", "lost"], "--column lost: it needs a telescope"),
         (["small"], "--column: expected one of whole, parted, stood, far, seen, lost, late; found none"),
         (["small", "--column", "whole", "--methods", "One,No"], "--methods: expected some of One, .*; found 'No'"),
@@ -237,7 +237,7 @@ def test_the_list_says_what_can_be_run(tmp_path: Path, capsys: pytest.CaptureFix
         "  lost: lost; cannot be run: it needs a telescope",
         "  late: who comes late; 2 of 2 methods",
     ]
-    assert told[9].startswith("no cifar100: train.bin not found; looked at ")
+    assert told[9].startswith("no cifar100: cifar100 not found; looked at ")
     assert len(told) == 10
 
 
@@ -251,7 +251,7 @@ def test_the_list_looks_for_the_inputs_on_which_networks_are_compared(
     assert main(["--list", "--root", str(tmp_path / "nowhere")]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[4] == "  seen: who sees alike; 2 of 2 methods; no cifar100 for 1 of them, see below"
-    assert [line.startswith("no cifar100: train.bin not found; looked at ") for line in told[-2:]] == [False, True]
+    assert [line.startswith("no cifar100: cifar100 not found; looked at ") for line in told[-2:]] == [False, True]
 
     assert main(["--list", "--set", "options.rad=mnist", "--root", str(tmp_path / "nowhere")]) == 0
     assert "  seen: who sees alike; 2 of 2 methods; no mnist for 1 of them, see below" in capsys.readouterr().out
@@ -277,4 +277,4 @@ def test_where_nothing_can_be_run_the_reasons_stand_above(tmp_path: Path, capsys
     assert main(["small", *flags]) == 2
     told = capsys.readouterr()
     assert told.err.endswith("--column seen: none of its methods can be run here; the reasons are above\n")
-    assert "- Seven: not available: train.bin not found; looked at " in told.out
+    assert "- Seven: not available: cifar100 not found; looked at " in told.out

@@ -523,8 +523,8 @@ def test_clients_that_do_not_come_end_the_run_with_four(
     ("data", "reason"),
     [
         (["--data", "nothing"], "found 'nothing'"),
-        (["--data", "cifar10", "--root", "/nowhere"], "data_batch_1.bin not found; looked at /nowhere/"),
-        (["--split", "alphabet"], "expected a data set with such owners (omniglot), found digits with none"),
+        (["--data", "cifar10", "--root", "/nowhere"], "cifar10 not found; looked at /nowhere/"),
+        (["--split", "owner"], "expected data that name their owners, found digits without"),
     ],
 )
 def test_data_that_are_not_there_are_told_at_once(refused: Callable[..., str], data: list[str], reason: str) -> None:

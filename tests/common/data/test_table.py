@@ -239,7 +239,7 @@ def test_each_hospital_of_the_heart_patients_is_a_client() -> None:
         assert ages == sorted(int(row["age"]) for row in here)
         chol_gone = load_schema(HEART.with_suffix(".json")).inputs({**_columns(here)}, "t")
         assert whole.inputs.sum(0).numpy() == pytest.approx(chol_gone.sum(0), abs=0.05)
-    with pytest.raises(HyperbloomError, match="partitions: expected at most 4, one hospital each, found 5"):
+    with pytest.raises(HyperbloomError, match="partitions: expected at most 4, one owner each, found 5"):
         load_client_data(DataSpec("heart-disease", split="owner", partition=0, partitions=5))
 
 

@@ -1,0 +1,187 @@
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 through torchvision, and CIFAR also from the official binary version.
+
+Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 1998.
+H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", 2017, https://arxiv.org/abs/1708.07747
+A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
+https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
+from hyperbloom.common.data.files import check_labels, download, first_existing, missing, need
+from hyperbloom.common.data.own import check_pair
+from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray, Scaling
+from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.errors import DataError
+from hyperbloom.common.program.importing import describe
+
+HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN paper's code does
+HOW = "Fetch them: flower-client download DATA --root {root}; or put the official files there, unpacked"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The differences between the data sets. CIFAR's binary version has records of labels and pixels."""
+
+    torchvision: str  # the class's name there
+    folder: str  # where torchvision has its files
+    shape: tuple[int, int, int]
+    num_classes: int
+    scaling: Scaling
+    class_names: tuple[str, ...] = ()  # if they are not in the files
+    binary: str = ""  # the folder of the binary version
+    train_files: tuple[str, ...] = ()
+    test_file: str = ""
+    names_file: str = ""
+    label_bytes: int = 0  # per record; the last one is the label, the first of two a coarse class
+
+
+_SOURCES = {
+    "mnist": _Source(
+        "MNIST",
+        "MNIST/raw",
+        (1, 28, 28),
+        10,
+        Scaling(255.0, (0.1307,), (0.3081,)),
+        tuple(str(digit) for digit in range(10)),
+    ),
+    "fashion-mnist": _Source(
+        "FashionMNIST",
+        "FashionMNIST/raw",
+        (1, 28, 28),
+        10,
+        Scaling(255.0, (0.2860,), (0.3530,)),
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+    "cifar10": _Source(
+        "CIFAR10",
+        "cifar-10-batches-py",
+        (3, 32, 32),
+        10,
+        Scaling(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        binary="cifar-10-batches-bin",
+        train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test_file="test_batch.bin",
+        names_file="batches.meta.txt",
+        label_bytes=1,
+    ),
+    "cifar100": _Source(
+        "CIFAR100",
+        "cifar-100-python",
+        (3, 32, 32),
+        100,
+        Scaling(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        binary="cifar-100-binary",
+        train_files=("train.bin",),
+        test_file="test.bin",
+        names_file="fine_label_names.txt",
+        label_bytes=2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class FileBlock:
+    """Images in a file of records of one length, read on access.
+
+    Args:
+        path: The file; its size has been checked.
+        count: Number of records.
+        label: Bytes of each record before its pixels.
+        shape: `(C, H, W)` of one image.
+    """
+
+    path: Path
+    count: int
+    label: int
+    shape: tuple[int, int, int]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _records(self) -> AnyArray:
+        # Open a new mapping for each use, because an open one keeps every page that it has touched in memory.
+        return np.memmap(self.path, np.uint8, "r", shape=(self.count, self.label + int(np.prod(self.shape))))
+
+    def labels(self) -> IntArray:
+        """Return the last byte before the pixels of every record, int64 `(count,)`."""
+        return np.array(self._records()[:, self.label - 1], dtype=np.int64)
+
+    def take(self, rows: IntArray) -> AnyArray:
+        """Return the images at `rows`, uint8 `(len(rows), C, H, W)`."""
+        return np.asarray(self._records()[rows])[:, self.label :].reshape(len(rows), *self.shape)
+
+
+def read_published(spec: DataSpec) -> Pool:
+    """Return the data set `spec.data`, with 10,000 training images, or a fifth of fewer than 50,000, for validation."""
+    source, root = _SOURCES[spec.data], spec.folder
+    how = HOW.replace("DATA", spec.data)
+    marks = [folder / name for name in source.train_files[:1] for folder in (root / source.binary, root)]
+    mark = first_existing(marks)
+    if mark is not None:
+        whole, test, names = _from_records(source, mark.parent, how)
+    elif spec.download or (root / source.folder).exists():
+        whole, test, names = _through_torchvision(source, spec, how)
+    else:
+        raise missing(spec.data, [*marks, root / source.folder], root, how)
+    count, rng = min(HELD_OUT, len(whole) // 5), generator(FIXED_SEED, source.torchvision, "validation")
+    train, val = whole.split(lambda strata: hold_out(strata, count, rng))
+    return Pool(spec.data, train, val, test, names, source.scaling)
+
+
+def _through_torchvision(source: _Source, spec: DataSpec, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
+    # CIFAR's Python version is a pickle. torchvision compares its MD5 with the publisher's before it unpickles it.
+    kind, folder = getattr(need("torchvision.datasets", "torchvision"), source.torchvision), spec.folder / source.folder
+    try:
+        parts = [kind(str(spec.folder), train=train) for train in (True, False)]
+    except Exception as error:  # torchvision asserts, and passes on whatever its parsers raise
+        if spec.download:
+            download(source.torchvision, spec.folder)
+            return _through_torchvision(source, replace(spec, download=False), how)
+        found = f"{describe(error)}. {how.format(root=spec.folder)}"
+        raise DataError(f"{folder}: expected the files of {source.torchvision}, whole, found {found}") from error
+    train, test = (_checked(part.data, part.targets, source, folder) for part in parts)
+    return train, test, source.class_names or tuple(parts[0].classes)
+
+
+def _checked(images: object, labels: object, source: _Source, folder: Path) -> Portion:
+    portion = check_pair(np.asarray(images), np.asarray(labels), f"{folder}: images", f"{folder}: labels")
+    found = portion.blocks[0].take(np.arange(0)).shape[1:]
+    if found != source.shape:
+        raise DataError(f"{folder}: expected images of shape {source.shape}, found {found}")
+    check_labels(portion.labels, source.num_classes, folder)
+    return portion
+
+
+def _from_records(source: _Source, folder: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
+    train = _records(source, [folder / name for name in source.train_files], how)
+    test = _records(source, [folder / source.test_file], how)
+    path = folder / source.names_file
+    lines = path.read_text(encoding="utf-8", errors="replace").split() if path.is_file() else []
+    names = lines if len(lines) == source.num_classes else map(str, range(source.num_classes))
+    return train, test, tuple(names)
+
+
+def _records(source: _Source, paths: Sequence[Path], how: str) -> Portion:
+    blocks = tuple(_block(path, source, how) for path in paths)
+    labels = [block.labels() for block in blocks]
+    for path, values in zip(paths, labels, strict=True):
+        check_labels(values, source.num_classes, path)
+    joined = np.concatenate(labels)
+    return Portion(blocks, np.arange(len(joined), dtype=np.int64), joined)
+
+
+def _block(path: Path, source: _Source, how: str) -> FileBlock:
+    if not path.is_file():
+        raise missing(path.name, [path], path.parent, how)
+    record, size = source.label_bytes + int(np.prod(source.shape)), path.stat().st_size
+    if size == 0 or size % record:
+        expected = f"expected records of {record} bytes, so {max(1, size // record) * record} bytes or another multiple"
+        raise DataError(f"{path}: {expected}, found {size} bytes; the file is truncated or corrupt, get it again")
+    return FileBlock(path, size // record, source.label_bytes, source.shape)
