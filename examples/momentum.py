@@ -7,7 +7,6 @@ With m the mean of the clients' weights, `learn` is:  v <- beta v + (m - w),  w 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -28,7 +27,6 @@ class Options(Section):
 class FedAvgM(FedAvg):
     """FedAvg with server momentum."""
 
-    options_type: ClassVar[type[Section]] = Options
     options: Options
 
     def build(self, setting: Setting) -> None:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_type_hints
 
 import torch
 from torch import Tensor
@@ -110,6 +110,7 @@ class Algorithm(ABC):
     """
 
     options_type: ClassVar[type[Section]] = NoOptions
+    """The type of `options`, which a subclass declares."""
     private: ClassVar[str] = "none"
     """The part of the target network that stays on the client."""
     reply: ClassVar[str] = "delta"
@@ -132,6 +133,11 @@ class Algorithm(ABC):
     device = torch.device("cpu")
     options: Section
     setting: Setting
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "options" in cls.__annotations__ and "options_type" not in vars(cls):
+            cls.options_type = get_type_hints(cls)["options"]
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

@@ -29,7 +29,6 @@ class DittoOptions(Section):
 class Ditto(FedAvg):
     """FedAvg, and a personal model on each client that is tied to the global one."""
 
-    options_type: ClassVar[type[Section]] = DittoOptions
     options: DittoOptions
     method_type: ClassVar[type[methods.Method]] = methods.Ditto
     private: ClassVar[str] = "copy"

@@ -10,7 +10,7 @@ Fine-tuning uses no momentum, weight decay or clipping; the default of its rate 
 """
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -34,7 +34,6 @@ class FedAvgFTOptions(Section):
 class FedAvgFT(FedAvg):
     """FedAvg, then local fine-tuning before each evaluation."""
 
-    options_type: ClassVar[type[Section]] = FedAvgFTOptions
     options: FedAvgFTOptions
 
     def recipe(self, number: int) -> Recipe:

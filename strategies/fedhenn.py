@@ -40,7 +40,7 @@ from hyperbloom.common.alignment import (
     widest,
 )
 from hyperbloom.common.cka import Kernel
-from hyperbloom.common.config import Rate, RunConfig, Section, Share
+from hyperbloom.common.config import Rate, Section, Share
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.methods import Aligned
@@ -90,33 +90,38 @@ class FedHeNNHomogeneousOptions(FedHeNNOptions):
     )
 
 
-class _Reference:
-    """The reference set of inputs on which networks are compared, and the clients that have it.
+@lru_cache(maxsize=2)
+def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
+    """Return a reference set and its digest; cached, as checks and runs in one process both need it."""
+    inputs = read_reference(spec, most)
+    if len(inputs) < 2:
+        raise ConfigError(f"options.rad: expected at least 2 inputs in {spec.data}, found {len(inputs)}")
+    weights = reference_weights(inputs)
+    return weights, digest_of(weights)
 
-    Args:
-        config: the run.
-        options: of either strategy.
 
-    Raises:
-        ConfigError: no set is named, or it is the clients' own data set.
-    """
+class _OverReference(Algorithm):
+    """What both strategies share: the reference set, which clients need and their networks must read."""
 
-    def __init__(self, config: RunConfig, options: FedHeNNOptions) -> None:
-        if options.rad is None:
+    options: FedHeNNOptions
+
+    def check(self) -> None:
+        """Refuse to start without a reference set, or with the clients' own data set as one."""
+        rad, data = self.options.rad, self.config.data
+        if rad is None:
             raise ConfigError(
                 "options.rad: expected a public or synthetic set of inputs on which networks are compared, found none; "
                 "such as --set rad=public.npz"
             )
-        if options.rad == config.data.name:
+        if rad == data.name:
             raise ConfigError(
-                f"options.rad: {options.rad} is what the clients share (data.name); the inputs on which networks "
+                f"options.rad: {rad} is what the clients share (data.name); the inputs on which networks "
                 "are compared are seen by all, so name a set that is nobody's"
             )
-        self.seed, self.options = config.seed, options
-        root = Path(config.data.root) if config.data.root else None
-        self._spec = DataSpec(options.rad, root, seed=config.seed)
+        self._spec = DataSpec(rad, Path(data.root) if data.root else None, seed=self.config.seed)
         self._holding: set[int] = set()  # rows of the clients that have received the set
         self._doubted: set[int] = set()  # rows of clients that lost the set after they said that they have it
+        super().check()
 
     @property
     def inputs(self) -> Weights:
@@ -124,7 +129,7 @@ class _Reference:
         return _read(self._spec, self.options.rad_size)[0]
 
     @property
-    def digest(self) -> str:
+    def reference(self) -> str:  # type: ignore[override]
         """Return the digest by which clients know the set."""
         return _read(self._spec, self.options.rad_size)[1]
 
@@ -133,7 +138,7 @@ class _Reference:
         """Return how many inputs a round uses."""
         return min(self.options.rows, self.inputs.layout.shapes[0][1][0])
 
-    def check(self, about: Introduction) -> None:
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse a client whose network cannot read the inputs."""
         shape = self.inputs.layout.shapes[0][1][1:]
         if about.input_shape != shape:
@@ -149,7 +154,7 @@ class _Reference:
 
     def draw(self, number: int) -> int:
         """Return the seed that decides the inputs of round `number`."""
-        return derive(self.seed, "reference", number)
+        return derive(self.config.seed, "reference", number)
 
     def method(self, number: int) -> Aligned:
         """Return the alignment method of round `number`."""
@@ -157,7 +162,7 @@ class _Reference:
             eta=self.eta(number),
             kernel=self.options.kernel,
             bandwidth=self.options.bandwidth,
-            reference=self.digest,
+            reference=self.reference,
             rows=self.rows,
             draw=self.draw(number),
         )
@@ -166,7 +171,7 @@ class _Reference:
         """Send the set to those of `clients` that lack it; return all of them that have it afterwards."""
         lacking = [client for client in clients if not self._has(client)]
         if lacking:
-            order = ReferenceOrder(self.digest, self.inputs)
+            order = ReferenceOrder(self.reference, self.inputs)
             wanted: Ask[ReferenceResult] = Ask(
                 lacking, lambda some: [order] * len(some), size=self.inputs.layout.numel, quorum=False
             )
@@ -186,44 +191,14 @@ class _Reference:
             self._doubted.add(client.row)
 
 
-@lru_cache(maxsize=2)
-def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
-    """Return a reference set and its digest; cached, as checks and runs in one process both need it."""
-    inputs = read_reference(spec, most)
-    if len(inputs) < 2:
-        raise ConfigError(f"options.rad: expected at least 2 inputs in {spec.data}, found {len(inputs)}")
-    weights = reference_weights(inputs)
-    return weights, digest_of(weights)
-
-
-class _OverReference(Algorithm):
-    """What both strategies share: clients need the reference set, and their networks must read it."""
-
-    _set: _Reference
-
-    @property
-    def reference(self) -> str:  # type: ignore[override]
-        """Return the digest of the reference set."""
-        return self._set.digest
-
-    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse a client whose network cannot read the reference set."""
-        self._set.check(about)
-
-
 class FedHeNN(_OverReference):
     """FedHeNN: networks of any architecture, aligned in their representations of common inputs."""
 
-    options_type: ClassVar[type[Section]] = FedHeNNOptions
     options: FedHeNNOptions
     private: ClassVar[str] = "all"
     reply: ClassVar[str] = "nothing"
     own_models: ClassVar[Literal["no", "may", "must"]] = "may"
-
-    def check(self) -> None:
-        """Prepare the reference set; a ConfigError if there is none or it is the clients' data."""
-        self._set = _Reference(self.config, self.options)
-        self._target: Tensor | None = None  # factor of this round's mean kernel matrix
+    _target: Tensor | None = None  # factor of this round's mean kernel matrix
 
     def weights(self, clients: Sequence[Client]) -> None:
         """Send no weights: networks stay on the clients."""
@@ -235,33 +210,31 @@ class FedHeNN(_OverReference):
         """Align with the mean kernel; without one, train as in Local."""
         if self._target is None:
             return super().recipe(number)
-        return replace(super().recipe(number), method=self._set.method(number), resemble=factor_weights(self._target))
+        return replace(super().recipe(number), method=self.method(number), resemble=factor_weights(self._target))
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Send the reference set, collect kernels, train."""
         self._target, there = None, list(turn.cohort)
-        if self._set.eta(turn.number) > 0:
-            factors = yield from self._represent(turn, (yield from self._set.send(turn.candidates)))
+        if self.eta(turn.number) > 0:
+            factors = yield from self._represent(turn, (yield from self.send(turn.candidates)))
             if factors:
-                rows, options = self._set.rows, self.options
+                rows, options = self.rows, self.options
                 self._target = mean_factor([*factors.values()], options.kernel, options.bandwidth, widest(rows))
             there = [client for client in there if client.row in factors]
         # Orders carry the mean kernel's factor.
-        size = 0 if self._target is None else self._set.rows * widest(self._set.rows)
-        wanted = replace(turn.training(there), size=size, failed=self._set.failed)
+        size = 0 if self._target is None else self.rows * widest(self.rows)
+        wanted = replace(turn.training(there), size=size, failed=self.failed)
         self.learn((yield from train(wanted)))
 
     def _represent(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Mapping[int, Tensor]]:
         """Ask clients for the kernels of this round's inputs; return factors `(rows, width)` by row."""
-        rows = self._set.rows
-        order = RepresentOrder(turn.scope, turn.target, self._set.digest, rows, self._set.draw(turn.number))
+        rows = self.rows
+        order = RepresentOrder(turn.scope, turn.target, self.reference, rows, self.draw(turn.number))
 
         def check(client: Client, result: RepresentResult) -> None:
             check_factor(result.factor, rows)
 
-        wanted = Ask(
-            clients, lambda some: [order] * len(some), check, size=rows * widest(rows), failed=self._set.failed
-        )
+        wanted = Ask(clients, lambda some: [order] * len(some), check, size=rows * widest(rows), failed=self.failed)
         answers = yield from ask(wanted)
         return {client.row: check_factor(result.factor, rows) for client, result in answers}
 
@@ -269,26 +242,20 @@ class FedHeNN(_OverReference):
 class FedHeNNHomogeneous(_OverReference, FedAvg):
     """FedAvg whose clients stay aligned with the global model from which they start."""
 
-    options_type: ClassVar[type[Section]] = FedHeNNHomogeneousOptions
     options: FedHeNNHomogeneousOptions
     private: ClassVar[str] = "copy"
     noise_at: ClassVar[tuple[str, ...]] = ()
     sums: ClassVar[bool] = False
 
-    def check(self) -> None:
-        """Prepare the reference set, and check as FedAvg."""
-        self._set = _Reference(self.config, self.options)
-        super().check()
-
     def recipe(self, number: int) -> Recipe:
         """Align; clients keep what they trained if it is to be scored."""
         private = "copy" if self.options.score == "personal" else "none"
-        return replace(super().recipe(number), private=private, method=self._set.method(number))
+        return replace(super().recipe(number), private=private, method=self.method(number))
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Send the reference set, then train."""
         there = turn.cohort
-        if self._set.eta(turn.number) > 0:
-            there = yield from self._set.send(there)
-        wanted = replace(turn.training(there), failed=self._set.failed)
+        if self.eta(turn.number) > 0:
+            there = yield from self.send(there)
+        wanted = replace(turn.training(there), failed=self.failed)
         self.learn((yield from train(wanted)))

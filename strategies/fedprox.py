@@ -28,6 +28,5 @@ class FedProxOptions(Section):
 class FedProx(FedAvg):
     """FedAvg with a proximal term in the local loss."""
 
-    options_type: ClassVar[type[Section]] = FedProxOptions
     options: FedProxOptions
     method_type: ClassVar[type[methods.Method]] = methods.FedProx

@@ -29,7 +29,6 @@ class FedRepOptions(Section):
 class FedRep(FedAvg):
     """A shared body, averaged, and a personal head that is trained before it."""
 
-    options_type: ClassVar[type[Section]] = FedRepOptions
     options: FedRepOptions
     private: ClassVar[str] = "head"
     method_type: ClassVar[type[methods.Method]] = methods.FedRep

@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of
 from hyperbloom.common.layout import Layout
@@ -63,7 +63,6 @@ class GHNOptions(Settings):
 class _GraphStrategy(Algorithm):
     """The part that both placements share: the hypernetwork, and its growth with the clients."""
 
-    options_type: ClassVar[type[Section]] = GHNOptions
     options: GHNOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
     hypernetwork: GraphHypernetwork
@@ -275,7 +274,6 @@ class GHNServerOptions(GHNOptions):
 class GHNServer(_GraphStrategy):
     """HAFL-GHN for clients that disclose their graphs: the hypernetwork stays here, weights and deltas travel."""
 
-    options_type: ClassVar[type[Section]] = GHNServerOptions
     options: GHNServerOptions
     keeps_sent = False
     asks: ClassVar[str] = "graph"

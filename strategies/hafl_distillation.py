@@ -32,7 +32,6 @@ class HAFLDistillation(FedAvg):
     A client works for both: it trains the shared network in each round, and its own one anew at each evaluation.
     """
 
-    options_type: ClassVar[type[Section]] = HAFLDistillationOptions
     options: HAFLDistillationOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
 

@@ -14,7 +14,7 @@ first order to a client, or to one that has come back, also carries the body to 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -40,7 +40,6 @@ class LGFedAvgOptions(Section):
 class LGFedAvg(FedAvg):
     """A personal body under a shared head, averaged; starts from FedAvg."""
 
-    options_type: ClassVar[type[Section]] = LGFedAvgOptions
     options: LGFedAvgOptions
 
     def check(self) -> None:

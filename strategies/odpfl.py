@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common import wire
-from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies.algorithm import rank_of
@@ -67,7 +67,6 @@ class ODPFLOptions(PFedHNOptions):
 class ODPFL(PFedHN):
     """Weights on demand, from an encoder on the client and a hypernetwork on the server (algorithm 1)."""
 
-    options_type: ClassVar[type[Section]] = ODPFLOptions
     options: ODPFLOptions
     asynchronous: ClassVar[bool] = False
     noise_at: ClassVar[tuple[str, ...]] = ()

@@ -42,7 +42,6 @@ class PerFedAvgOptions(Section):
 class PerFedAvg(FedAvg):
     """A global model that adapts to each client in one step (MAML)."""
 
-    options_type: ClassVar[type[Section]] = PerFedAvgOptions
     options: PerFedAvgOptions
     method_type: ClassVar[type[methods.Method]] = methods.PerFedAvg
 

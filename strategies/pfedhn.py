@@ -98,7 +98,6 @@ def clip_norms(deltas: Tensor, norm: float | Literal["median"]) -> Tensor:
 class PFedHN(Algorithm):
     """Personal weights for every client from one hypernetwork (algorithm 1)."""
 
-    options_type: ClassVar[type[Section]] = PFedHNOptions
     options: PFedHNOptions
     learner: HypernetworkLearner
     asynchronous: ClassVar[bool] = True
@@ -266,5 +265,5 @@ class PFedHNPCOptions(PFedHNOptions):
 class PFedHNPC(PFedHN):
     """pFedHN with a personal classifier: h writes the feature extractor, the last layer never leaves the client."""
 
-    options_type: ClassVar[type[Section]] = PFedHNPCOptions
+    options: PFedHNPCOptions
     private: ClassVar[str] = "head"

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from hyperbloom.common.config import Positive, Section
+from hyperbloom.common.config import Positive
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
@@ -37,7 +37,6 @@ class PFedHNHeadsOptions(PFedHNOptions):
 class PFedHNHeads(PFedHN):
     """pFedHN with a head per architecture, for clients that disclose the graphs of their own models."""
 
-    options_type: ClassVar[type[Section]] = PFedHNHeadsOptions
     options: PFedHNHeadsOptions
     own_models: ClassVar[Literal["no", "may", "must"]] = "must"
     asks: ClassVar[str] = "graph"
@@ -67,26 +66,16 @@ class PFedHNHeads(PFedHN):
                 f"{self.options.max_parameters:,}; raise options.max_parameters if they are meant"
             )
 
-    def build(self, setting: Setting) -> None:
-        """Make the trunk; heads come with the clients."""
-        super().build(setting)
-        self._heads: set[str] = set()
-
     def join(self, client: Client, first: bool) -> None:
         """Add the client's embedding row, and a head if it is the first of its architecture."""
         super().join(client, first)
-        graph = disclosed_graph(client.about)
-        if graph.digest not in self._heads:
-            self._heads.add(graph.digest)
-            self._add_head(graph.digest, graph.layout)
-
-    def _add_head(self, name: str, layout: Layout) -> None:
-        network = self.learner.hypernetwork
+        graph, network = disclosed_graph(client.about), self.learner.hypernetwork
         assert isinstance(network, MLPHypernetwork)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.config.seed, "head", name))
-            head = network.add_head(name, layout).to(self.device)
-        self.learner.optimizer.param_groups[0]["params"].extend(head.parameters())
+        if graph.digest not in network.heads:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive(self.config.seed, "head", graph.digest))
+                head = network.add_head(graph.digest, graph.layout).to(self.device)
+            self.learner.optimizer.param_groups[0]["params"].extend(head.parameters())
 
     def head_of(self, client: Client) -> str:
         """Return the digest of the client's graph."""

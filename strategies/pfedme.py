@@ -40,7 +40,6 @@ class PFedMeOptions(Section):
 class PFedMe(FedAvg):
     """A personal model on each client, tied to a global one by a Moreau envelope."""
 
-    options_type: ClassVar[type[Section]] = PFedMeOptions
     options: PFedMeOptions
     method_type: ClassVar[type[methods.Method]] = methods.PFedMe
     private: ClassVar[str] = "copy"

@@ -100,8 +100,7 @@ class HypernetworkLearner:
     @torch.no_grad()
     def generate(self, rows: Sequence[int], size: str) -> Tensor:
         """Return the weights `(C, P)` of clients of one size."""
-        self.hypernetwork.eval()
-        return self._forward(rows, size).cpu()
+        return self.write(self.table(torch.tensor(rows, device=self._device)), size)
 
     @torch.no_grad()
     def write(self, descriptors: Tensor, size: str) -> Tensor:

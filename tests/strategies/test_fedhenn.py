@@ -147,7 +147,7 @@ def test_heterogeneous_without_alignment_is_local_to_the_bit(run: Make, tmp_path
 def reference_rows(public: Path, config: RunConfig, number: int, rows: int = 20) -> Tensor:
     """Return the inputs of a round; the set has no more inputs than are sent, which shuffles them."""
     algorithm: Any = make_algorithm(config)
-    inputs = algorithm._set.inputs.values.float().view(INPUTS, 1, 8, 8)
+    inputs = algorithm.inputs.values.float().view(INPUTS, 1, 8, 8)
     known = {each.tobytes() for each in np.load(public)["x"]}
     assert {each.numpy().tobytes() for each in inputs} == known
     return inputs[draw_rows(INPUTS, rows, seed_of(config.seed, "reference", number))]
