@@ -128,11 +128,8 @@ def _narrowed(factor: Tensor, columns: int) -> Tensor:
         return factor
     if rows <= EXACT:
         return _root(factor @ factor.T, columns)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the same cut on both sides and in every run
-        left, values, _ = torch.svd_lowrank(factor, min(columns + SPARE, rows, width))
-    made: Tensor = (left * values)[:, :columns]
-    return made
+    left, values = _leading(factor, columns)
+    return left * values
 
 
 def _root(k: Tensor, columns: int) -> Tensor:
@@ -141,8 +138,13 @@ def _root(k: Tensor, columns: int) -> Tensor:
         values, vectors = torch.linalg.eigh(k.double())
         exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(k.dtype)
         return exact
+    left, values = _leading(k, columns)
+    return left * values.sqrt()
+
+
+def _leading(matrix: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Return the `columns` leading left singular vectors `(n, columns)` of a matrix, and their singular values."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        left, values, _ = torch.svd_lowrank(k, min(columns + SPARE, len(k)))
-    made: Tensor = (left * values.sqrt())[:, :columns]
-    return made
+        torch.manual_seed(0)  # the same cut on both sides and in every run
+        left, values, _ = torch.svd_lowrank(matrix, min(columns + SPARE, *matrix.shape))
+    return left[:, :columns], values[:columns]

@@ -9,10 +9,11 @@ from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.networks import Loaded, load, spec_of
 from hyperbloom.client.work.own_network import tensors_of
 from hyperbloom.client.work.refinement import distil, refine
-from hyperbloom.client.work.scoring import evaluate, has_running_norms, settle_norms
+from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.models import OWN, ModelSpec
+from hyperbloom.common.models.parts import running_norms
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
@@ -35,7 +36,7 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
         disclose = client.settings.disclose_counts
         val, test = (evaluate(module, part, order.metrics, disclose) for part in parts)
         module = network.module if module is network.tail else module
-        if order.refinement or order.target.private != "none" or own_of(client, order) or has_running_norms(module):
+        if order.refinement or order.target.private != "none" or own_of(client, order) or running_norms(module):
             keep_scored(client, order, tensors_of(module), test)  # else the server has it in full
     return EvaluateResult(val, test)
 
@@ -46,7 +47,7 @@ def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None
     Raises:
         HyperbloomError: the user allows no more scores.
     """
-    if order.target.private != "none" or order.refinement is not None or has_running_norms(module):
+    if order.target.private != "none" or order.refinement is not None or running_norms(module):
         client.releases.spend("scores")
 
 

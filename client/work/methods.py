@@ -62,28 +62,27 @@ def train_by(
 
 def fedprox(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedProx) -> float:
     """SGD with `mu (w - w_sent)` added to the gradient of the shared part before clipping."""
-    shared, sent = network.shared, network.shared.values.clone()
+    return train(network, data, sgd, seed, add=_pull(network.shared, settings.mu))
 
-    def pull() -> None:
-        shared.gradient.add_(shared.values - sent, alpha=settings.mu)
 
-    batches, total = start(network, data, sgd, seed)
-    take_steps(network, network.parts, data, sgd, batches, total, pull)
-    return (total / sgd.steps).item()
+def _pull(part: Flat, strength: float) -> Callable[[], None]:
+    """Return a function that adds `strength` times the distance from the present values to the gradient."""
+    sent = part.values.clone()
+
+    def add() -> None:
+        part.gradient.add_(part.values - sent, alpha=strength)
+
+    return add
 
 
 def ditto(network: Network, data: Examples, sgd: SGD, seed: int, settings: Ditto) -> float:
     """SGD as in FedAvg, then on the personal model with `lamda (v - w_sent)` in its gradient, on the same batches."""
-    shared, personal, sent = network.shared, network.personal, network.shared.values.clone()
+    shared, personal, pull = network.shared, network.personal, _pull(network.shared, settings.lamda)
     batches, total = start(network, data, sgd, seed)
     take_steps(network, [shared], data, sgd, batches, total)
     trained = shared.values.clone()
     shared.load(personal.values)
     shared.momentum = personal.momentum
-
-    def pull() -> None:
-        shared.gradient.add_(shared.values - sent, alpha=settings.lamda)
-
     swapped = Network(network.module, personal, shared)  # the personal model is not clipped
     take_steps(swapped, [shared], data, sgd, batches, torch.zeros_like(total), pull)
     personal.load(shared.values)
@@ -167,14 +166,12 @@ def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Froz
     if not set(settings.names) < names:
         raise WireError(f"order: expected to freeze some of {', '.join(sorted(names))}, found {settings.names}")
     gradients = shared.layout.views(shared.gradient)
-    batches, total = start(network, data, sgd, seed)
     shared.frozen = [*usual, *(gradients[name] for name in settings.names)]
     try:
         with _only(network.module, names - set(settings.names)):
-            take_steps(network, [shared], data, sgd, batches, total)
+            return train(network, data, sgd, seed, [shared])
     finally:
         shared.frozen = usual
-    return (total / sgd.steps).item()
 
 
 def aligned(
@@ -193,11 +190,10 @@ def aligned(
         penalty.backward()
         return penalty.detach()
 
-    batches, total = start(network, data, sgd, seed)
-    take_steps(network, [network.shared] if network.has_copy else network.parts, data, sgd, batches, total, align)
+    loss = train(network, data, sgd, seed, [network.shared] if network.has_copy else network.parts, align)
     if network.has_copy:
         network.personal.load(network.shared.values)
-    return (total / sgd.steps).item()
+    return loss
 
 
 def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Likeness | None) -> Callable[[], Tensor]:

@@ -10,7 +10,6 @@ HyperNetworks, 2022, https://arxiv.org/abs/2201.08459.
 In both cases the parameters are in `FlatPart`s, so training is the same as in every other strategy.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -88,16 +87,16 @@ class OwnNetwork:
         return own_graph(self.spec).head
 
 
-class Generated(nn.Module):
-    """A network whose weights a hypernetwork generates in every forward pass, so that gradients reach it."""
+class Fixed(nn.Module):
+    """A network that computes with given weights in place of its own."""
 
-    def __init__(self, hypernetwork: GraphHypernetwork, graph: Graph, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self.hypernetwork, self.network, self.graph = hypernetwork, network, graph
+        self.network, self._weights = network, weights
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the generated weights by name."""
-        return self.graph.layout.views(self.hypernetwork(self.graph))
+        """Return the weights by name."""
+        return self._weights
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits of a batch."""
@@ -105,27 +104,24 @@ class Generated(nn.Module):
         return made
 
 
-class Fixed(nn.Module):
-    """A network that computes with given weights in place of its own."""
+class Generated(Fixed):
+    """A network whose weights a hypernetwork generates in every forward pass, so that gradients reach it."""
 
-    def __init__(self, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.network = network
-        self.weights = dict(weights)
+    def __init__(self, hypernetwork: GraphHypernetwork, graph: Graph, network: nn.Module) -> None:
+        super().__init__(network, {})
+        self.hypernetwork, self.graph = hypernetwork, graph
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of a batch."""
-        made: Tensor = functional_call(self.network, self.weights, (inputs,))
-        return made
+    def weights(self) -> dict[str, Tensor]:
+        """Return the generated weights by name."""
+        return self.graph.layout.views(self.hypernetwork(self.graph))
 
 
 @torch.no_grad()
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by their names in the client's ordinary network, without those of a backbone."""
-    if not isinstance(module, Generated | Fixed):
+    if not isinstance(module, Fixed):
         return own_tensors(module)
-    made = module.weights() if isinstance(module, Generated) else module.weights
-    network = module.network
+    made, network = module.weights(), module.network
     first = {id(parameter): name for name, parameter in network.named_parameters()}
     # A shared parameter is generated under its first name, but the result needs all of its names.
     every = {n: made.get(first[id(p)], p) for n, p in network.named_parameters(remove_duplicate=False)}

@@ -11,7 +11,7 @@ This is for classes. The task says what takes the place of both for several labe
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyperbloom.client.work.own_network import Fixed, Generated
@@ -39,11 +39,11 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
         raise WireError(f"order: expected to refine one of {REFINED}, found {settings.part!r}")
     if not 1 <= settings.epochs <= MOST_EPOCHS or settings.rate <= 0 or settings.batch < 1:
         raise WireError(f"order: expected 1 to {MOST_EPOCHS} epochs with a rate and batches, found {settings}")
-    network, weights = module, dict(module.named_parameters())
+    network, given = module, dict[str, Tensor](module.named_parameters())
     if isinstance(module, Generated):
         with torch.no_grad():
-            network, weights = module.network, module.weights()  # type: ignore[assignment]
-    weights = {name: values.detach() for name, values in weights.items()}  # type: ignore[misc]
+            network, given = module.network, module.weights()
+    weights = {name: values.detach() for name, values in given.items()}
     chosen = tuple(weights) if settings.part == "all" else head
     refined = {name: weights[name].clone().requires_grad_() for name in chosen if name in weights}
     generator = torch.Generator().manual_seed(seed)

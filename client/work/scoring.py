@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.data import Examples
+from hyperbloom.common.models.parts import running_norms
 from hyperbloom.common.wire.orders import SplitScore
 
 EVALUATION_BATCH = 1024
@@ -47,7 +47,7 @@ def settle_norms(module: nn.Module, data: Examples) -> None:
     Running statistics are no parameters, so nobody sends or averages them. Those of the last training belong to other
     weights than the ones to evaluate.
     """
-    norms = _running_norms(module)
+    norms = running_norms(module)
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
@@ -61,12 +61,3 @@ def settle_norms(module: nn.Module, data: Examples) -> None:
             module(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-
-
-def has_running_norms(module: nn.Module) -> bool:
-    """Return whether a network has batch normalisation with running statistics."""
-    return bool(_running_norms(module))
-
-
-def _running_norms(module: nn.Module) -> list[_BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]

@@ -157,8 +157,15 @@ def take_steps(
             part.step(sgd)
 
 
-def train(network: Network, data: Examples, sgd: SGD, seed: int) -> float:
-    """Take the SGD steps in place, on batches drawn by `seed`, and return the mean loss over them."""
+def train(
+    network: Network,
+    data: Examples,
+    sgd: SGD,
+    seed: int,
+    parts: Sequence[Flat] | None = None,
+    add: Callable[[], Tensor | None] = lambda: None,
+) -> float:
+    """Take the SGD steps in place, on batches drawn by `seed`, and return the mean loss; `add` as in `take_steps`."""
     batches, total = start(network, data, sgd, seed)
-    take_steps(network, network.parts, data, sgd, batches, total)
+    take_steps(network, network.parts if parts is None else parts, data, sgd, batches, total, add)
     return (total / sgd.steps).item()

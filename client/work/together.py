@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import prod
 
@@ -88,7 +88,7 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
     """Train clients of one network at once. They use it in turn before and after the training."""
     start = time.perf_counter()
     results: Results = {}
-    rows: dict[int, _Row] = {}
+    rows: dict[int, tuple[int, Tensor, Tensor, Tensor | None]] = {}  # seed, values of both parts, momentum
     for index, (client, order) in tasks.items():
         prepared = attempt(prepare, client, order)
         if isinstance(prepared, Exception):
@@ -97,12 +97,13 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
         network, seed = prepared
         # Clone the values, which the next client overwrites. Each client has its own momentum tensor.
         values = network.shared.values.clone(), network.personal.values.clone()
-        rows[index] = _Row(seed, *values, network.personal.momentum)
+        rows[index] = seed, *values, network.personal.momentum
     if not rows:
         return results
     clients, sgd = [tasks[index][0] for index in rows], order.sgd
-    together = _stack(network, list(rows.values()))
-    losses = attempt(_train_rows, network, together, clients, sgd, [row.seed for row in rows.values()])
+    seeds, shared, personal, momenta = zip(*rows.values(), strict=True)
+    together = _stack(network, shared, personal, momenta)
+    losses = attempt(_train_rows, network, together, clients, sgd, seeds)
     if isinstance(losses, Exception):
         return results | dict.fromkeys(rows, losses)
     seconds = (time.perf_counter() - start) / len(rows)
@@ -116,25 +117,16 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
     return results
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One client's seed, its two vectors, and the momentum of the personal one."""
-
-    seed: int
-    shared: Tensor
-    personal: Tensor
-    momentum: Tensor | None
-
-
-def _stack(network: Network, rows: Sequence[_Row]) -> Network:
+def _stack(
+    network: Network, shared: tuple[Tensor, ...], personal: tuple[Tensor, ...], momenta: tuple[Tensor | None, ...]
+) -> Network:
     """Return the network with vectors `(C, P)` and `(C, Q)`, one row for each client."""
-    shared = Flat(network.shared.layout, torch.stack([row.shared for row in rows]))
-    personal = Flat(network.personal.layout, torch.stack([row.personal for row in rows]))
-    if any(row.momentum is not None for row in rows):
+    parts = Flat(network.shared.layout, torch.stack(shared)), Flat(network.personal.layout, torch.stack(personal))
+    if any(momentum is not None for momentum in momenta):
         # A momentum of zeros has the same effect as None.
         none = torch.zeros_like(network.personal.values)
-        personal.momentum = torch.stack([none if row.momentum is None else row.momentum for row in rows])
-    return Network(network.module, shared, personal)
+        parts[1].momentum = torch.stack([none if momentum is None else momentum for momentum in momenta])
+    return Network(network.module, *parts)
 
 
 @enough_memory()

@@ -15,6 +15,7 @@ from typing import Annotated
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ModelError, WireError
@@ -188,9 +189,7 @@ class Graph:
     def one_hot(self) -> Tensor:
         """One-hot types of the nodes, `(n, T)`: row `i` marks the type of node `i` among `types`."""
         place = {layer: index for index, layer in enumerate(self.types)}
-        marks = torch.zeros(len(self.nodes), len(self.types))
-        marks[range(len(self.nodes)), [place[node.type] for node in self.nodes]] = 1
-        return marks
+        return one_hot(torch.tensor([place[node.type] for node in self.nodes]), len(self.types)).float()
 
     @cached_property
     def adjacency(self) -> Tensor:

@@ -104,11 +104,9 @@ def type_of_call(name: str, arguments: Mapping[str, Any]) -> LayerType | None:
 
 
 def _features(module: nn.Module) -> tuple[int, ...]:
-    for name in ("num_features", "num_channels", "normalized_shape"):
-        if hasattr(module, name):
-            value: Any = getattr(module, name)
-            return (value,) if isinstance(value, int) else tuple(value)
-    raise AssertionError(f"a norm of a kind unknown to _features: {type(module).__name__}")
+    names = ("num_features", "num_channels", "normalized_shape")
+    value: Any = next(getattr(module, name) for name in names if hasattr(module, name))
+    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def _unless_ones(lengths: Any) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ generated and stay on the client.
 import dataclasses
 import inspect
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerError, LayerType
 from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
 from hyperbloom.common.models.parts import untouched
+from hyperbloom.common.program.importing import describe
 
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))
@@ -61,11 +63,6 @@ def _torch_class(module: nn.Module) -> type | None:
     return next(kind for kind in kinds if kind.__module__.startswith("torch.nn"))
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
-
-
 class _Tracer(fx.Tracer):
     """Symbolic tracing that names the module in which it fails."""
 
@@ -82,7 +79,7 @@ class _Tracer(fx.Tracer):
             where = self.inside[-1] if self.inside else type(module).__name__
             raise ModelError(
                 f"{where}: cannot be traced by torch.fx, which follows no control flow that depends on values: "
-                f"{_one_line(error)}"
+                f"{describe(error)[:300]}"
             ) from error
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -110,7 +107,7 @@ class _Shapes(fx.Interpreter):
         try:
             self.run(inputs)
         except Exception as error:
-            text = _one_line(error).split(" While executing ")[0]
+            text = describe(error)[:300].split(" While executing ")[0]
             raise ModelError(
                 f"{_path(self.current)}: fails on inputs of shape {tuple(inputs.shape)}: {text}"
             ) from error
@@ -189,10 +186,7 @@ class _Builder:
             self._call(node, plain_name(_name(node)), self._arguments(node), sources)
 
     def _refuse_parameter(self, node: fx.Node) -> None:
-        value: Any = self.module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        if isinstance(value, nn.Parameter):
+        if isinstance(attrgetter(str(node.target))(self.module), nn.Parameter):
             raise ModelError(
                 f"{node.target}: cannot represent a parameter that is used outside a layer of torch.nn; supported: "
                 f"{supported()}"

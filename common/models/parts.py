@@ -94,9 +94,14 @@ def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
     return taken[-1].flatten(1)
 
 
+def running_norms(module: nn.Module) -> list[_BatchNorm]:
+    """Return a network's batch normalisations with running statistics."""
+    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+
+
 @contextmanager
 def _steady(module: nn.Module) -> Iterator[None]:
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    norms = running_norms(module)
     with _modes_kept(module):
         for norm in norms:
             norm.training, norm.track_running_stats = True, False

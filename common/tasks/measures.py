@@ -5,6 +5,7 @@ A metric has one value for each class, label or target, and NaN where it is unde
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -119,22 +120,11 @@ R2 = Metric(_r2)
 # ---------------------------------------------------------------------- from scores
 
 
-def _auroc(scores: Tensor, truth: Tensor) -> Tensor:
-    from torchmetrics.functional.classification import binary_auroc  # some hundred MB, if a run asks for it
+def _scored(name: str, scores: Tensor, truth: Tensor, **settings: int) -> Tensor:
+    from torchmetrics.functional import classification  # some hundred MB, if a run asks for it
 
-    return binary_auroc(scores, truth)
-
-
-def _average_precision(scores: Tensor, truth: Tensor) -> Tensor:
-    from torchmetrics.functional.classification import binary_average_precision
-
-    return binary_average_precision(scores, truth)
-
-
-def _calibration_error(scores: Tensor, truth: Tensor) -> Tensor:
-    from torchmetrics.functional.classification import binary_calibration_error
-
-    return binary_calibration_error(scores, truth, n_bins=CALIBRATION_BINS)
+    value: Tensor = getattr(classification, f"binary_{name}")(scores, truth, **settings)
+    return value
 
 
 def _binned_auroc(bins: Tensor) -> Tensor:
@@ -157,6 +147,8 @@ def _binned_calibration_error(bins: Tensor) -> Tensor:
     return above.view(CALIBRATION_BINS, -1).sum(1).abs().sum() / bins.sum()
 
 
-AUROC = Metric(scored=_auroc, binned=_binned_auroc)
-AVERAGE_PRECISION = Metric(scored=_average_precision, binned=_binned_average_precision)
-CALIBRATION_ERROR = Metric(scored=_calibration_error, binned=_binned_calibration_error)
+AUROC = Metric(scored=partial(_scored, "auroc"), binned=_binned_auroc)
+AVERAGE_PRECISION = Metric(scored=partial(_scored, "average_precision"), binned=_binned_average_precision)
+CALIBRATION_ERROR = Metric(
+    scored=partial(_scored, "calibration_error", n_bins=CALIBRATION_BINS), binned=_binned_calibration_error
+)
