@@ -109,18 +109,15 @@ class ODPFL(PFedHN):
     def round(self, turn: Turn) -> Exchanges[None]:
         """Play three exchanges end to end, one in phase 1, and in phase 2 one after describing new clients."""
         yield from self._calibrate(turn)
+        rounds = self.config.rounds
         if self.options.mode == "end-to-end":
             yield from self._round_end_to_end(turn)
-        elif turn.number <= self._last_of_phase_1():
+        elif turn.number <= max(1, rounds - max(1, round(self.options.tune * rounds))):
             yield from self._round_of_phase_1(turn)
         else:
             self._freeze()
             there = yield from self._described(turn, turn.cohort)
             self.learn((yield from train(turn.training(there))))
-
-    def _last_of_phase_1(self) -> int:
-        rounds = self.config.rounds
-        return max(1, rounds - max(1, round(self.options.tune * rounds)))
 
     def _round_end_to_end(self, turn: Turn) -> Exchanges[None]:
         """Describe, train, and backpropagate through the encoder; take one step for each network."""
@@ -181,7 +178,8 @@ class ODPFL(PFedHN):
         scores = yield from turn.score(served, self._served)
         if self._original is None:
             return Evaluation(scores)
-        trained = [client for client in clients if self._trained_before(client)]
+        known = len(self._original[1])
+        trained = [client for client in clients if client.row < known and not self.config.is_novel(client.row)]
         unscored = [client for client in trained if client.row not in self._original_scores]
         rows = {client.client_id: client.row for client in unscored}
         found = yield from turn.score(unscored, self._originals)
@@ -210,10 +208,6 @@ class ODPFL(PFedHN):
     def _embedded(self, client: Client) -> bool:
         """Return whether a client's weights come from its own embedding, as in phase 1."""
         return self.options.mode == "two-phase" and self._original is None and not self.config.is_novel(client.row)
-
-    def _trained_before(self, client: Client) -> bool:
-        known = 0 if self._original is None else len(self._original[1])
-        return client.row < known and not self.config.is_novel(client.row)
 
     # ------------------------------------------------------------------ exchanges
 

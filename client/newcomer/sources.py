@@ -72,18 +72,16 @@ class Sources:
 
     def scored(self, offer: Offer) -> bool:
         """Return whether there are labels that match the classes of the models on offer."""
-        return self.data is not None and (self.data.num_classes == offer.num_classes or self._numbered)
+        if self.data is None:
+            return False
+        classes, names = self.data.num_classes, self.data.class_names
+        return classes == offer.num_classes or names == tuple(map(str, range(classes)))
 
     def class_names(self, offer: Offer) -> tuple[str, ...]:
         """Return the names of the classes; they are numbers unless the data name all of them."""
         if self.data is not None and self.data.num_classes == offer.num_classes:
             return self.data.class_names
-        return tuple(str(label) for label in range(offer.num_classes))
-
-    @property
-    def _numbered(self) -> bool:
-        assert self.data is not None
-        return self.data.class_names == tuple(str(label) for label in range(self.data.num_classes))
+        return tuple(map(str, range(offer.num_classes)))
 
 
 def _in_words(scaling: Scaling) -> str:

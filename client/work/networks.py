@@ -12,7 +12,7 @@ from torch import nn
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.features import Tail, on_features, tail_of
-from hyperbloom.client.work.own_network import OwnNetwork
+from hyperbloom.client.work.own_network import OwnNetwork, own_graph
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
@@ -124,11 +124,7 @@ def spec_of(client: Client, target: Target) -> ModelSpec:
 
 
 def loaded_network(client: Client, target: Target, weights: Weights | None) -> Loaded:
-    """Return this process's network for an order, without loading values.
-
-    Raises:
-        WireError: the order does not fit this client.
-    """
+    """Return this process's network for an order, without loading values; WireError if the order does not fit."""
     if target.private not in PRIVATE:
         raise WireError(f"order: expected private to be one of {PRIVATE}, found {target.private!r}")
     try:
@@ -207,7 +203,7 @@ def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
 @lru_cache(LOADED_NETWORKS)
 def _own_network(wanted: OwnNetwork, device: torch.device) -> Loaded:
     made = wanted.make(device)
-    return Loaded(made.module, made.shared, made.personal, wanted.head)
+    return Loaded(made.module, made.shared, made.personal, own_graph(wanted.spec).head)
 
 
 @lru_cache(LOADED_NETWORKS)

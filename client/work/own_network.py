@@ -81,11 +81,6 @@ class OwnNetwork:
         shared.frozen += [gradient for name, gradient in gradients.items() if part_of(name) not in used]
         return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, nothing))
 
-    @property
-    def head(self) -> tuple[str, ...]:
-        """Names of the parameters of the prediction head."""
-        return own_graph(self.spec).head
-
 
 class Fixed(nn.Module):
     """A network that computes with given weights in place of its own."""

@@ -25,11 +25,10 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
     """
     labels = torch.cat([each.labels for each in data])
     inputs = torch.cat([each.inputs for each in data])  # one copy, so that a step gathers all batches at once
-    task, task_weights = data[0].task, [each.weights for each in data if each.weights is not None] or None
+    task, given = data[0].task, [each.weights for each in data if each.weights is not None]
+    weights = torch.cat(given) if given else None
     batches, shares = (drawn.to(labels.device) for drawn in _draw_rows(data, sgd, seeds))
     parts, total = network.parts, torch.zeros(len(data), device=labels.device)
-
-    weights = None if task_weights is None else torch.cat(task_weights)
 
     def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor, w: Tensor | None, share: Tensor) -> Tensor:
         parameters: dict[str, Tensor] = {}

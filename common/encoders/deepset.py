@@ -37,9 +37,6 @@ class DeepSet(Encoder):
     The paper leaves open how a pooled layer feeds the next convolution. Here the samples' own maps go on to the next
     convolution, and the pooled vectors of both are concatenated and enter dense layers of 120, 84 and k units. Feature
     vectors pass three dense layers of 500 units, the first one pooled, and a layer of k.
-
-    Shape:
-        samples `(N, *input_shape)` to a descriptor `(dim,)`.
     """
 
     def __init__(self, input_shape: tuple[int, ...], dim: int, width: int = 16) -> None:

@@ -28,11 +28,7 @@ def _dense(inputs: int, outputs: int) -> _Layer:
 
 
 class DSS(Encoder):
-    """The target network with such layers, then the mean over the samples and a linear layer.
-
-    Shape:
-        samples `(N, *input_shape)` to a descriptor `(dim,)`.
-    """
+    """The target network with such layers, then the mean over the samples and a linear layer."""
 
     def __init__(self, input_shape: tuple[int, ...], dim: int, width: int = 16) -> None:
         super().__init__()

@@ -23,9 +23,6 @@ class Private(Encoder):
     sensitivity is the same.
 
     A fresh tail is the identity, as in the paper, so descriptors start as the mean of `phi`.
-
-    Shape:
-        samples `(N, *input_shape)` to a descriptor `(dim,)`.
     """
 
     def __init__(self, input_shape: tuple[int, ...], dim: int) -> None:

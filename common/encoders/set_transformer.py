@@ -41,11 +41,7 @@ class _ISAB(nn.Module):
 
 
 class SetTransformer(Encoder):
-    """A network per sample, two attention blocks between samples, pooling by attention, and a linear layer.
-
-    Shape:
-        samples `(N, *input_shape)` to a descriptor `(dim,)`.
-    """
+    """A network per sample, two attention blocks between samples, pooling by attention, and a linear layer."""
 
     def __init__(self, input_shape: tuple[int, ...], dim: int) -> None:
         super().__init__()

@@ -86,11 +86,7 @@ class LayerType:
 
     @classmethod
     def parse(cls, text: str) -> "LayerType":
-        """Read the text of a type, as `str` writes it.
-
-        Raises:
-            WireError: the text has another form, or the layer is not valid.
-        """
+        """Read the text of a type, as `str` writes it; WireError if it has another form, or the layer is not valid."""
         found = _TEXT.fullmatch(text) if len(text) <= 200 else None
         if found is None:
             raise WireError(f"layer type: expected text such as 'conv2d 64,128 k3x3 s2x2 wb', found {text[:60]!r}")
@@ -125,11 +121,6 @@ class LayerType:
         words.append("".join(role[0] for role in self.roles))
         words.append(f"+{self.activation}" if self.activation else "")
         return " ".join(word for word in words if word)
-
-    @property
-    def is_norm(self) -> bool:
-        """Whether the layer is a normalisation layer with its own parameters."""
-        return self.kind in NORMS
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Return the shape of the layer's `weight` or `bias`, as torch lays it out."""

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.graphs.graph import Graph
-from hyperbloom.common.graphs.layer import LayerType
+from hyperbloom.common.graphs.layer import NORMS, LayerType
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.seeds import derive
 
@@ -59,17 +59,11 @@ NEIGHBOURS = 3.0
 
 
 class Settings(Section):
-    """The settings that determine the shapes of a graph hypernetwork.
+    """The settings that determine the shapes of a graph hypernetwork; `latent` is d, and `hidden` is m.
 
-    Args:
-        mode: `graph`; `no-graph` leaves out messages, so that all layers of one type have the same weights; `linear`
-            replaces message passing by the one-hot place of a layer among those of its type, and the MLPs by linear
-            maps `V_t x_i`, so that averaging hypernetworks averages weights.
-        layers: number of GraphConv layers; the authors searched 1 to 8.
-        latent: width d of a node's latent vector; the authors searched 16 to 128. In mode `linear`, the largest number
-            of layers of one type.
-        hidden: width m between the two layers of an MLP; the authors searched 16 to 64. Traffic is proportional to it.
-        tile: longest side of a generated block of channels, or None to generate every weight.
+    Without messages (`no-graph`) all layers of one type have the same weights. `linear` replaces message passing by the
+    one-hot place of a layer among those of its type, and the MLPs by linear maps `V_t x_i`, so that averaging
+    hypernetworks averages weights. The authors searched 1 to 8 layers, d from 16 to 128, and m from 16 to 64.
     """
 
     mode: Mode = Field(
@@ -118,11 +112,7 @@ class GraphHypernetwork(nn.Module):
 
     @staticmethod
     def sketch(types: Iterable[LayerType], settings: Settings, most: int) -> "GraphHypernetwork":
-        """Return a hypernetwork without values on torch's meta device, which shows the size of the real one.
-
-        Raises:
-            ModelError: it would have more than `most` parameters.
-        """
+        """Return a hypernetwork without values, on torch's meta device; ModelError beyond `most` parameters."""
         types = list(types)
         # Check in Python first, because products of the lengths may overflow torch's integers.
         numel = sum(layer.numel for layer in types)
@@ -171,11 +161,7 @@ class GraphHypernetwork(nn.Module):
     # -------------------------------------------------------------- parts, as they travel
 
     def layout(self, types: Iterable[LayerType]) -> Layout:
-        """Return the layout of the shared part and the parts of `types`, as in a copy for these types only.
-
-        Raises:
-            ModelError: a type has no part.
-        """
+        """Return the layout of a copy with the shared part and the parts of `types`; ModelError if one has no part."""
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for part in (SHARED, *sorted(map(str, set(types)))):
             prefix = SHARED if part == SHARED else f"types.{part}"
@@ -313,8 +299,8 @@ def _blocks(layer: LayerType, settings: Settings) -> tuple[_Block, ...]:
         shape = layer.shape(role)
         if role == "bias":
             blocks.append(_Block(role, shape))
-        elif layer.is_norm or layer.kind == "prelu":
-            blocks.append(_Block(role, shape, start=1.0 if layer.is_norm else PRELU_START))
+        elif layer.kind in NORMS or layer.kind == "prelu":
+            blocks.append(_Block(role, shape, start=PRELU_START if layer.kind == "prelu" else 1.0))
         elif settings.mode == "linear":
             blocks.append(_Block(role, shape, math.sqrt(2 / layer.fan_in)))
         else:

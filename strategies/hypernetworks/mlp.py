@@ -24,7 +24,10 @@ def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
 
 
 class StartingNetwork(nn.Module):
-    """A hypernetwork that may start at given weights: it then generates the deviations from them, which are zero."""
+    """A hypernetwork, from descriptors `(C, k)` and a size to weights `(C, P)`, that may start at given weights.
+
+    It then generates the deviations from them, which are zero.
+    """
 
     def start_at(self, starts: Mapping[str, Tensor]) -> None:
         """Make the weights of each size start at `starts[size]` `(P,)` for every descriptor."""
@@ -55,9 +58,6 @@ class MLPHypernetwork(StartingNetwork):
         hidden_dim: width H of the trunk.
         hidden_layers: number of hidden H x H layers; 3 in the paper.
         spectral_norm: divide every layer by its largest singular value (table 4), each tensor's head separately.
-
-    Shape:
-        descriptors `(C, k)` and a size to weights `(C, layouts[size].numel)`.
     """
 
     def __init__(
@@ -117,11 +117,7 @@ class _SplitHead(nn.Module):
 
 
 class LinearHypernetwork(StartingNetwork):
-    """`theta_i = W v_i` (section 4.1). With orthonormal linear regression, its optimum is PCA of the local solutions.
-
-    Shape:
-        descriptors `(C, k)` and a size to weights `(C, layouts[size].numel)`.
-    """
+    """`theta_i = W v_i` (section 4.1). For orthonormal linear regression, its optimum is PCA of the local solutions."""
 
     def __init__(self, layouts: Mapping[str, Layout], embedding_dim: int) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Node, Settings, part_of, trace
+from hyperbloom.common.graphs.layer import NORMS
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 
@@ -89,7 +90,7 @@ def slowly(network: GraphHypernetwork, graph: Graph) -> Tensor:
         numbers = iter(p.weight @ h + p.bias)
         for role in node.type.roles:
             shape = node.type.shape(role)
-            if role == "bias" or node.type.is_norm:
+            if role == "bias" or node.type.kind in NORMS:
                 value = torch.stack([next(numbers) for _ in range(shape[0])])
             else:
                 value = one_weight(numbers, shape, network.settings.tile)
@@ -232,7 +233,7 @@ def kaiming(network: GraphHypernetwork, graph: Graph) -> dict[str, float]:
         for role, name in node.parameters:
             if role == "bias":
                 assert not made[name].any(), name
-            elif node.type.is_norm:
+            elif node.type.kind in NORMS:
                 assert bool((made[name] == 1).all()), name
             elif made[name].numel() > 900:
                 ratios[name] = made[name].square().mean().sqrt().item() / math.sqrt(2 / node.type.fan_in)
