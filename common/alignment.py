@@ -103,11 +103,7 @@ def factor_weights(factor: Tensor) -> Weights:
 
 
 def check_factor(weights: Weights | None, rows: int) -> Tensor:
-    """Check a factor from the wire and return it as `(rows, r)`.
-
-    Raises:
-        WireError: it is missing, or its shape, its values or its norm are out of bounds.
-    """
+    """Return a factor from the wire as `(rows, r)`; WireError if its shape, values or norm are out of bounds."""
     if weights is None:
         raise WireError("factor: expected one, found none")
     shapes, most = weights.layout.shapes, widest(rows)

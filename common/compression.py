@@ -45,11 +45,7 @@ class Codec:
 
     @classmethod
     def parse(cls, name: str) -> "Codec | None":
-        """Return the codec with this name; None for 'none'.
-
-        Raises:
-            ConfigError: there is no such codec.
-        """
+        """Return the codec with this name, None for 'none'; ConfigError if there is none."""
         if name == "none":
             return None
         if name == "int8":

@@ -38,11 +38,7 @@ class Method(Section):
 
     @staticmethod
     def from_json(text: str) -> "Method":
-        """Read a method from the wire.
-
-        Raises:
-            WireError: the text is no JSON, its kind is unknown, or its hyperparameters are wrong.
-        """
+        """Read a method from the wire; WireError if the text is no JSON of a method."""
         kind = _Kind.from_wire(text, "order: method").kind
         if kind not in METHODS:
             raise WireError(f"order: expected a method of kind {', '.join(METHODS)}, found {kind[:40]!r}")

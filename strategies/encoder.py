@@ -112,11 +112,7 @@ class ServerEncoder:
         return tensors | {f"{ADAM}{name}": value for name, value in self._optimizer.state.get(self.gamma, {}).items()}
 
     def load(self, tensors: Mapping[str, Tensor], with_optimizer: bool) -> None:
-        """Load what `state` returned, which belongs to a calibrated or uncalibrated encoder.
-
-        Raises:
-            ConfigError: the tensors are those of another encoder.
-        """
+        """Load what `state` returned; ConfigError if the tensors are those of another encoder."""
         found = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
         if {name: tuple(value.shape) for name, value in found.items()} != dict(self.layout.shapes):
             raise ConfigError(f"options.encoder: expected the encoder of init_from, found {self.spec.name}")

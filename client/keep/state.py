@@ -152,11 +152,7 @@ class ClientState:
         return values, tensors.get("momentum")
 
     def save_personal(self, scope: Scope, layout: Layout, values: Tensor, momentum: Tensor | None = None) -> None:
-        """Write the `(P,)` personal parameters and their momentum.
-
-        Raises:
-            HyperbloomError: they cannot be written. The earlier file is intact.
-        """
+        """Write the `(P,)` personal parameters and their momentum; HyperbloomError if they cannot be written."""
         tensors = {"values": values} | ({} if momentum is None else {"momentum": momentum})
         _check_room(self._personal_path(scope.run_id))
         with _disk():
@@ -176,11 +172,7 @@ class ClientState:
         return values if values is not None and values.shape == (layout.numel,) else None
 
     def save_residual(self, scope: Scope, layout: Layout, values: Tensor) -> None:
-        """Write the `(P,)` residual of compression for this run, in place of that of another run.
-
-        Raises:
-            HyperbloomError: it cannot be written. The earlier file is intact.
-        """
+        """Write the `(P,)` residual for this run in place of any other; HyperbloomError if it cannot be written."""
         with _disk():
             metadata = {"run": scope.run_id, "layout": layout.digest}
             self._residual(scope.run_id).write({"values": values}, metadata, scope)
@@ -196,22 +188,14 @@ class ClientState:
                 path.unlink(missing_ok=True)
 
     def save_scored(self, run_id: str, tensors: Mapping[str, Tensor], facts: Scored) -> None:
-        """Write the parameters and buffers of the model with which this client was scored, in place of the last one.
-
-        Raises:
-            HyperbloomError: they cannot be written, or the run id is not valid.
-        """
+        """Write the model with which this client was scored in place of the last one; HyperbloomError if that fails."""
         path = self._scored / f"{_file_name(run_id)}.safetensors"
         _check_room(path)
         with _disk():
             write_tensors(path, tensors, {"facts": facts.model_dump_json()})
 
     def load_scored(self, run_id: str) -> tuple[dict[str, Tensor], Scored]:
-        """Return the tensors and facts that `save_scored` wrote.
-
-        Raises:
-            HyperbloomError: the file is damaged, or of another version.
-        """
+        """Return the tensors and facts that `save_scored` wrote; HyperbloomError if the file is damaged."""
         path = self._scored / f"{run_id}.safetensors"
         try:
             metadata, tensors = _read(path)
@@ -281,11 +265,7 @@ def _read_known(path: Path, metadata: Mapping[str, str]) -> dict[str, Tensor] | 
 
 
 def _file_name(run_id: str) -> str:
-    """Check a run's id, which servers choose, and return it.
-
-    Raises:
-        WireError: it is too long, or would lead out of the folder.
-    """
+    """Return a run's id, which servers choose; WireError if it is too long, or would lead out of the folder."""
     if not run_id.strip(".") or Path(run_id).name != run_id or "\0" in run_id or len(run_id) > LONGEST_RUN_ID:
         raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
     return run_id

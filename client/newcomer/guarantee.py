@@ -77,11 +77,7 @@ def guarantee(encoder: Encoder, examples: int, epsilon: float, delta: float) -> 
 def privatise(
     descriptor: Tensor, promised: Guarantee, random_bytes: Callable[[int], bytes] = secrets.token_bytes
 ) -> Tensor:
-    """Return the `(k,)` descriptor with the noise of the guarantee, as float32.
-
-    Raises:
-        DataError: the descriptor is not finite, which noise cannot hide.
-    """
+    """Return the `(k,)` descriptor with noise, as float32; DataError if it is not finite, which noise cannot hide."""
     if not bool(descriptor.isfinite().all()):
         raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
     noisy = descriptor.detach().cpu().double() + promised.sigma * torch.from_numpy(

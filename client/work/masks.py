@@ -144,11 +144,7 @@ class SecureRound:
         return wire.KeysResult(*keys, public_der(self.identity), signature)
 
     def share(self, order: wire.SharesOrder) -> wire.SharesResult:
-        """Deal shares of the secrets that unmask this client's change to all clients.
-
-        Raises:
-            WireError: there are too few clients, or keys are wrong.
-        """
+        """Deal shares of this client's secrets to all clients; WireError for too few clients, or wrong keys."""
         scale = protocol.Scale(len(order.cipher_keys), order.bound, order.examples)
         lists = order.cipher_keys, order.mask_keys, order.identities
         agreement = protocol.Agreement(self.run_id, self.round, order.threshold, scale, *lists)
@@ -285,11 +281,7 @@ class SecureRound:
         return placed
 
     def confirm(self, order: wire.ConfirmOrder) -> wire.ConfirmResult:
-        """Sign the set of clients in the sum.
-
-        Raises:
-            WireError: they are too few, or the lists do not cover all clients exactly once.
-        """
+        """Sign the set of clients in the sum; WireError if they are too few, or not all are named exactly once."""
         alive, dead = set(order.alive), set(order.dead)
         if len(order.alive) + len(order.dead) != len(self._there) or alive | dead != set(self._there):
             raise WireError("order: expected all clients that were there, each once, as alive or as dead")

@@ -35,11 +35,7 @@ class Likeness:
 
 
 def check_method(method: Method | None, private: str, steps: int) -> None:
-    """Check that a method fits the rest of an order, before any work.
-
-    Raises:
-        WireError: the private part or the number of steps does not fit.
-    """
+    """Raise a WireError, before any work, if a method does not fit the private part or the number of steps."""
     if method is None:
         if private == "copy":
             raise WireError("order: expected a method that trains the client's copy, found none")
@@ -197,11 +193,7 @@ def aligned(
 
 
 def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Likeness | None) -> Callable[[], Tensor]:
-    """Return a function that computes the distance of the module's representations to their target.
-
-    Raises:
-        WireError: there are no inputs, or the factor does not fit them.
-    """
+    """Return a function that computes the distance of the module's representations to their target."""
     if likeness is None:
         raise WireError("order: expected reference inputs, found none")
     inputs, factor = likeness.inputs.to(data.inputs), likeness.factor

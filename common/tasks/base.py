@@ -71,11 +71,7 @@ class Task(ABC):
         """Raise a DataError if labels `(N, ...)` are not those of a network with so many outputs."""
 
     def weights(self, labels: Tensor) -> Tensor:
-        """Return balanced weights of labels, in the shape of `losses`, with mean 1.
-
-        Raises:
-            DataError: the task has no classes to balance.
-        """
+        """Return balanced weights of labels, shaped as `losses`, with mean 1; DataError if there are no classes."""
         raise DataError(f"class_weights: expected none, because {self.spec.name} has no classes")
 
     # ------------------------------------------------------------------ training
@@ -133,11 +129,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def asked(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return these metrics, each once, or the usual ones if there are none.
-
-        Raises:
-            ConfigError: a metric does not exist.
-        """
+        """Return these metrics, each once, or the usual ones if there are none; ConfigError if one does not exist."""
         wrong = [name for name in names if name not in self.metrics]
         if wrong:
             raise ConfigError(
