@@ -239,11 +239,7 @@ class Algorithm(ABC):
         raise ConfigError(f"init_from: {self.config.strategy} has no way to start from another run")
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from another run's `state`. Its clients have the first rows; those that join follow.
-
-        Raises:
-            ConfigError: the state does not fit this run.
-        """
+        """Start from another run's `state`, whose clients have the first rows; ConfigError if it does not fit."""
         self.check_start(tensors)
 
 

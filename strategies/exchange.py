@@ -107,13 +107,9 @@ Exchanges = Generator[Ask[Any], Any, ReturnT]
 
 
 def draw(seed: int, number: int, size: int, among: Iterable[Client]) -> list[Client]:
-    """Draw clients uniformly without replacement; return them in order of rows.
+    """Draw `size` clients uniformly without replacement, or all if there are fewer; return them in order of rows.
 
-    Args:
-        seed: of the run.
-        number: of the draw; seed and number decide the draw.
-        size: clients to draw; fewer if there are fewer candidates.
-        among: the candidates, in order of rows.
+    The run's seed and the number of the draw decide it, and `among` is in order of rows.
     """
     candidates = list(among)
     generator = torch.Generator().manual_seed(derive(seed, "cohort", number))

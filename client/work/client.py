@@ -48,14 +48,12 @@ class Client:
         settings, data = self.settings, load_client_data(self.settings.source)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
         self.class_shares, self.scaling, self.schema = data.class_shares, data.scaling, data.schema
-        self.train_data, self.val_data, self.test_data = (
-            part.to(self.device) for part in (data.train, data.val, data.test)
-        )
-        self.task = self.train_data.task
+        parts = [part.to(self.device) for part in (data.train, data.val, data.test)]
         if settings.low_memory and self.device.type == "cpu":
             settings.folder.mkdir(parents=True, exist_ok=True)
-            parts = (self.train_data, self.val_data, self.test_data)
-            self.train_data, self.val_data, self.test_data = (part.on_disk(settings.folder) for part in parts)
+            parts = [part.on_disk(settings.folder) for part in parts]
+        self.train_data, self.val_data, self.test_data = parts
+        self.task = self.train_data.task
         about = (settings.size, self.input_shape, self.num_classes)
         self.features: dict[int, tuple[torch.Tensor, str, torch.Tensor]] = {}
         """By the id of inputs: these, the digest of a backbone, and its features of them."""

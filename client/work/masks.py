@@ -90,11 +90,7 @@ def unmask(client: Client, order: wire.UnmaskOrder) -> wire.UnmaskResult:
 
 @contextmanager
 def _current(client: Client, order: Order, run_id: str, number: int) -> Iterator["SecureRound"]:
-    """Yield the round of an order. Any failure in the body forgets the round's secrets.
-
-    Raises:
-        WireError: there is no such round, or the order comes at the wrong stage.
-    """
+    """Yield the round of an order, or raise a WireError. Any failure in the body forgets the round's secrets."""
     found = _rounds.pop(client.settings, None)
     if found is None:
         raise WireError("order: no keys of such a round are here; was this client started again?")

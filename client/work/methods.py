@@ -7,7 +7,6 @@ clipped and keeps its momentum, and weight decay applies to both. All return the
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +20,8 @@ from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
 
-
-@dataclass(frozen=True)
-class Likeness:
-    """The target of representations (FedHeNN).
-
-    Attributes:
-        factor: factor `(n, r)` of the target kernel matrix; None for the representations by the weights as sent.
-    """
-
-    inputs: Tensor
-    factor: Weights | None
+Likeness = tuple[Tensor, Weights | None]
+"""The target of representations (FedHeNN): inputs, and a factor `(n, r)` of a kernel matrix; None: as the sent ones."""
 
 
 def check_method(method: Method | None, private: str, steps: int) -> None:
@@ -196,7 +186,7 @@ def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Li
     """Return a function that computes the distance of the module's representations to their target."""
     if likeness is None:
         raise WireError("order: expected reference inputs, found none")
-    inputs, factor = likeness.inputs.to(data.inputs), likeness.factor
+    inputs, factor = likeness[0].to(data.inputs), likeness[1]
     last = last_layer(module, tuple(inputs.shape[1:]))
     if factor is not None:
         target = check_factor(factor, len(inputs)).to(inputs)

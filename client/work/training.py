@@ -7,7 +7,7 @@ from dataclasses import replace
 from hyperbloom.client.keep.feedback import encode_with_feedback
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.encoding import fit_encoder
-from hyperbloom.client.work.methods import Likeness, check_method, train_by
+from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.networks import Loaded, keep_personal, load
 from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.common.config import MOST_STEPS
@@ -31,12 +31,14 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
     """
     start = time.perf_counter()
     network, seed = prepare(client, order)
-    likeness = _likeness(client, order)
+    method, likeness = order.method, None
+    if isinstance(method, Aligned) and method.eta:
+        likeness = reference_rows(client, method.reference, method.rows, method.draw), order.resemble
     with client.hide_own_model():
         module, (data,) = network.module, (client.train_data,)
         if likeness is None:  # which compares what enters the head
             module, (data,) = network.on_features(client, data)
-        loss = train_by(order.method, replace(network, module=module), data, order.sgd, seed, likeness)
+        loss = train_by(method, replace(network, module=module), data, order.sgd, seed, likeness)
     return conclude(client, order, network, loss, time.perf_counter() - start)
 
 
@@ -70,15 +72,6 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
     network = load(client, order.scope, order.target, order.weights)
     network.holds = None  # until the trained part is on the disk
     return network, client.seed(order.scope, order.scope.round)
-
-
-def _likeness(client: Client, order: TrainOrder) -> Likeness | None:
-    """Return the order's target for representations, if any; WireError if the reference set is missing."""
-    if not isinstance(order.method, Aligned) or not order.method.eta:
-        return None
-    method = order.method
-    inputs = reference_rows(client, method.reference, method.rows, method.draw)
-    return Likeness(inputs, order.resemble)
 
 
 def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, seconds: float) -> TrainResult:

@@ -121,11 +121,7 @@ class Graph:
 
     @classmethod
     def from_json(cls, text: str, max_parameters: int = MAX_PARAMETERS) -> "Graph":
-        """Read the JSON of `to_json` from an untrusted sender.
-
-        Args:
-            text: the JSON.
-            max_parameters: most parameters that its layers may have.
+        """Read the JSON of `to_json` from an untrusted sender, for layers of at most `max_parameters`.
 
         Raises:
             WireError: the text is no JSON of a graph, or the graph is invalid or too large.

@@ -17,15 +17,10 @@ EXPECTED = f"expected {WHAT}"
 
 
 def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Import `factory`, call `factory(input_shape, num_classes)`, and check the network with a batch of zeros.
+    """Import `package.module:factory`, call it with shape and classes, and check the network with a batch of zeros.
 
     The current directory is importable during the call. The check changes neither the network's mode and buffers nor
     torch's random state.
-
-    Args:
-        name: `package.module:factory`.
-        input_shape: shape of one input, without the batch.
-        num_classes: length of a row of logits.
 
     Raises:
         ModelError: the factory cannot be imported, fails, or returns no network with parameters; or the network fails,
@@ -36,11 +31,7 @@ def build_from_factory(name: str, input_shape: tuple[int, ...], num_classes: int
 
 
 def build_from_plugin(plugin: Plugin, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return a plug-in's network, checked as in `build_from_factory`. It must have a layer called `head`.
-
-    Raises:
-        ModelError: as in `build_from_factory`, or there is no layer `head`.
-    """
+    """Return a plug-in's network, checked as in `build_from_factory`; ModelError also without a layer `head`."""
     module = _built(plugin.load(WHAT, ModelError), f"plug-in {plugin.name!r}", input_shape, num_classes)
     if not any(name.startswith("head.") for name, _ in module.named_parameters()):
         raise ModelError(

@@ -17,13 +17,10 @@ from hyperbloom.strategies.hypernetworks.mlp import StartingNetwork, trunk
 
 
 class ChunkedHypernetwork(StartingNetwork):
-    """Trunk and head as in `MLPHypernetwork`. The input is a client's descriptor with a chunk's embedding.
+    """Trunk and head, and their arguments, as in `MLPHypernetwork`. The input is a descriptor with a chunk's embedding.
 
     Args:
         layouts: by size, the target network; each has its own chunk embeddings, and all share trunk and head.
-        embedding_dim: dimension k of a descriptor.
-        hidden_dim: width H of the trunk.
-        hidden_layers: number of hidden H x H layers.
         chunk: number of weights written at a time; the last chunk of a network is cut.
         chunk_dim: dimension d of a chunk's embedding.
 

@@ -56,18 +56,12 @@ class Target:
 
 
 def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: int, rate: float) -> None:
-    """Move a hypernetwork so that the weights it generates follow their targets, to first order.
+    """Move a hypernetwork by `rate * x` so that the weights it generates follow their targets, to first order.
 
     `x` minimises `sum_a w_a |J_a x - delta_a|^2` by preconditioned conjugate gradients (CGLS). The preconditioner of a
     part is the total weight of its users. Each step costs one vector-Jacobian and one Jacobian-vector product per
     architecture. Stopping early avoids fitting noise. In mode `linear` the first step is exact: each part's weighted
-    mean.
-
-    Args:
-        hypernetwork: its parameters move by `rate * x`.
-        targets: one per architecture.
-        steps: number of conjugate gradient steps.
-        rate: eta.
+    mean. There is one target for each architecture.
     """
     parameters = dict(hypernetwork.named_parameters())
     users = {

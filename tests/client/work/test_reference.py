@@ -176,7 +176,7 @@ def aligned(
 ) -> tuple[Tensor, Flat]:
     shared = FlatPart(module, Layout.of(module))
     personal = Flat(shared.layout, torch.zeros_like(shared.values)) if copy else Flat(Layout(()), torch.empty(0))
-    train_by(settings, Network(module, shared, personal), data(), steps, 5, Likeness(ROWS, factor))
+    train_by(settings, Network(module, shared, personal), data(), steps, 5, (ROWS, factor))
     return shared.values, personal
 
 
@@ -220,7 +220,7 @@ def test_a_private_copy_is_what_was_trained() -> None:
     [
         (None, "expected reference inputs, found none"),
         (
-            Likeness(ROWS, factor_weights(torch.ones(11, 2))),
+            (ROWS, factor_weights(torch.ones(11, 2))),
             r"factor: expected shape \(12, up to 12\), found \(11, 2\)",
         ),
     ],
