@@ -18,6 +18,12 @@ import hyperbloom
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "server", "strategies")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+SHIPPED = sorted(
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.*")
+    if path.suffix in {".py", ".html", ".js", ".csv", ".json", ".txt", ".toml"}
+)
 
 # Flower's public packages; everything else of it may change between two releases.
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
@@ -204,12 +210,10 @@ def test_the_wheel_owns_one_name(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_every_source_file_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*.*"))
-    held = [*SOURCES, *(path for path in files if path.suffix in {".html", ".js", ".csv", ".json", ".txt", ".toml"})]
-    expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in held)]
+    expected = ["hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in SHIPPED)]
     found = [name for name in wheel.namelist() if name.startswith("hyperbloom/")]
     assert sorted(found) == sorted(expected)
-    for path in held:
+    for path in SHIPPED:
         assert wheel.read(f"hyperbloom/{relative(path)}") == path.read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 through torchvision, and CIFAR also from the official binary version.
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from the published files; torchvision fetches them and reads pickles.
 
 Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 1998.
 H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", 2017, https://arxiv.org/abs/1708.07747
@@ -6,8 +6,9 @@ A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,11 @@ class _Source:
     """The differences between the data sets. CIFAR's binary version has records of labels and pixels."""
 
     torchvision: str  # the class's name there
-    folder: str  # where torchvision has its files
+    folder: str  # where torchvision has its files: idx files of MNIST and Fashion-MNIST, pickles of CIFAR
     shape: tuple[int, int, int]
     num_classes: int
     scaling: Scaling
-    class_names: tuple[str, ...] = ()  # if they are not in the files
+    class_names: tuple[str, ...] = ()  # if the files do not name them
     binary: str = ""  # the folder of the binary version
     train_files: tuple[str, ...] = ()
     test_file: str = ""
@@ -95,19 +96,22 @@ class FileBlock:
         count: Number of records.
         label: Bytes of each record before its pixels.
         shape: `(C, H, W)` of one image.
+        header: Bytes before the first record.
     """
 
     path: Path
     count: int
     label: int
     shape: tuple[int, int, int]
+    header: int = 0
 
     def __len__(self) -> int:
         return self.count
 
     def _records(self) -> AnyArray:
         # Open a new mapping for each use, because an open one keeps every page that it has touched in memory.
-        return np.memmap(self.path, np.uint8, "r", shape=(self.count, self.label + int(np.prod(self.shape))))
+        shape = self.count, self.label + int(np.prod(self.shape))
+        return np.memmap(self.path, np.uint8, "r", self.header, shape)
 
     def labels(self) -> IntArray:
         """Return the last byte before the pixels of every record, int64 `(count,)`."""
@@ -122,41 +126,66 @@ def read_published(spec: DataSpec) -> Pool:
     """Return the data set `spec.data`, with 10,000 training images, or a fifth of fewer than 50,000, for validation."""
     source, root = _SOURCES[spec.data], spec.folder
     how = HOW.replace("DATA", spec.data)
-    marks = [folder / name for name in source.train_files[:1] for folder in (root / source.binary, root)]
-    mark = first_existing(marks)
-    if mark is not None:
-        whole, test, names = _from_records(source, mark.parent, how)
-    elif spec.download or (root / source.folder).exists():
-        whole, test, names = _through_torchvision(source, spec, how)
-    else:
-        raise missing(spec.data, [*marks, root / source.folder], root, how)
+    try:
+        whole, test, names = _read(source, spec.data, root, how)
+    except DataError:
+        if not spec.download:
+            raise
+        download(source.torchvision, root)
+        whole, test, names = _read(source, spec.data, root, how)
     count, rng = min(HELD_OUT, len(whole) // 5), generator(FIXED_SEED, source.torchvision, "validation")
     train, val = whole.split(lambda strata: hold_out(strata, count, rng))
     return Pool(spec.data, train, val, test, names, source.scaling)
 
 
-def _through_torchvision(source: _Source, spec: DataSpec, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
+def _read(source: _Source, name: str, root: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
+    marks = [folder / name for name in source.train_files[:1] for folder in (root / source.binary, root)]
+    if mark := first_existing(marks):
+        return _from_records(source, mark.parent, how)
+    if not (root / source.folder).exists():
+        raise missing(name, [*marks, root / source.folder], root, how)
+    if source.binary:
+        return _through_torchvision(source, root, how)
+    train, test = (_from_idx(source, root / source.folder, part, how) for part in ("train", "t10k"))
+    return train, test, source.class_names
+
+
+def _through_torchvision(source: _Source, root: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
     # CIFAR's Python version is a pickle. torchvision compares its MD5 with the publisher's before it unpickles it.
-    kind, folder = getattr(need("torchvision.datasets", "torchvision"), source.torchvision), spec.folder / source.folder
+    kind, folder = getattr(need("torchvision.datasets", "torchvision"), source.torchvision), root / source.folder
     try:
-        parts = [kind(str(spec.folder), train=train) for train in (True, False)]
-    except Exception as error:  # torchvision asserts, and passes on whatever its parsers raise
-        if spec.download:
-            download(source.torchvision, spec.folder)
-            return _through_torchvision(source, replace(spec, download=False), how)
-        found = f"{describe(error)}. {how.format(root=spec.folder)}"
+        parts = [kind(str(root), train=train) for train in (True, False)]
+    except Exception as error:  # torchvision passes on whatever its parsers raise
+        found = f"{describe(error)}. {how.format(root=root)}"
         raise DataError(f"{folder}: expected the files of {source.torchvision}, whole, found {found}") from error
-    train, test = (_checked(part.data, part.targets, source, folder) for part in parts)
-    return train, test, source.class_names or tuple(parts[0].classes)
+    train, test = (
+        check_pair(part.data, np.asarray(part.targets), f"{folder}: images", f"{folder}: labels") for part in parts
+    )
+    return train, test, tuple(parts[0].classes)
 
 
-def _checked(images: object, labels: object, source: _Source, folder: Path) -> Portion:
-    portion = check_pair(np.asarray(images), np.asarray(labels), f"{folder}: images", f"{folder}: labels")
-    found = portion.blocks[0].take(np.arange(0)).shape[1:]
-    if found != source.shape:
-        raise DataError(f"{folder}: expected images of shape {source.shape}, found {found}")
-    check_labels(portion.labels, source.num_classes, folder)
-    return portion
+def _from_idx(source: _Source, folder: Path, part: str, how: str) -> Portion:
+    images, labels = (folder / f"{part}-{what}-ubyte" for what in ("images-idx3", "labels-idx1"))
+    (count, *sides), (found,) = _sizes(images, 3, how), _sizes(labels, 1, how)
+    if (1, *sides) != source.shape:
+        raise DataError(f"{images}: expected images of {source.shape}, found {count} of {(1, *sides)}")
+    if found != count:
+        raise DataError(f"{labels}: expected a label for each of {count} images of {source.shape}, found {found}")
+    values = np.fromfile(labels, np.uint8, offset=8).astype(np.int64)
+    check_labels(values, source.num_classes, labels)
+    return Portion.of(FileBlock(images, count, 0, source.shape, header=16), values)
+
+
+def _sizes(path: Path, axes: int, how: str) -> tuple[int, ...]:
+    """Return the lengths of the axes of an idx file: it has 0, 0, 8 for bytes, their number, and each in four bytes."""
+    if not path.is_file():
+        raise missing(path.name, [path], path.parent.parent.parent, how)
+    size, header = path.stat().st_size, np.fromfile(path, ">u4", 1 + axes)
+    sizes = tuple(header[1:].tolist())
+    if len(header) <= axes or header[0] != 0x800 + axes or size != header.nbytes + math.prod(sizes) or 0 in sizes:
+        expected = f"expected an idx file of {axes} axes, whole and unpacked"
+        raise DataError(f"{path}: {expected}, found {size} bytes for axes of {sizes}; remove it and get it again")
+    return sizes
 
 
 def _from_records(source: _Source, folder: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:

@@ -14,7 +14,7 @@ import yaml
 
 from tests.deploy.conftest import TOP, run
 from tests.processes.conftest import cleared
-from tests.test_architecture import PACKAGES, SOURCES, relative
+from tests.test_architecture import PACKAGES, SHIPPED, relative
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,9 +37,7 @@ def test_twine_has_nothing_to_say(dist: Path) -> None:
 
 def test_the_wheel_from_the_sdist_is_whole(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
-    templates = (TOP / "server/pages/templates").iterdir()
-    shipped = [*SOURCES, *templates, *(TOP / "common/data").glob("heart_disease.*")]
-    expected = {"hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in shipped)}
+    expected = {"hyperbloom/__init__.py", *(f"hyperbloom/{relative(path)}" for path in SHIPPED)}
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("hyperbloom/")} == expected
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ pytest.importorskip("peft", reason="extra backbone")
 import peft
 import torch
 import transformers
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -100,6 +102,7 @@ def test_the_digest_is_that_of_the_folder(folders: dict[str, tuple[Path, tuple[i
     assert backbone_digest(spec(tmp_path / "permuted")) != backbone_digest(spec(where))
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.7"), reason="torch 2.6 does not trace transformers 5")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_peft_loads_an_exported_adapter(
@@ -113,7 +116,8 @@ def test_peft_loads_an_exported_adapter(
     expected = module(inputs := images() if kind == "image" else texts())
     card = Card("A model", {}, ())
     files = write_model(tmp_path / "out", module, spec(where, shape), ("a", "b", "c"), Scaling(), card)
-    assert "adapter" in files and "model.onnx" in files  # which is checked against torch
+    assert "adapter" in files
+    assert ("model.onnx" in files) == (find_spec("onnxruntime") is not None)  # it is checked against torch
     model = peft.PeftModel.from_pretrained(loaded(TRANSFORMERS[kind], where), tmp_path / "out" / "adapter").eval()
     arguments = (
         {"pixel_values": inputs}
