@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("peft", reason="extra backbone")
-import peft
 import torch
-import transformers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,15 +25,20 @@ def spec(folder: Path, shape: tuple[int, ...] = (1, 8, 8), adapt: str = "lora:r=
     return ModelSpec(BACKBONE, "M", shape, classes, adapt, str(folder))
 
 
-TRANSFORMERS = {
-    "image": transformers.AutoModelForImageClassification,
-    "text": transformers.AutoModelForSequenceClassification,
-}
+TRANSFORMERS = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}
 
 
-def loaded(kind: Any, folder: Path) -> Any:
-    """Return what transformers reads, with a head for three classes."""
-    return kind.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
+@pytest.fixture(autouse=True, scope="module")
+def peft() -> Any:
+    """Return peft. It takes seconds to import, which nobody should wait for who collects tests and runs others."""
+    return pytest.importorskip("peft", reason="extra backbone")
+
+
+def loaded(kind: str, folder: Path) -> Any:
+    """Return what a class of transformers reads, with a head for three classes."""
+    import transformers
+
+    return getattr(transformers, kind).from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
 
 
 def texts() -> Tensor:
@@ -79,11 +80,11 @@ def test_a_folder_is_a_network_with_a_new_head(kind: str, folders: dict[str, tup
 
 def test_images_and_texts_are_classified_as_transformers_does(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
     module = build(spec(folders["image"][0], adapt="head")).eval()
-    plain = loaded(transformers.ViTForImageClassification, folders["image"][0])
+    plain = loaded("ViTForImageClassification", folders["image"][0])
     plain.classifier.load_state_dict(module.get_submodule("network.classifier").state_dict())
     assert torch.equal(module(images()), plain(pixel_values=images()).logits)
     module = build(spec(folders["text"][0], (LENGTH,), "head")).eval()
-    bert = loaded(transformers.BertForSequenceClassification, folders["text"][0])
+    bert = loaded("BertForSequenceClassification", folders["text"][0])
     bert.classifier.load_state_dict(module.get_submodule("network.classifier").state_dict())
     expected = bert(input_ids=texts().long(), attention_mask=texts().ne(0).long()).logits
     assert torch.allclose(module(texts()), expected, atol=1e-6)
@@ -106,7 +107,7 @@ def test_the_digest_is_that_of_the_folder(folders: dict[str, tuple[Path, tuple[i
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_peft_loads_an_exported_adapter(
-    kind: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+    kind: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path, peft: Any
 ) -> None:
     where, shape = folders[kind]
     module = build(spec(where, shape)).eval()
