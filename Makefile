@@ -5,6 +5,8 @@ PIP_FLAGS ?=
 MINUTES ?= 30
 BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED = 0
+# Tests start hundreds of processes, which should find what Python has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint check versions siege soak docs clean help
 

@@ -14,6 +14,7 @@ from siege import faults
 from tests.processes.nursery import Forked, nursery
 
 DEADLINE_S = 100
+SERVERS = ("hyperbloom.server", "tests.processes.hasty")
 
 
 class Process(faults.Process):
@@ -24,7 +25,7 @@ class Process(faults.Process):
     def __init__(self, module: str, args: list[str], log: Path) -> None:
         self.module, self.log = module, log
         log.touch()
-        self.popen = nursery("server" if module == "hyperbloom.server" else "client").start(module, args, log)
+        self.popen = nursery("server" if module in SERVERS else "client").start(module, args, log)
 
     @property
     def output(self) -> str:
@@ -60,9 +61,9 @@ class Site:
         self.processes.append(process)
         return process
 
-    def server(self, *args: str, insecure: bool = True) -> Process:
+    def server(self, *args: str, insecure: bool = True, hasty: bool = False) -> Process:
         security = ["--insecure"] if insecure else []
-        return self.start("hyperbloom.server", "server", "--port", str(self.port), *security, *args)
+        return self.start(SERVERS[hasty], "server", "--port", str(self.port), *security, *args)
 
     def client(self, name: str, *args: str, state: str = "", insecure: bool = True) -> Process:
         security = ["--insecure"] if insecure else []

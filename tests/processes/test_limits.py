@@ -105,7 +105,7 @@ def test_members_that_never_upload_what_they_announce_do_not_hold_up_the_others(
     metrics = site.folder / "run/metrics.jsonl"
     flags = ["--clients", "2", "--cohort", "2", "--rounds", "100000", "--eval-every", "5"]
     brief = ["--set", "local.steps=50", "--set", "hidden_dim=8", "--run-dir", str(metrics.parent)]
-    server = site.server("--strategy", "pfedhn", *flags, *brief)
+    server = site.server("--strategy", "pfedhn", *flags, *brief, hasty=True)
     for name in "ab":
         site.client(name, "--max-train", "60")
     until(metrics.exists, "the first round")
@@ -118,3 +118,4 @@ def test_members_that_never_upload_what_they_announce_do_not_hold_up_the_others(
     until(lambda: metrics.read_text().count("\n") > before + 15, "15 rounds")
     server.wait_for("mallory left out")
     server.wait_for(": it cannot say who it is: the reply was announced but never uploaded: 0 of 3 objects came")
+    server.popen.kill()  # it would wait for them to hear its goodbye

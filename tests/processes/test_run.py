@@ -22,7 +22,9 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_a_run_over_grpc_equals_the_inline_engine(site: Site, tmp_path: Path) -> None:
     args = ["--strategy", "pfedhn", *SHORT, "--baselines", "local,fedavg,odpfl"]
-    server = site.server(*args, "--local-clients", "3", "--run-dir", str(tmp_path / "grpc"))
+    server = site.server(*args, "--run-dir", str(tmp_path / "grpc"))
+    for index in range(3):
+        site.client(f"client-{index}", "--partition", f"{index}/3", "--disclose-counts")
     assert server.wait() == 0, server.output
     assert "mean over clients" in server.output and "client-2" in server.output
 

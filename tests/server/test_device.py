@@ -17,6 +17,7 @@ from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume
 from hyperbloom.server.loop.session import Session
 from tests.server.test_resume import make_config
+from tests.slow import quick
 
 aten = torch.ops.aten
 
@@ -91,7 +92,9 @@ def play(name: str, folder: Path, device: str) -> Checkpoint:
 
 
 @pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", quick(RUNS, "pfedhn", "odpfl", "asynchronous", "spectral", "pfl-nearest", "ghn-server")
+)
 def test_no_tensor_stays_behind(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The optimiser asks which devices have a fused step.
     optimizers = sys.modules["torch.optim.optimizer"]

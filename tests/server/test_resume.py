@@ -21,6 +21,7 @@ from hyperbloom.server.loop.session import Session
 from hyperbloom.server.runs.checkpoint import _digest_of, locked
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
+from tests.slow import quick
 
 # What keeps a strategy's four rounds short; one that is not named here has its defaults.
 ALIGNED = {"rad": f"{__name__}:public_inputs", "rows": 8, "eta": 0.5}
@@ -161,7 +162,9 @@ def assert_same(folder: Path, expected: Path) -> None:
         assert got[name] == wanted[name], name
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize(
+    "strategy", quick(sorted(STRATEGIES), "pfedhn-pc", "odpfl", "fedhenn", "fedma", "pfedme", "ghn")
+)
 def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: Path, strategy: str) -> None:
     """Killed in round 3 of 4, after a checkpoint at 2: what clients learned in round 3 is learned again."""
     config, whole = make_config(strategy), tmp_path / "whole"

@@ -21,6 +21,7 @@ from hyperbloom.common.models import MODELS, ModelSpec, build, full_layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
+from tests.slow import quick
 
 from ..conftest import SHARE
 from ..orders import Worker, change, evaluate_order, train_order
@@ -285,7 +286,7 @@ def assert_nearly_all_close(got: Tensor, want: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("private", "reply"), [("none", "delta"), ("none", "weights"), ("head", "delta")])
-@pytest.mark.parametrize("name", ["int8", "top-k:0.1", "top-k:0.1+int8"])
+@pytest.mark.parametrize("name", quick(["int8", "top-k:0.1", "top-k:0.1+int8"], "top-k:0.1+int8"))
 def test_compressed_replies_and_what_is_owed_are_those_of_one_by_one(
     workers: Workers, groups: list[int], name: str, private: str, reply: str
 ) -> None:

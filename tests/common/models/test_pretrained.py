@@ -17,6 +17,7 @@ from hyperbloom.common.errors import ModelError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, body_layout, build, full_layout, head_layout
 from hyperbloom.common.models.pretrained import check_tokens
+from tests.slow import quick
 
 from .backbones import LENGTH, VOCABULARY, image_folder, text_folder, timm_folder, torchvision_folder
 
@@ -105,7 +106,7 @@ def test_the_digest_is_that_of_the_folder(folders: dict[str, tuple[Path, tuple[i
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.7"), reason="torch 2.6 does not trace transformers 5")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft
-@pytest.mark.parametrize("kind", ["image", "text"])
+@pytest.mark.parametrize("kind", quick(["image", "text"], "image"))
 def test_peft_loads_an_exported_adapter(
     kind: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path, peft: Any
 ) -> None:
