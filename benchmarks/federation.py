@@ -8,7 +8,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.common.wire import Scope
+from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.federation import Federation

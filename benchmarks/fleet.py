@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from benchmarks import LEASH
 
 if TYPE_CHECKING:
-    from hyperbloom.common.wire import Introduction
+    from hyperbloom.common.wire.orders import Introduction
 
 PER_PROCESS = 250
 READY, GO = "ready", "go"
@@ -96,7 +96,7 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
 
 def introduction() -> "Introduction":
     """Return what all clients say of themselves, but for their name and their secret."""
-    from hyperbloom.common.wire import Introduction
+    from hyperbloom.common.wire.orders import Introduction
 
     return Introduction(
         client_id="",

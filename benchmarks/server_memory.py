@@ -20,11 +20,12 @@ from flwr.app import Context, Message, RecordDict
 
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
-from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.wire.orders import EvaluateResult, Greeting, Introduction, SplitScore, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.session import Session
@@ -79,11 +80,11 @@ class _Crowd(InlineGrid):
 
 def _answer(layout: Layout, message: Message, context: Context) -> Message:
     name, kind = f"client-{message.metadata.dst_node_id}", message.metadata.message_type
-    content: object = wire.EvaluateResult(*2 * [wire.SplitScore(2, 1.0, ("accuracy",), (0.5,))])
-    if kind == wire.Greeting.message_type:
-        content = wire.Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ())
-    elif kind == wire.TrainOrder.message_type:
-        content = wire.TrainResult(0.1, wire.Weights(layout, 1e-3 * torch.randn(layout.numel)), 1.0)
+    content: object = EvaluateResult(*2 * [SplitScore(2, 1.0, ("accuracy",), (0.5,))])
+    if kind == Greeting.message_type:
+        content = Introduction(name, name, "", "M", (3, 32, 32), 10, 10, 10, 10, ())
+    elif kind == TrainOrder.message_type:
+        content = TrainResult(0.1, Weights(layout, 1e-3 * torch.randn(layout.numel)), 1.0)
     return Message(pack(content), reply_to=message)
 
 

@@ -19,36 +19,47 @@ from hyperbloom.client.work.others import send_errors, send_moments, try_many
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
-from hyperbloom.common import wire
 from hyperbloom.common.errors import HyperbloomError, attempt
+from hyperbloom.common.wire.exchanges import (
+    BackpropOrder,
+    DescribeOrder,
+    ErrorsOrder,
+    FitOrder,
+    MomentsOrder,
+    ReferenceOrder,
+    RepresentOrder,
+    TryOrder,
+)
+from hyperbloom.common.wire.masks import ConfirmOrder, KeysOrder, MaskedOrder, SharesOrder, UnmaskOrder
+from hyperbloom.common.wire.orders import CompareOrder, EvaluateOrder, Failed, Greeting, Notice, Order, TrainOrder
 from hyperbloom.common.wire.pack import pack, unpack
 
 log = logging.getLogger("hyperbloom.client")
 
-HANDLERS: dict[type[wire.Order], Callable[[Client, Any], Any]] = {
-    wire.Greeting: introduce,
-    wire.Notice: take_notice,
-    wire.ReferenceOrder: keep_reference,
-    wire.RepresentOrder: represent,
-    wire.TrainOrder: train,
-    wire.FitOrder: fit,
-    wire.DescribeOrder: describe,
-    wire.BackpropOrder: backprop,
-    wire.KeysOrder: make_keys,
-    wire.SharesOrder: deal_shares,
-    wire.MaskedOrder: train_masked,
-    wire.ConfirmOrder: confirm,
-    wire.UnmaskOrder: unmask,
-    wire.EvaluateOrder: evaluate_order,
-    wire.CompareOrder: compare,
-    wire.TryOrder: try_many,
-    wire.MomentsOrder: send_moments,
-    wire.ErrorsOrder: send_errors,
+HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
+    Greeting: introduce,
+    Notice: take_notice,
+    ReferenceOrder: keep_reference,
+    RepresentOrder: represent,
+    TrainOrder: train,
+    FitOrder: fit,
+    DescribeOrder: describe,
+    BackpropOrder: backprop,
+    KeysOrder: make_keys,
+    SharesOrder: deal_shares,
+    MaskedOrder: train_masked,
+    ConfirmOrder: confirm,
+    UnmaskOrder: unmask,
+    EvaluateOrder: evaluate_order,
+    CompareOrder: compare,
+    TryOrder: try_many,
+    MomentsOrder: send_moments,
+    ErrorsOrder: send_errors,
 }
 """The handler of each kind of order, which returns the order's `answer`."""
 
 
-def serve(app: ClientApp, kind: type[wire.Order], handler: Callable[[Context, Any], Any]) -> None:
+def serve(app: ClientApp, kind: type[Order], handler: Callable[[Context, Any], Any]) -> None:
     """Register a handler for a kind of order. A HyperbloomError becomes a `Failed`; Flower handles other errors."""
 
     def respond(message: Message, context: Context) -> Message:
@@ -61,7 +72,7 @@ def serve(app: ClientApp, kind: type[wire.Order], handler: Callable[[Context, An
 
 def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
     """Return the app's answer to each training order, or its exception, for virtual clients that train at once."""
-    tasks = [attempt(lambda m, c: (_client(c), unpack(wire.TrainOrder, m.content)), *each) for each in messages]
+    tasks = [attempt(lambda m, c: (_client(c), unpack(TrainOrder, m.content)), *each) for each in messages]
     results = iter(train_together([task for task in tasks if not isinstance(task, Exception)]))
     outcomes = [task if isinstance(task, Exception) else next(results) for task in tasks]
     return [attempt(_reply, message, outcome) for outcome, (message, _) in zip(outcomes, messages, strict=True)]
@@ -71,7 +82,7 @@ def _reply(message: Message, outcome: object) -> Message:
     """Return the reply with an answer, or with a `Failed` for a HyperbloomError; raise any other exception."""
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
-        outcome = wire.Failed(outcome.reason, str(outcome))
+        outcome = Failed(outcome.reason, str(outcome))
     elif isinstance(outcome, Exception):
         raise outcome
     return Message(pack(outcome), reply_to=message)
@@ -81,7 +92,7 @@ def _client(context: Context) -> Client:
     return client_for(ClientSettings.from_node_config(context.node_config))
 
 
-def _handle(handler: Callable[[Client, Any], Any], context: Context, order: wire.Order) -> Any:
+def _handle(handler: Callable[[Client, Any], Any], context: Context, order: Order) -> Any:
     return handler(_client(context), order)
 
 

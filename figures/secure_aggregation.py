@@ -24,7 +24,7 @@ from benchmarks.federation import PATIENCE_S, write_images
 from benchmarks.measure import machine
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.common.wire import Scope
+from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Outcome

@@ -208,11 +208,7 @@ def _check_open(config: "RunConfig", machines: "Machines") -> None:
 
 
 def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, bool]:
-    """Return the folder of `--go-on` if its run has begun, and whether the run is complete.
-
-    Raises:
-        ConfigError: --run-dir or the port is missing, or the folder holds a different run.
-    """
+    """Return the folder of `--go-on` if its run has begun, and whether the run is complete."""
     folder = flags["run_dir"]
     if flags["resume"] or not folder:
         raise ConfigError("--go-on: expected --run-dir DIR and no --resume")
@@ -227,9 +223,6 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags with which the run of `--resume` began, except those given anew on the command line.
 
     Plain text is not taken from the folder, which may be somebody else's: `--insecure` must be given anew.
-
-    Raises:
-        ConfigError: a flag would change the run, the folder holds no run, or its run was in plain text.
     """
     from hyperbloom.server.grids.fleet import SECURITY, Machines
 

@@ -16,7 +16,6 @@ from typing import ClassVar, Literal, get_type_hints
 import torch
 from torch import Tensor
 
-from hyperbloom.common import wire
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.layout import Layout
@@ -34,6 +33,8 @@ from hyperbloom.common.models import (
 )
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
+from hyperbloom.common.wire.orders import EvaluateResult, Introduction, Refinement
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.exchange import Client, Exchanges, Update, train
 from hyperbloom.strategies.turn import Evaluation, Turn
 
@@ -80,8 +81,8 @@ class Recipe:
 
     private: str
     method: Method | None = None
-    refinement: wire.Refinement | None = None
-    resemble: wire.Weights | None = None
+    refinement: Refinement | None = None
+    resemble: Weights | None = None
     hypernetwork: str | None = None
 
 
@@ -158,7 +159,7 @@ class Algorithm(ABC):
         config, task = self.config, self.setting.task
         return task.asked([*([config.select] if config.select else []), *task.asked(()), *config.metrics])
 
-    def settle(self, about: wire.Introduction) -> Setting:
+    def settle(self, about: Introduction) -> Setting:
         """Return what the data of the first client decide.
 
         Raises:
@@ -180,7 +181,7 @@ class Algorithm(ABC):
         frozen = () if specs[0].is_new else tuple(backbone_digest(spec) for spec in specs)
         return Setting(specs[0], layouts, backbones=frozen)
 
-    def serves(self, about: wire.Introduction, others: Iterable[wire.Introduction]) -> None:
+    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Raise a RefusedError if a client cannot take part; `others` are the clients admitted before."""
 
     def build(self, setting: Setting) -> None:
@@ -206,7 +207,7 @@ class Algorithm(ABC):
         return self.setting.layouts[client.about.size]
 
     @abstractmethod
-    def weights(self, clients: Sequence[Client]) -> Sequence[wire.Weights] | None:
+    def weights(self, clients: Sequence[Client]) -> Sequence[Weights] | None:
         """Return what each of `clients` is sent, or None if nothing travels."""
 
     @abstractmethod
@@ -243,7 +244,7 @@ class Algorithm(ABC):
         self.check_start(tensors)
 
 
-def rank_of(results: Iterable[wire.EvaluateResult], metric: str) -> float | None:
+def rank_of(results: Iterable[EvaluateResult], metric: str) -> float | None:
     """Return the mean of a metric over clients on validation examples, as a number that is larger for better ones.
 
     It is None if the metric is defined for no client.

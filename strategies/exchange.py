@@ -21,7 +21,7 @@ from hyperbloom.common.compression import Codec
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire import Introduction, Order, TrainOrder, TrainResult
+from hyperbloom.common.wire.orders import Introduction, Order, TrainOrder, TrainResult
 
 AnswerT = TypeVar("AnswerT")
 ReturnT = TypeVar("ReturnT")

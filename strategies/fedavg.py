@@ -15,7 +15,7 @@ from torch import Tensor
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Update
 

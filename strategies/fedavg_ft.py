@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hyperbloom.common.config import Rate, Section
-from hyperbloom.common.wire import Refinement
+from hyperbloom.common.wire.orders import Refinement
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 

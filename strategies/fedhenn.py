@@ -46,14 +46,9 @@ from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire import (
-    Introduction,
-    ReferenceOrder,
-    ReferenceResult,
-    RepresentOrder,
-    RepresentResult,
-    Weights,
-)
+from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
+from hyperbloom.common.wire.orders import Introduction
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Recipe
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Update, ask, train
 from hyperbloom.strategies.fedavg import FedAvg

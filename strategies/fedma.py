@@ -34,7 +34,8 @@ from hyperbloom.common import methods
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ALL
-from hyperbloom.common.wire import Introduction, Weights
+from hyperbloom.common.wire.orders import Introduction
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average

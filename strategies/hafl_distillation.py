@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.common.wire import Introduction, Refinement
+from hyperbloom.common.wire.orders import Introduction, Refinement
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 

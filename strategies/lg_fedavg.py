@@ -22,7 +22,7 @@ from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import head_layout
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average

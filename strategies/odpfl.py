@@ -31,10 +31,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hyperbloom.common import wire
 from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.wire.exchanges import (
+    BackpropOrder,
+    BackpropResult,
+    DescribeOrder,
+    DescribeResult,
+    Fit,
+    FitOrder,
+    FitResult,
+)
+from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, train
@@ -95,7 +105,7 @@ class ODPFL(PFedHN):
         spec = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
         self.encoder = ServerEncoder(spec, self.config.seed, self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
-        self._original_scores: dict[int, wire.EvaluateResult] = {}  # cached, as these models no longer change
+        self._original_scores: dict[int, EvaluateResult] = {}  # cached, as these models no longer change
         self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
         self.learner.given = self.options.mode == "end-to-end"
 
@@ -142,7 +152,7 @@ class ODPFL(PFedHN):
         self.learn(updates)
         if updates:
             results = [update.result for update in updates]
-            self.encoder.add([each.gamma.values for each in results if isinstance(each, wire.FitResult)])
+            self.encoder.add([each.gamma.values for each in results if isinstance(each, FitResult)])
             self._descriptors = {}
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:
@@ -191,7 +201,7 @@ class ODPFL(PFedHN):
         rank = rank_of(found_here, self.metrics[0])
         return Evaluation(kept | others, rank=None if rank is None else (1, rank))
 
-    def _served(self, clients: Sequence[Client]) -> list[wire.Weights]:
+    def _served(self, clients: Sequence[Client]) -> list[Weights]:
         """Return weights from embeddings in phase 1, otherwise from descriptors."""
         table = self.learner.table.weight.detach().cpu()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
@@ -200,7 +210,7 @@ class ODPFL(PFedHN):
         )
 
     @torch.no_grad()
-    def _originals(self, clients: Sequence[Client]) -> list[wire.Weights]:
+    def _originals(self, clients: Sequence[Client]) -> list[Weights]:
         assert self._original is not None
         network, table = self._original
         return self.by_head(clients, lambda rows, size: network.eval()(table[rows], size).cpu())
@@ -220,7 +230,7 @@ class ODPFL(PFedHN):
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
         """Ask clients for their descriptors. With `keep`, they will also be asked for the encoder's gradient."""
         dim = self.encoder.spec.dim
-        order = wire.DescribeOrder(
+        order = DescribeOrder(
             run_id=turn.scope.run_id,
             round=turn.number,
             encoder=self.options.encoder,
@@ -230,7 +240,7 @@ class ODPFL(PFedHN):
             weights=self.encoder.weights,
         )
 
-        def check(client: Client, result: wire.DescribeResult) -> None:
+        def check(client: Client, result: DescribeResult) -> None:
             self.encoder.check_version(result.version)
             result.weights.check(descriptor_layout(dim), self.encoder.gamma.dtype)
             result.weights.check_norm(FARTHEST * math.sqrt(dim))
@@ -250,11 +260,11 @@ class ODPFL(PFedHN):
         """Send each client the gradient for its descriptor; return its gradients for the encoder, `(Q,)` each."""
         layout = descriptor_layout(self.encoder.spec.dim)
 
-        def orders(some: Sequence[Client]) -> list[wire.BackpropOrder]:
+        def orders(some: Sequence[Client]) -> list[BackpropOrder]:
             about = (turn.scope.run_id, self.options.encoder, self.encoder.spec.dim, self.encoder.version)
-            return [wire.BackpropOrder(*about, wire.Weights(layout, gradients[client.row])) for client in some]
+            return [BackpropOrder(*about, Weights(layout, gradients[client.row])) for client in some]
 
-        def check(client: Client, result: wire.BackpropResult) -> None:
+        def check(client: Client, result: BackpropResult) -> None:
             self.encoder.check_change(result.version, result.weights)
 
         answers = yield from ask(Ask(clients, orders, check))
@@ -264,15 +274,15 @@ class ODPFL(PFedHN):
         wanted, layout = turn.training(clients), descriptor_layout(self.encoder.spec.dim)
         table, options = self.learner.table.weight.detach().cpu(), self.options
 
-        def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
+        def orders(some: Sequence[Client]) -> list[TrainOrder]:
             return [
-                wire.FitOrder(
+                FitOrder(
                     **vars(order),
-                    fit=wire.Fit(
+                    fit=Fit(
                         options.encoder,
                         self.encoder.version,
                         self.encoder.weights,
-                        wire.Weights(layout, table[client.row]),
+                        Weights(layout, table[client.row]),
                         options.fit_steps,
                         options.fit_rate,
                     ),
@@ -280,8 +290,8 @@ class ODPFL(PFedHN):
                 for client, order in zip(some, wanted.orders(some), strict=True)
             ]
 
-        def check(client: Client, result: wire.TrainResult) -> None:
-            assert isinstance(result, wire.FitResult)
+        def check(client: Client, result: TrainResult) -> None:
+            assert isinstance(result, FitResult)
             self.encoder.check_change(result.version, result.gamma)
 
         return replace(wanted, orders=orders, check=check, size=wanted.size + self.encoder.gamma.numel())

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from hyperbloom.common import methods
 from hyperbloom.common.config import Rate, Section, Share
-from hyperbloom.common.wire import Refinement
+from hyperbloom.common.wire.orders import Refinement
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 

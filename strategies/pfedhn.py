@@ -26,7 +26,8 @@ from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.models import ALL
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire import Introduction, Weights
+from hyperbloom.common.wire.orders import Introduction
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
 from hyperbloom.strategies.hypernetworks import (

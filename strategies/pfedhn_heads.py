@@ -17,7 +17,7 @@ from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire import Introduction
+from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.ghn import disclosed_graph, models_of

@@ -25,10 +25,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hyperbloom.common import wire
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, head_layout
+from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
+from hyperbloom.common.wire.orders import EvaluateResult, Introduction
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
@@ -88,7 +90,7 @@ class _PFL(PFedHN):
     @abstractmethod
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
-    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
+    ) -> Exchanges[dict[str, EvaluateResult]]:
         """Play the exchanges that score novel clients with the help of the known ones; return scores by name."""
 
     def trained(self) -> list[Client]:
@@ -106,13 +108,13 @@ class _Many(_PFL):
 
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
-    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
+    ) -> Exchanges[dict[str, EvaluateResult]]:
         """Let every novel client score all models, a client at a time because an order holds all models."""
         rows = torch.stack(list(self.models().values()))
-        weights = wire.Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
-        order = wire.TryOrder(turn.scope, turn.target, weights, metrics=self.metrics, together=self.together)
+        weights = Weights(Layout((("models", tuple(rows.shape)),)), rows.flatten())
+        order = TryOrder(turn.scope, turn.target, weights, metrics=self.metrics, together=self.together)
         check = partial(turn.check_score, models=1 if self.together else len(rows))
-        wanted: Ask[wire.EvaluateResult] = Ask(
+        wanted: Ask[EvaluateResult] = Ask(
             novel, lambda some: [order] * len(some), check, rows.numel(), quorum=False, in_turns=True
         )
         return {client.client_id: result for client, result in (yield from ask(wanted))}
@@ -143,7 +145,7 @@ class PFLNearest(_PFL):
 
     distances: Mapping[str, Mapping[str, float]] = {}
 
-    def settle(self, about: wire.Introduction) -> Setting:
+    def settle(self, about: Introduction) -> Setting:
         """Refuse data whose network has features for each pixel, of which there are no moments of examples."""
         setting = super().settle(about)
         if len(_last_weight(setting.spec)) != 2:
@@ -155,7 +157,7 @@ class PFLNearest(_PFL):
 
     def score_novel(
         self, turn: Turn, novel: Sequence[Client], known: Sequence[Client]
-    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
+    ) -> Exchanges[dict[str, EvaluateResult]]:
         """Play three exchanges: moments of features, errors of classifiers, and the nearest client's model."""
         network = self._network()
         moments = yield from self._moments(turn, [*known, *novel], network)
@@ -182,22 +184,22 @@ class PFLNearest(_PFL):
         return (
             yield from turn.score(
                 [client for client in ours if client.client_id in nearest],
-                lambda some: [wire.Weights(layout, nearest[client.client_id]) for client in some],
+                lambda some: [Weights(layout, nearest[client.client_id]) for client in some],
             )
         )
 
-    def _network(self) -> wire.Weights:
+    def _network(self) -> Weights:
         """Return the network for the mean embedding, which all clients use to compute features."""
         (size,) = self.config.sizes
         mean = self.learner.table.weight.detach()[[client.row for client in self.trained()]].mean(0, keepdim=True)
-        return wire.Weights(self.setting.layouts[size], self.learner.write(mean, size)[0])
+        return Weights(self.setting.layouts[size], self.learner.write(mean, size)[0])
 
-    def _moments(self, turn: Turn, clients: Sequence[Client], network: wire.Weights) -> Exchanges[dict[str, Tensor]]:
+    def _moments(self, turn: Turn, clients: Sequence[Client], network: Weights) -> Exchanges[dict[str, Tensor]]:
         """Ask for the moments `(1 + F, F)` of the inputs of the network's head; return them by name."""
-        order = wire.MomentsOrder(turn.scope, turn.target, network)
+        order = MomentsOrder(turn.scope, turn.target, network)
         features = _last_weight(self.setting.spec)[1]
 
-        def check(client: Client, result: wire.MomentsResult) -> None:
+        def check(client: Client, result: MomentsResult) -> None:
             result.weights.check(Layout((("moments", (1 + features, features)),)), torch.float32)
             result.weights.check_norm()
             if float(result.weights.values.view(1 + features, features)[1:].diagonal().min()) < 0:
@@ -213,7 +215,7 @@ class PFLNearest(_PFL):
         asked: Sequence[Client],
         against: Sequence[Client],
         sign: int,
-        network: wire.Weights,
+        network: Weights,
         pairs: Mapping[Pair, Tensor],
     ) -> Exchanges[dict[Pair, float]]:
         """Ask one side of each pair for all its classifiers' errors; pairs name the novel client first."""
@@ -222,13 +224,13 @@ class PFLNearest(_PFL):
             names = [other.client_id for other in against]
             return [(client.client_id, name) if sign > 0 else (name, client.client_id) for name in names]
 
-        def order(client: Client) -> wire.ErrorsOrder:
+        def order(client: Client) -> ErrorsOrder:
             rows = torch.stack([pairs[pair] for pair in of(client)])
-            classifiers = wire.Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
+            classifiers = Weights(Layout((("classifiers", tuple(rows.shape)),)), rows.flatten())
             target = turn.target
-            return wire.ErrorsOrder(turn.scope, target, network, sign=sign, classifiers=classifiers)
+            return ErrorsOrder(turn.scope, target, network, sign=sign, classifiers=classifiers)
 
-        def check(client: Client, result: wire.ErrorsResult) -> None:
+        def check(client: Client, result: ErrorsResult) -> None:
             if len(result.errors) != len(against) or not all(0 <= error <= 1 for error in result.errors):
                 raise WireError(f"expected {len(against)} shares of errors, found {result.errors[:5]}")
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hyperbloom.common import wire
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.wire.orders import SGD, EvaluateOrder, EvaluateResult, Scope, Target, TrainOrder
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Evaluation:
         rank: selects the best round; None: the mean of the selecting metric on validation examples does.
     """
 
-    scores: Mapping[str, wire.EvaluateResult] = field(default_factory=dict)
+    scores: Mapping[str, EvaluateResult] = field(default_factory=dict)
     rank: tuple[int, float] | None = None
 
 
@@ -36,7 +37,7 @@ class Turn:
     """
 
     algorithm: "Algorithm"
-    scope: wire.Scope
+    scope: Scope
     cohort: Sequence[Client] = ()
     candidates: Sequence[Client] = ()
 
@@ -46,28 +47,28 @@ class Turn:
         return self.scope.round
 
     @property
-    def target(self) -> wire.Target:
+    def target(self) -> Target:
         """Return the description of the target network in orders of this round."""
         setting, recipe = self.algorithm.setting, self.algorithm.recipe(self.number)
         about = (recipe.private, recipe.hypernetwork, setting.task.spec)
-        return wire.Target(setting.spec.name, setting.spec.num_classes, *about, setting.spec.adapt, setting.backbones)
+        return Target(setting.spec.name, setting.spec.num_classes, *about, setting.spec.adapt, setting.backbones)
 
     @property
-    def sgd(self) -> wire.SGD:
+    def sgd(self) -> SGD:
         """Return the local training of this round."""
         local, rounds = self.algorithm.config.local, self.algorithm.config.rounds
         rate = local.rate(self.number, rounds)
-        return wire.SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
+        return SGD(local.steps, local.batch_size, rate, local.momentum, local.weight_decay, local.clip)
 
     def training(self, clients: Sequence[Client]) -> Train:
         """Return the exchange in which these clients train."""
         algorithm, target, sgd = self.algorithm, self.target, self.sgd
         recipe = algorithm.recipe(self.number)
 
-        def orders(some: Sequence[Client]) -> list[wire.TrainOrder]:
+        def orders(some: Sequence[Client]) -> list[TrainOrder]:
             rows = _or_nothing(algorithm.weights(some) if some else None, len(some))
             return [
-                wire.TrainOrder(self.scope, target, sgd, algorithm.reply, row, recipe.method, recipe.resemble)
+                TrainOrder(self.scope, target, sgd, algorithm.reply, row, recipe.method, recipe.resemble)
                 for row in rows
             ]
 
@@ -77,8 +78,8 @@ class Turn:
     def score(
         self,
         clients: Sequence[Client],
-        weights: Callable[[Sequence[Client]], Sequence[wire.Weights] | None] | None = None,
-    ) -> Exchanges[dict[str, wire.EvaluateResult]]:
+        weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None,
+    ) -> Exchanges[dict[str, EvaluateResult]]:
         """Let clients score the weights that `weights` returns, by default their present ones.
 
         Returns:
@@ -87,14 +88,14 @@ class Turn:
         algorithm, target = self.algorithm, self.target
         write, refinement = weights or algorithm.weights, algorithm.recipe(self.number).refinement
 
-        def orders(some: Sequence[Client]) -> list[wire.EvaluateOrder]:
+        def orders(some: Sequence[Client]) -> list[EvaluateOrder]:
             rows = _or_nothing(write(some) if some else None, len(some))
-            return [wire.EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in rows]
+            return [EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in rows]
 
         wanted = Ask(clients, orders, self.check_score, self._size(clients), quorum=False, in_turns=True)
         return {client.client_id: result for client, result in (yield from ask(wanted))}
 
-    def check_score(self, client: Client, result: wire.EvaluateResult, models: int = 1) -> None:
+    def check_score(self, client: Client, result: EvaluateResult, models: int = 1) -> None:
         """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""
         result.check()
         setting, metrics, about = self.algorithm.setting, self.algorithm.metrics, client.about
@@ -118,5 +119,5 @@ class Turn:
         return max((self.algorithm.layout(client).numel for client in clients), default=0)
 
 
-def _or_nothing(rows: Sequence[wire.Weights] | None, count: int) -> Sequence[wire.Weights | None]:
+def _or_nothing(rows: Sequence[Weights] | None, count: int) -> Sequence[Weights | None]:
     return rows if rows is not None else [None] * count

@@ -1,6 +1,6 @@
 """Scores of classification as counts of right answers."""
 
-from hyperbloom.common.wire import SplitScore
+from hyperbloom.common.wire.orders import SplitScore
 
 
 def right(correct: int, total: int, loss: float = 1.0) -> SplitScore:

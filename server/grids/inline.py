@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import attempt
-from hyperbloom.common.wire import TrainOrder
+from hyperbloom.common.wire.orders import TrainOrder
 from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeInfo, Run, TaskIdentity
 
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]

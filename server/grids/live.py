@@ -196,9 +196,6 @@ class LiveGrid(RunlessGrid):
         """Return the contents of a reply's objects by name, or None while one is missing.
 
         Objects are pulled in order up to the first missing one. The earlier ones are not kept, but pulled again later.
-
-        Raises:
-            _Refused: the reply has too many bytes or objects, or was not uploaded in time.
         """
         count, limit, contents = len(upload.objects), limits.reply_limit(self._largest), {}
         if count > limits.MOST_OBJECTS:

@@ -16,8 +16,7 @@ from hyperbloom.common.data.schema import difference, read_schema
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.tasks import AUTO, Task, TaskSpec, make_task
-from hyperbloom.common.wire import Introduction
-from hyperbloom.common.wire.orders import LARGEST_LOSS
+from hyperbloom.common.wire.orders import LARGEST_LOSS, Introduction
 from hyperbloom.common.wire.pack import LONGEST_LAYOUT
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.algorithm import Algorithm, Setting

@@ -20,8 +20,9 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import CLASSIFICATION, Task
-from hyperbloom.common.wire import EvaluateResult, Failed, Order, SplitScore, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, SplitScore, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import shown, unpack_answer
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
-from hyperbloom.common.wire import Failed, Greeting, Introduction, Notice, Order
+from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.listener import Event, Kind

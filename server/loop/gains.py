@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyperbloom.common.gains import Gain
-from hyperbloom.common.wire import CompareOrder, CompareResult, EvaluateOrder, Order
+from hyperbloom.common.wire.orders import CompareOrder, CompareResult, EvaluateOrder, Order
 from hyperbloom.server.loop.exchange import Director, Outcome
 from hyperbloom.server.loop.rounds import Run
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, through

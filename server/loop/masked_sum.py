@@ -10,7 +10,7 @@ from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.secrecy.masks import Scale, Words
 from hyperbloom.common.secrecy.sums import part_digests
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire.weights import Weights
 
 log = logging.getLogger("hyperbloom.server")
 

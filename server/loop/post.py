@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from hyperbloom.common.program.signals import uninterrupted
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, Order
+from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Notice, Order
 from hyperbloom.common.wire.pack import pack, shown, weigh
 
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05

@@ -13,7 +13,7 @@ from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import FEWEST_CLIENTS, MOST_CLIENTS, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.noise import noisy_mean
-from hyperbloom.common.wire import Noise, TrainOrder
+from hyperbloom.common.wire.orders import Noise, TrainOrder
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, Train, Update, through, train
 

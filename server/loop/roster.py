@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.common.wire import Introduction
+from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.strategies.exchange import Client
 
 PATIENCE = 3

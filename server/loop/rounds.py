@@ -10,7 +10,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import Scope
+from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection

@@ -14,7 +14,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
-from hyperbloom.common.wire import ASKS, Greeting, Scope
+from hyperbloom.common.wire.orders import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation

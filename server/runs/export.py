@@ -19,7 +19,7 @@ from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.common.tasks import TaskSpec
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.runs.lines import read_gains
 from hyperbloom.server.runs.trained import read_trained
 from hyperbloom.strategies.algorithm import Algorithm, target_spec

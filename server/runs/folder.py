@@ -179,11 +179,7 @@ class RunFolder(Listener):
         write_json(self.path / "privacy.json", {**privacy.model_dump(), "clients": clients})
 
     def _read_spent(self) -> None:
-        """Read the releases counted so far.
-
-        Raises:
-            ConfigError: the file is damaged or of another mechanism, so the spent budget is unknown.
-        """
+        """Read the releases counted so far."""
         path, privacy = self.path / "privacy.json", self.config.privacy
         if privacy.where == "none":
             return

@@ -13,9 +13,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from hyperbloom.client import app as module
 from hyperbloom.client.app import HANDLERS, app, serve, train_all
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.common import wire
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.newcomers import Delivery, Offer
+from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
 
 from .orders import Worker, change, train_order
@@ -34,11 +35,11 @@ def context(settings: ClientSettings) -> Context:
     return Context(1, NODE, settings.to_node_config(), RecordDict(), {})
 
 
-def message(order: wire.Order) -> Message:
+def message(order: Order) -> Message:
     return Message(pack(order), NODE, order.message_type)
 
 
-def ask(worker: Worker, order: wire.Order) -> object:
+def ask(worker: Worker, order: Order) -> object:
     """Return what the app answers to an order."""
     return unpack_answer(order.answer, app(message(order), context(worker.settings)).content)
 
@@ -49,19 +50,19 @@ def subclasses(kind: type) -> set[type]:
 
 def test_there_is_a_handler_for_every_order() -> None:
     """Those of newcomers are for another app."""
-    kinds = {kind for kind in subclasses(wire.Order) - {wire.Order} if kind.__module__.startswith("hyperbloom.")}
-    assert kinds == {*HANDLERS, wire.Offer, wire.Delivery}
+    kinds = {kind for kind in subclasses(Order) - {Order} if kind.__module__.startswith("hyperbloom.")}
+    assert kinds == {*HANDLERS, Offer, Delivery}
     assert len({kind.message_type for kind in HANDLERS}) == len(HANDLERS)
 
 
 def test_an_order_gets_its_answer(make_worker: MakeWorker) -> None:
     worker = make_worker("ward-7")
-    introduction = ask(worker, wire.Greeting("0.1.0"))
-    assert isinstance(introduction, wire.Introduction) and introduction.client_id == "ward-7"
+    introduction = ask(worker, Greeting("0.1.0"))
+    assert isinstance(introduction, Introduction) and introduction.client_id == "ward-7"
     result = ask(worker, train_order(reply="weights"))
-    assert isinstance(result, wire.TrainResult) and result.weights is not None
+    assert isinstance(result, TrainResult) and result.weights is not None
     assert torch.equal(result.weights.values, worker.answer(train_order(reply="weights")).weights.values)
-    assert ask(worker, wire.Notice("finished", "done")) == wire.Notice("finished", "done")
+    assert ask(worker, Notice("finished", "done")) == Notice("finished", "done")
 
 
 def test_an_order_that_cannot_be_carried_out_is_answered_with_a_reason(
@@ -70,32 +71,32 @@ def test_an_order_that_cannot_be_carried_out_is_answered_with_a_reason(
     worker = make_worker("ward-7")
     with caplog.at_level(logging.ERROR, "hyperbloom.client"):
         unfit = ask(worker, train_order(num_classes=9))
-    assert unfit == wire.Failed(Reason.UNFIT, "order: 9 classes, but this client's data have 10")
+    assert unfit == Failed(Reason.UNFIT, "order: 9 classes, but this client's data have 10")
     (record,) = caplog.records
     assert record.getMessage() == "train failed: order: 9 classes, but this client's data have 10"
     assert record.exc_info is None
     diverged = ask(worker, train_order(learning_rate=1e30))
-    assert isinstance(diverged, wire.Failed) and diverged.reason is Reason.DIVERGED
+    assert isinstance(diverged, Failed) and diverged.reason is Reason.DIVERGED
     strict = Worker(replace(worker.settings, min_noise=1.0))
     forbidden = ask(strict, train_order())
-    assert isinstance(forbidden, wire.Failed) and forbidden.reason is Reason.FORBIDDEN
+    assert isinstance(forbidden, Failed) and forbidden.reason is Reason.FORBIDDEN
 
 
 def test_content_that_is_no_order_is_answered_with_a_reason(make_worker: MakeWorker) -> None:
-    order = Message(pack(wire.Notice("a", "b")), NODE, "train")
-    answer = unpack_answer(wire.TrainResult, app(order, context(make_worker().settings)).content)
-    assert isinstance(answer, wire.Failed) and answer.reason is Reason.UNFIT
+    order = Message(pack(Notice("a", "b")), NODE, "train")
+    answer = unpack_answer(TrainResult, app(order, context(make_worker().settings)).content)
+    assert isinstance(answer, Failed) and answer.reason is Reason.UNFIT
     assert answer.text.startswith("TrainOrder.scope.run_id is missing")
 
 
 def test_a_defect_goes_on_to_flower() -> None:
-    def defect(_: Context, __: wire.Greeting) -> wire.Introduction:
+    def defect(_: Context, __: Greeting) -> Introduction:
         raise ZeroDivisionError
 
     own = ClientApp()
-    serve(own, wire.Greeting, defect)
+    serve(own, Greeting, defect)
     with pytest.raises(ZeroDivisionError):
-        own(message(wire.Greeting("0")), context(ClientSettings("a")))
+        own(message(Greeting("0")), context(ClientSettings("a")))
 
 
 def test_virtual_clients_that_train_at_once_answer_as_the_app_does(
@@ -105,8 +106,8 @@ def test_virtual_clients_that_train_at_once_answer_as_the_app_does(
     orders = [train_order(), train_order(), train_order(num_classes=9)]
     messages = [(message(order), context(worker.settings)) for order, worker in zip(orders, workers, strict=True)]
     replies = train_all(messages)
-    answers = [unpack_answer(wire.TrainResult, reply.content) for reply in replies if isinstance(reply, Message)]
-    assert [type(answer) for answer in answers] == [wire.TrainResult, wire.TrainResult, wire.Failed]
+    answers = [unpack_answer(TrainResult, reply.content) for reply in replies if isinstance(reply, Message)]
+    assert [type(answer) for answer in answers] == [TrainResult, TrainResult, Failed]
     for reply, (asked, _) in zip(replies, messages, strict=True):
         assert isinstance(reply, Message)
         assert reply.metadata.reply_to_message_id == asked.metadata.message_id
@@ -119,4 +120,4 @@ def test_errors_have_the_reason_of_their_class_unless_they_say_another(make_work
     order = change(train_order(), model="lenet")
     with pytest.raises(HyperbloomError) as caught:
         worker.answer(order)
-    assert ask(worker, order) == wire.Failed(Reason.UNFIT, str(caught.value))
+    assert ask(worker, order) == Failed(Reason.UNFIT, str(caught.value))

@@ -5,7 +5,7 @@ import pytest
 
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain, interval, of_all, sentence
-from hyperbloom.common.wire import CompareResult, SplitScore
+from hyperbloom.common.wire.orders import CompareResult, SplitScore
 
 
 @pytest.mark.parametrize("count", [40, 150])

@@ -24,7 +24,7 @@ from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.models import build_from_factory
 from hyperbloom.common.tasks import TaskSpec
-from hyperbloom.common.wire import TrainResult
+from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.cli import main
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.strategies import make_algorithm

@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.wire import Greeting, Introduction, Notice, TrainResult
+from hyperbloom.common.wire.orders import Greeting, Introduction, Notice, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.grids import live as live_grid
 from hyperbloom.server.loop import asynchronous, exchange, federation, post, rounds

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult, TrainResult
+from hyperbloom.common.wire.orders import EvaluateResult, TrainResult
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.federation import Federation

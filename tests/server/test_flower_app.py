@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.wire import Greeting, Introduction
+from hyperbloom.common.wire.orders import Greeting, Introduction
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.flower_app import answer_as_numbered
 from hyperbloom.server.grids.engine import inline_grid

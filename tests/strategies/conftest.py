@@ -19,15 +19,7 @@ from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire import (
-    EvaluateResult,
-    Failed,
-    Greeting,
-    Introduction,
-    Order,
-    Scope,
-    TrainResult,
-)
+from hyperbloom.common.wire.orders import EvaluateResult, Failed, Greeting, Introduction, Order, Scope, TrainResult
 from hyperbloom.common.wire.pack import unpack, unpack_answer
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.admission import Admission

@@ -16,7 +16,7 @@ from hyperbloom.common.config import make_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import BACKBONE, ModelSpec, build, full_layout
 from hyperbloom.common.models.pretrained import Transformer
-from hyperbloom.common.wire import Target, TrainOrder
+from hyperbloom.common.wire.orders import Target, TrainOrder
 from hyperbloom.strategies import make_algorithm
 from tests.common.models.backbones import image_folder
 from tests.strategies.conftest import (

@@ -21,7 +21,8 @@ from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.secrecy import noise as privacy
-from hyperbloom.common.wire import SGD, EvaluateOrder, EvaluateResult, Introduction, Scope, Target, TrainOrder, Weights
+from hyperbloom.common.wire.orders import SGD, EvaluateOrder, EvaluateResult, Introduction, Scope, Target, TrainOrder
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, Setting

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire import TrainOrder
+from hyperbloom.common.wire.orders import TrainOrder
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.exchange import Evaluated
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection

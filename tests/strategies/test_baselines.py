@@ -14,7 +14,8 @@ from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateOrder, Failed, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.orders import EvaluateOrder, Failed, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from tests.strategies.conftest import (
     RUN_ID,

@@ -13,7 +13,8 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Frozen
 from hyperbloom.common.models import ModelSpec, build
-from hyperbloom.common.wire import EvaluateOrder, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.orders import EvaluateOrder, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.fedma import MATCHABLE, layers_of, match
 from tests.strategies.conftest import assert_same, digits_federation, introduction, joined, play, turn, update_of

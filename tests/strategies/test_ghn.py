@@ -17,7 +17,7 @@ from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.models import ModelSpec
-from hyperbloom.common.wire import EvaluateOrder, Greeting, Introduction, Refinement, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Introduction, Refinement, TrainOrder
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.session import baseline_config, check_run

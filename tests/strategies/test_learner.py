@@ -18,7 +18,7 @@ from torch.func import functional_call
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire import SGD
+from hyperbloom.common.wire.orders import SGD
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from tests.strategies.conftest import assert_same

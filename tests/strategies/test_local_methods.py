@@ -14,7 +14,7 @@ from hyperbloom.client.work.networks import _network
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.methods import FedProx, Method, PerFedAvg
-from hyperbloom.common.wire import EvaluateOrder, Order, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, Order, TrainOrder
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.strategies.conftest import RUN_ID, History, Inline, assert_same, digits_federation
 from tests.strategies.reference import seed_of

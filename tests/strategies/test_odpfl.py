@@ -23,20 +23,16 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import build_encoder
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, build, full_layout
-from hyperbloom.common.wire import (
+from hyperbloom.common.wire.exchanges import (
     BackpropOrder,
     BackpropResult,
     DescribeOrder,
     DescribeResult,
-    EvaluateOrder,
-    EvaluateResult,
     FitOrder,
     FitResult,
-    Order,
-    TrainOrder,
-    TrainResult,
-    Weights,
 )
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Order, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm

@@ -15,7 +15,7 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, TrainOrder
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import draw

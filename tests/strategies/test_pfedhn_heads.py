@@ -11,7 +11,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import Graph
 from hyperbloom.common.models import ModelSpec
-from hyperbloom.common.wire import Introduction
+from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client, Update
 from tests.strategies.conftest import digits_config, digits_federation, introduction, joined, update_of

@@ -16,15 +16,9 @@ from hyperbloom.client.work.others import domain_errors, features, moments_of
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, build, full_layout
-from hyperbloom.common.wire import (
-    ErrorsOrder,
-    ErrorsResult,
-    EvaluateResult,
-    MomentsOrder,
-    MomentsResult,
-    Order,
-    Weights,
-)
+from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult
+from hyperbloom.common.wire.orders import EvaluateResult, Order
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.pfl import a_distance, discriminant

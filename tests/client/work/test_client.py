@@ -17,7 +17,7 @@ from hyperbloom.client.work.client import LOADED_CLIENTS, Client, client_for
 from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError
-from hyperbloom.common.wire import Greeting
+from hyperbloom.common.wire.orders import Greeting
 
 from ..conftest import SHARE
 from ..orders import Worker, answer, evaluate_order, train_order

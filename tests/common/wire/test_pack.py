@@ -22,56 +22,58 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import FedProx
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import (
-    SGD,
+from hyperbloom.common.wire.exchanges import (
     BackpropOrder,
     BackpropResult,
-    CompareOrder,
-    CompareResult,
-    ConfirmOrder,
-    ConfirmResult,
-    Delivery,
     DescribeOrder,
     DescribeResult,
-    Description,
     ErrorsOrder,
     ErrorsResult,
-    EvaluateOrder,
-    EvaluateResult,
-    Failed,
     Fit,
     FitOrder,
     FitResult,
-    Greeting,
-    Introduction,
+    MomentsOrder,
+    MomentsResult,
+    ReferenceOrder,
+    ReferenceResult,
+    RepresentOrder,
+    RepresentResult,
+    TryOrder,
+)
+from hyperbloom.common.wire.masks import (
+    ConfirmOrder,
+    ConfirmResult,
     KeysOrder,
     KeysResult,
     MaskedOrder,
     MaskedResult,
     Masking,
-    MomentsOrder,
-    MomentsResult,
-    Noise,
-    Notice,
-    Offer,
-    Order,
-    ReferenceOrder,
-    ReferenceResult,
-    Refinement,
-    RepresentOrder,
-    RepresentResult,
-    Scope,
     SharesOrder,
     SharesResult,
+    UnmaskOrder,
+    UnmaskResult,
+)
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import (
+    SGD,
+    CompareOrder,
+    CompareResult,
+    EvaluateOrder,
+    EvaluateResult,
+    Failed,
+    Greeting,
+    Introduction,
+    Noise,
+    Notice,
+    Order,
+    Refinement,
+    Scope,
     Target,
     TrainOrder,
     TrainResult,
-    TryOrder,
-    UnmaskOrder,
-    UnmaskResult,
-    Weights,
 )
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack, unpack_answer, weigh
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.inline import InlineGrid
 
 from ...scores import right

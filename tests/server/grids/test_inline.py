@@ -14,7 +14,7 @@ from torch import Tensor
 from hyperbloom.client.app import train_all
 from hyperbloom.client.work import together
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.wire import SGD, Failed, Greeting, Introduction, Scope, Target, TrainOrder, TrainResult
+from hyperbloom.common.wire.orders import SGD, Failed, Greeting, Introduction, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
 from hyperbloom.server.grids import engine
 from hyperbloom.server.grids.engine import inline_grid

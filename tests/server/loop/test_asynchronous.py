@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult
+from hyperbloom.common.wire.orders import EvaluateResult
 from hyperbloom.server.cli import main
 from hyperbloom.server.loop import asynchronous
 from hyperbloom.server.loop.exchange import Refused

@@ -16,8 +16,9 @@ from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateOrder, EvaluateResult, Failed, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Failed, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import (
     Accepted,

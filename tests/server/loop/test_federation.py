@@ -12,7 +12,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import SGD, Greeting, Notice, Scope, Target, TrainOrder
+from hyperbloom.common.wire.orders import SGD, Greeting, Notice, Scope, Target, TrainOrder
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Director, Outcome

@@ -7,7 +7,7 @@ import torch
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.secrecy.masks import Scale
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.masked_sum import MaskedSum
 
 BODY, HEAD = ("body", (2, 3)), ("head", (4,))

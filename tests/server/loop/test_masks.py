@@ -24,20 +24,17 @@ from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.secrecy.keys import make_key, public_der, sign
 from hyperbloom.common.secrecy.masks import Scale, commit, threshold_of
 from hyperbloom.common.secrecy.sums import signed_keys
-from hyperbloom.common.wire import (
+from hyperbloom.common.wire.masks import (
     ConfirmOrder,
-    EvaluateOrder,
     KeysOrder,
     MaskedOrder,
-    Order,
     SharesOrder,
     SharesResult,
-    TrainOrder,
-    TrainResult,
     UnmaskOrder,
     UnmaskResult,
-    Weights,
 )
+from hyperbloom.common.wire.orders import EvaluateOrder, Order, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Update
 from tests.strategies.conftest import (

@@ -7,19 +7,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import (
-    SGD,
-    DescribeOrder,
-    EvaluateOrder,
-    MomentsOrder,
-    Notice,
-    Order,
-    ReferenceOrder,
-    RepresentOrder,
-    Scope,
-    Target,
-    TrainOrder,
-)
+from hyperbloom.common.wire.exchanges import DescribeOrder, MomentsOrder, ReferenceOrder, RepresentOrder
+from hyperbloom.common.wire.orders import SGD, EvaluateOrder, Notice, Order, Scope, Target, TrainOrder
 from hyperbloom.common.wire.pack import weigh
 from hyperbloom.server.loop import post as module
 from hyperbloom.server.loop.post import UNREADABLE, Failure, Letter, Post, Traffic

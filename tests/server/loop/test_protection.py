@@ -17,7 +17,8 @@ from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.secrecy import noise as privacy
-from hyperbloom.common.wire import Noise, TrainOrder, TrainResult, Weights
+from hyperbloom.common.wire.orders import Noise, TrainOrder, TrainResult
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange, protection
 from hyperbloom.server.loop.protection import Protection, check_protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm

@@ -13,7 +13,7 @@ from flwr.app import Error, Message
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import Weights
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.loop.listener import Listener

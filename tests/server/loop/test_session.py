@@ -12,7 +12,7 @@ from hyperbloom import __version__
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError
-from hyperbloom.common.wire import EvaluateOrder, Greeting, Notice, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Notice, TrainOrder
 from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid

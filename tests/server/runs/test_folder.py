@@ -20,7 +20,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire import EvaluateResult, TrainResult
+from hyperbloom.common.wire.orders import EvaluateResult, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster

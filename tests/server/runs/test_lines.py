@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.wire import TrainResult
+from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.runs.lines import Tail, client_lines, metrics_line, read_lines

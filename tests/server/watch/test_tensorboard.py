@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.wire import TrainResult
+from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.watch import tensorboard
 from hyperbloom.server.watch.tensorboard import TensorBoard, check_tensorboard
 

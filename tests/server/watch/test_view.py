@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.wire import TrainResult
+from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
