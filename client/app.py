@@ -20,16 +20,7 @@ from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
 from hyperbloom.common.errors import HyperbloomError, attempt
-from hyperbloom.common.wire.exchanges import (
-    BackpropOrder,
-    DescribeOrder,
-    ErrorsOrder,
-    FitOrder,
-    MomentsOrder,
-    ReferenceOrder,
-    RepresentOrder,
-    TryOrder,
-)
+from hyperbloom.common.wire import exchanges
 from hyperbloom.common.wire.masks import ConfirmOrder, KeysOrder, MaskedOrder, SharesOrder, UnmaskOrder
 from hyperbloom.common.wire.orders import CompareOrder, EvaluateOrder, Failed, Greeting, Notice, Order, TrainOrder
 from hyperbloom.common.wire.pack import pack, unpack
@@ -39,12 +30,12 @@ log = logging.getLogger("hyperbloom.client")
 HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
     Greeting: introduce,
     Notice: take_notice,
-    ReferenceOrder: keep_reference,
-    RepresentOrder: represent,
+    exchanges.ReferenceOrder: keep_reference,
+    exchanges.RepresentOrder: represent,
     TrainOrder: train,
-    FitOrder: fit,
-    DescribeOrder: describe,
-    BackpropOrder: backprop,
+    exchanges.FitOrder: fit,
+    exchanges.DescribeOrder: describe,
+    exchanges.BackpropOrder: backprop,
     KeysOrder: make_keys,
     SharesOrder: deal_shares,
     MaskedOrder: train_masked,
@@ -52,9 +43,9 @@ HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
     UnmaskOrder: unmask,
     EvaluateOrder: evaluate_order,
     CompareOrder: compare,
-    TryOrder: try_many,
-    MomentsOrder: send_moments,
-    ErrorsOrder: send_errors,
+    exchanges.TryOrder: try_many,
+    exchanges.MomentsOrder: send_moments,
+    exchanges.ErrorsOrder: send_errors,
 }
 """The handler of each kind of order, which returns the order's `answer`."""
 

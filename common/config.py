@@ -175,8 +175,7 @@ class RunConfig(Section):
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
     )
     examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        100.0,
-        description="averages: most examples that a client counts for, in units of the cohort's median",
+        100.0, description="averages: most examples that a client counts for, in units of the cohort's median"
     )
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         10, description="rounds between checkpoints, from which --resume continues after a crash; 0: none"

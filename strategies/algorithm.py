@@ -42,10 +42,6 @@ LARGEST_NETWORK = 50_000_000
 """Most parameters of a target network that the first client's word alone may cause the server to build."""
 
 
-class NoOptions(Section):
-    """Options of a strategy without options."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """What the data of the first client decide.
@@ -110,7 +106,7 @@ class Algorithm(ABC):
         ConfigError: the options are wrong, or contradict the rest of the run.
     """
 
-    options_type: ClassVar[type[Section]] = NoOptions
+    options_type: ClassVar[type[Section]] = Section
     """The type of `options`, which a subclass declares."""
     private: ClassVar[str] = "none"
     """The part of the target network that stays on the client."""

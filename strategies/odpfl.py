@@ -34,15 +34,7 @@ from torch import Tensor
 from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.wire.exchanges import (
-    BackpropOrder,
-    BackpropResult,
-    DescribeOrder,
-    DescribeResult,
-    Fit,
-    FitOrder,
-    FitResult,
-)
+from hyperbloom.common.wire import exchanges as wire
 from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import rank_of
@@ -152,7 +144,7 @@ class ODPFL(PFedHN):
         self.learn(updates)
         if updates:
             results = [update.result for update in updates]
-            self.encoder.add([each.gamma.values for each in results if isinstance(each, FitResult)])
+            self.encoder.add([each.gamma.values for each in results if isinstance(each, wire.FitResult)])
             self._descriptors = {}
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:
@@ -230,7 +222,7 @@ class ODPFL(PFedHN):
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
         """Ask clients for their descriptors. With `keep`, they will also be asked for the encoder's gradient."""
         dim = self.encoder.spec.dim
-        order = DescribeOrder(
+        order = wire.DescribeOrder(
             run_id=turn.scope.run_id,
             round=turn.number,
             encoder=self.options.encoder,
@@ -240,7 +232,7 @@ class ODPFL(PFedHN):
             weights=self.encoder.weights,
         )
 
-        def check(client: Client, result: DescribeResult) -> None:
+        def check(client: Client, result: wire.DescribeResult) -> None:
             self.encoder.check_version(result.version)
             result.weights.check(descriptor_layout(dim), self.encoder.gamma.dtype)
             result.weights.check_norm(FARTHEST * math.sqrt(dim))
@@ -260,11 +252,11 @@ class ODPFL(PFedHN):
         """Send each client the gradient for its descriptor; return its gradients for the encoder, `(Q,)` each."""
         layout = descriptor_layout(self.encoder.spec.dim)
 
-        def orders(some: Sequence[Client]) -> list[BackpropOrder]:
+        def orders(some: Sequence[Client]) -> list[wire.BackpropOrder]:
             about = (turn.scope.run_id, self.options.encoder, self.encoder.spec.dim, self.encoder.version)
-            return [BackpropOrder(*about, Weights(layout, gradients[client.row])) for client in some]
+            return [wire.BackpropOrder(*about, Weights(layout, gradients[client.row])) for client in some]
 
-        def check(client: Client, result: BackpropResult) -> None:
+        def check(client: Client, result: wire.BackpropResult) -> None:
             self.encoder.check_change(result.version, result.weights)
 
         answers = yield from ask(Ask(clients, orders, check))
@@ -276,9 +268,9 @@ class ODPFL(PFedHN):
 
         def orders(some: Sequence[Client]) -> list[TrainOrder]:
             return [
-                FitOrder(
+                wire.FitOrder(
                     **vars(order),
-                    fit=Fit(
+                    fit=wire.Fit(
                         options.encoder,
                         self.encoder.version,
                         self.encoder.weights,
@@ -291,7 +283,7 @@ class ODPFL(PFedHN):
             ]
 
         def check(client: Client, result: TrainResult) -> None:
-            assert isinstance(result, FitResult)
+            assert isinstance(result, wire.FitResult)
             self.encoder.check_change(result.version, result.gamma)
 
         return replace(wanted, orders=orders, check=check, size=wanted.size + self.encoder.gamma.numel())

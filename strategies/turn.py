@@ -76,9 +76,7 @@ class Turn:
         return Train(clients, orders, size=size, layout=algorithm.layout, keep_sent=algorithm.keeps_sent)
 
     def score(
-        self,
-        clients: Sequence[Client],
-        weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None,
+        self, clients: Sequence[Client], weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None
     ) -> Exchanges[dict[str, EvaluateResult]]:
         """Let clients score the weights that `weights` returns, by default their present ones.
 

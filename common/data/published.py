@@ -44,14 +44,7 @@ class _Source:
 
 
 _SOURCES = {
-    "mnist": _Source(
-        "MNIST",
-        "MNIST/raw",
-        (1, 28, 28),
-        10,
-        Scaling(255.0, (0.1307,), (0.3081,)),
-        tuple(str(digit) for digit in range(10)),
-    ),
+    "mnist": _Source("MNIST", "MNIST/raw", (1, 28, 28), 10, Scaling(255.0, (0.1307,), (0.3081,)), tuple("0123456789")),
     "fashion-mnist": _Source(
         "FashionMNIST",
         "FashionMNIST/raw",

@@ -53,11 +53,7 @@ def release(change: Tensor, clip: float, multiplier: float, random_bytes: Random
 
 
 def noisy_mean(
-    changes: Sequence[Tensor],
-    clip: float,
-    multiplier: float,
-    of: int,
-    random_bytes: RandomBytes = secrets.token_bytes,
+    changes: Sequence[Tensor], clip: float, multiplier: float, of: int, random_bytes: RandomBytes = secrets.token_bytes
 ) -> Tensor:
     """Return the `(P,)` sum of clipped changes plus noise of `multiplier * clip`, divided by `of`, as float32."""
     total = clip_norm(changes[0], clip)

@@ -11,57 +11,49 @@ from typing import cast
 import grpc
 
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
-from hyperbloom.server.broker.flower import (
-    FleetServicer,
-    LinkStateFactory,
-    ObjectTree,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-    get_metadata_str,
-    iterate_object_tree,
-)
+from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.limits import MOST_OBJECTS, MOST_REPLIES, Reply, Store
 from hyperbloom.server.broker.state import State
 
 LONGEST_WAIT_S = 60.0
 
 
-class Fleet(FleetServicer):
+class Fleet(flower.FleetServicer):
     """Flower's servicer with limits."""
 
-    def __init__(self, factory: LinkStateFactory, has_keys: bool) -> None:
+    def __init__(self, factory: flower.LinkStateFactory, has_keys: bool) -> None:
         super().__init__(factory, factory.objectstore_factory, has_keys)
         self.state = cast(State, factory.state())
         self.store = cast(Store, self.state.object_store)
         self._replies: dict[str, Reply] = {}  # by session
 
-    def PullMessages(self, request: PullMessagesRequest, context: grpc.ServicerContext) -> PullMessagesResponse:
+    def PullMessages(
+        self, request: flower.PullMessagesRequest, context: grpc.ServicerContext
+    ) -> flower.PullMessagesResponse:
         """Return the next order of a node, with its objects if the caller takes them so."""
         seconds = _wait(context)
         if seconds is None:
             return super().PullMessages(request, context)
         if not self.state.wait_for_order(request.node.node_id, seconds, lambda bell: context.add_callback(bell.set)):
-            return PullMessagesResponse()
+            return flower.PullMessagesResponse()
         response = super().PullMessages(request, context)
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-            names = [node.object_id for node in iterate_object_tree(tree)]
+            names = [node.object_id for node in flower.iterate_object_tree(tree)]
             enclose(message, ((name, self.store.get(name) or b"") for name in names))
         return response
 
-    def PushMessages(self, request: PushMessagesRequest, context: grpc.ServicerContext) -> PushMessagesResponse:
+    def PushMessages(
+        self, request: flower.PushMessagesRequest, context: grpc.ServicerContext
+    ) -> flower.PushMessagesResponse:
         """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
         enclosed = take_enclosed(request.messages_list[0]) if request.messages_list else {}
         for message in request.messages_list:
             self.state.note_answer(message.metadata.src_node_id, message.metadata.reply_to_message_id)
         for tree in request.message_object_trees:
-            ids = [node.object_id for node in iterate_object_tree(tree)]
+            ids = [node.object_id for node in flower.iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
-                leaves = [ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
-                tree.CopyFrom(ObjectTree(object_id=tree.object_id, children=leaves))
+                leaves = [flower.ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
+                tree.CopyFrom(flower.ObjectTree(object_id=tree.object_id, children=leaves))
         response = super().PushMessages(request, context)
         if response.objects_to_push:
             self._replies[response.session_id] = Reply(len(response.objects_to_push))
@@ -75,7 +67,11 @@ class Fleet(FleetServicer):
         return response
 
     def _unpack(
-        self, enclosed: dict[str, bytes], response: PushMessagesResponse, run_id: int, context: grpc.ServicerContext
+        self,
+        enclosed: dict[str, bytes],
+        response: flower.PushMessagesResponse,
+        run_id: int,
+        context: grpc.ServicerContext,
     ) -> None:
         """Store enclosed objects as if each had been pushed by a call; name those that were not enclosed."""
         wanted = list(response.objects_to_push)
@@ -87,14 +83,15 @@ class Fleet(FleetServicer):
             content = enclosed.pop(name)
             session = response.session_id
             self.PushObject(
-                PushObjectRequest(run_id=run_id, session_id=session, object_id=name, object_content=content), context
+                flower.PushObjectRequest(run_id=run_id, session_id=session, object_id=name, object_content=content),
+                context,
             )
 
-    def PushObject(self, request: PushObjectRequest, context: grpc.ServicerContext) -> PushObjectResponse:
+    def PushObject(self, request: flower.PushObjectRequest, context: grpc.ServicerContext) -> flower.PushObjectResponse:
         """Accept an object of an announced reply."""
         reply = self._replies.get(request.session_id)
         if reply is None:
-            return PushObjectResponse(stored=False)
+            return flower.PushObjectResponse(stored=False)
         with self.store.upload(reply):
             response = super().PushObject(request, context)
         if response.stored:
@@ -108,7 +105,7 @@ class Fleet(FleetServicer):
 def _wait(context: grpc.ServicerContext) -> float | None:
     """Return how many seconds a call may wait, or None for a client that is not ours."""
     try:
-        seconds = float(get_metadata_str(context.invocation_metadata(), WAIT) or "")
+        seconds = float(flower.get_metadata_str(context.invocation_metadata(), WAIT) or "")
     except ValueError:
         return None
     return min(max(seconds, 0.0), LONGEST_WAIT_S)

@@ -17,21 +17,14 @@ from collections.abc import Callable
 
 from flwr.app import Message
 
-from hyperbloom.server.broker.flower import (
-    FLWR_IN_MEMORY_DB_NAME,
-    InMemoryLinkState,
-    LinkStateFactory,
-    NoOpFederationManager,
-    ObjectStoreFactory,
-    now,
-)
+from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.limits import Store
 
 MOST_WAITING = 2000
 """Most nodes whose calls wait for an order. Each takes a thread; the others ask again after a while."""
 
 
-class State(InMemoryLinkState):
+class State(flower.InMemoryLinkState):
     """The link state of one run in this process.
 
     Attributes:
@@ -105,7 +98,7 @@ class State(InMemoryLinkState):
             while queue and len(found) != limit:
                 message = self.message_ins_store.get(queue.popleft())
                 if message and message.metadata.created_at + message.metadata.ttl > time.time():
-                    message.metadata.delivered_at = now().isoformat()
+                    message.metadata.delivered_at = flower.now().isoformat()
                     found.append(message)
                     self._handed[node_id] = message.metadata.message_id
             if not queue:
@@ -145,9 +138,11 @@ class State(InMemoryLinkState):
         """Expire nothing, however long this process was suspended."""
 
 
-def state_factory() -> LinkStateFactory:
+def state_factory() -> flower.LinkStateFactory:
     """Return Flower's factory of a fresh `State` over a fresh `Store`."""
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    factory = flower.LinkStateFactory(
+        flower.FLWR_IN_MEMORY_DB_NAME, flower.NoOpFederationManager(), flower.ObjectStoreFactory()
+    )
     store = factory.objectstore_factory.store_instance = Store()
     factory.state_instance = State(factory.federation_manager, store)
     return factory

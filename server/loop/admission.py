@@ -1,7 +1,7 @@
 """Admission: check what a client says of itself before it touches any state."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -161,7 +161,8 @@ def check_introduction(
     numbers = sum(map(len, (about.input_shape, about.mean, about.std, about.class_shares)))
     if numbers > MOST_NUMBERS or abs(sum(about.input_shape)) >= 2**31:
         raise RefusedError(f"expected at most {MOST_NUMBERS} numbers about its data, found {numbers}, or huge ones")
-    if about.class_shares and not _are_shares(about.class_shares, about.num_classes):
+    shares = about.class_shares
+    if shares and not (len(shares) == about.num_classes and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-3):
         raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
     if not _is_scaling(about):
         raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
@@ -245,10 +246,6 @@ def _pooled_moments(roster: Roster) -> list[tuple[float, float]]:
     mean = (shares * means).sum(0)
     std = (shares * (deviations**2 + (means - mean) ** 2)).sum(0).sqrt()
     return list(zip(mean.tolist(), (value or 1.0 for value in std.tolist()), strict=True))
-
-
-def _are_shares(values: Sequence[float], classes: int) -> bool:
-    return len(values) == classes and min(values) >= 0 and abs(sum(values) - 1) < 1e-3
 
 
 class Ration(TorchDispatchMode):

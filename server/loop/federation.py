@@ -44,11 +44,7 @@ class Federation:
     greeting: Greeting
 
     def __init__(
-        self,
-        grid: Grid,
-        roster: Roster,
-        on_event: Callable[[str], None],
-        watch: Callable[[], None] = lambda: None,
+        self, grid: Grid, roster: Roster, on_event: Callable[[str], None], watch: Callable[[], None] = lambda: None
     ) -> None:
         self.grid, self.roster, self.post = grid, roster, Post(grid)
         self.round, self.late = 0, 0

@@ -27,19 +27,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy import masks as protocol
 from hyperbloom.common.secrecy.keys import verify
 from hyperbloom.common.secrecy.sums import pack_places, signed_keys, signed_set, told
-from hyperbloom.common.wire.masks import (
-    ConfirmOrder,
-    ConfirmResult,
-    KeysOrder,
-    KeysResult,
-    MaskedOrder,
-    MaskedResult,
-    Masking,
-    SharesOrder,
-    SharesResult,
-    UnmaskOrder,
-    UnmaskResult,
-)
+from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome, capped_examples
@@ -100,31 +88,31 @@ class _MaskedTraining:
             return []
         if len(self.cohort) < FEWEST_CLIENTS:
             raise _Dropped(f"secure aggregation needs {FEWEST_CLIENTS} clients, and {len(self.cohort)} could be asked")
-        keys_order = KeysOrder(self.run_id, self.number)
-        self.keys: Mapping[int, KeysResult] = yield from self._ask(
+        keys_order = wire.KeysOrder(self.run_id, self.number)
+        self.keys: Mapping[int, wire.KeysResult] = yield from self._ask(
             self.cohort, lambda client: keys_order, self._check_keys
         )
         self.rows = tuple(self.keys)  # by place
         self.place = {row: place for place, row in enumerate(self.rows)}
         self.agreement = self._agree()
         self.digest = self.agreement.digest
-        self.dealt: Mapping[int, SharesResult] = yield from self._ask(
+        self.dealt: Mapping[int, wire.SharesResult] = yield from self._ask(
             self._who(self.keys), self._shares_order, self._check_dealt
         )
         self._plan()
-        masked: Mapping[int, MaskedResult] = yield from self._ask(
+        masked: Mapping[int, wire.MaskedResult] = yield from self._ask(
             self._who(self.dealt), self._masked_order, self._check_masked
         )
         self.alive, self.dead = tuple(masked), self.dealt.keys() - masked.keys()
-        confirm = ConfirmOrder(self.run_id, self.number, self._places(self.alive), self._places(self.dead))
-        signed: Mapping[int, ConfirmResult] = yield from self._ask(
+        confirm = wire.ConfirmOrder(self.run_id, self.number, self._places(self.alive), self._places(self.dead))
+        signed: Mapping[int, wire.ConfirmResult] = yield from self._ask(
             self._who(masked), lambda client: confirm, self._check_signature
         )
         by_place = {self.place[row]: result.signature for row, result in signed.items()}
-        unmask = UnmaskOrder(
+        unmask = wire.UnmaskOrder(
             self.run_id, self.number, tuple(by_place.get(place, b"") for place in self._places(self.alive))
         )
-        revealed: Mapping[int, UnmaskResult] = yield from self._ask(
+        revealed: Mapping[int, wire.UnmaskResult] = yield from self._ask(
             self._who(signed), lambda client: unmask, self._check_revealed
         )
         total = np.zeros(self.sum.total + 1, np.uint32)
@@ -134,10 +122,7 @@ class _MaskedTraining:
         return self._updates(total, masked)
 
     def _ask(
-        self,
-        clients: Sequence[Client],
-        order: Callable[[Client], Order],
-        check: Callable[[Client, AnswerT], None],
+        self, clients: Sequence[Client], order: Callable[[Client], Order], check: Callable[[Client, AnswerT], None]
     ) -> Exchanges[Mapping[int, AnswerT]]:
         """Play one exchange; return the answers by row. Raise _Dropped if fewer than the threshold answered."""
 
@@ -158,7 +143,7 @@ class _MaskedTraining:
     def _places(self, rows: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self.place[row] for row in rows))
 
-    def _check_keys(self, client: Client, result: KeysResult) -> None:
+    def _check_keys(self, client: Client, result: wire.KeysResult) -> None:
         keys = {result.cipher_key, result.mask_key}
         if len(keys) < 2 or any(len(key) != protocol.KEY_BYTES for key in keys) or keys & self._seen:
             raise WireError(f"expected two keys of {protocol.KEY_BYTES} bytes of its own")
@@ -184,9 +169,9 @@ class _MaskedTraining:
             tuple(keys.identity for keys in self.keys.values()),
         )
 
-    def _shares_order(self, client: Client) -> SharesOrder:
+    def _shares_order(self, client: Client) -> wire.SharesOrder:
         agreed = self.agreement
-        return SharesOrder(
+        return wire.SharesOrder(
             agreed.run_id,
             agreed.round,
             self.place[client.row],
@@ -199,7 +184,7 @@ class _MaskedTraining:
             tuple(keys.signature for keys in self.keys.values()),
         )
 
-    def _check_dealt(self, client: Client, result: SharesResult) -> None:
+    def _check_dealt(self, client: Client, result: wire.SharesResult) -> None:
         own, count = self.place[client.row], len(self.rows)
         lengths = [0 if place == own else protocol.SEALED_BYTES for place in range(count)]
         digests = [result.secret, *result.secret_shares, *result.key_shares]
@@ -223,7 +208,7 @@ class _MaskedTraining:
             self.sent[client.row] = Weights(layout, weights.part(layout))
         self.sum = MaskedSum(self.sent, self.digest, self.threshold)
         count = len(self.rows)
-        self.masking = Masking(
+        self.masking = wire.Masking(
             there=self._places(self.dealt),
             parts=tuple(self.sum.slices),
             lengths=tuple(part.stop - part.start for part in self.sum.slices.values()),
@@ -232,10 +217,10 @@ class _MaskedTraining:
         order = next(iter(self.orders.values()))
         self.told = told(self.digest, self._masked(order, self.masking))
 
-    def _masked(self, order: TrainOrder, masking: Masking) -> MaskedOrder:
-        return MaskedOrder(**(vars(order) | {"reply": "weights"}), masking=masking)
+    def _masked(self, order: TrainOrder, masking: wire.Masking) -> wire.MaskedOrder:
+        return wire.MaskedOrder(**(vars(order) | {"reply": "weights"}), masking=masking)
 
-    def _masked_order(self, client: Client) -> MaskedOrder:
+    def _masked_order(self, client: Client) -> wire.MaskedOrder:
         place, dealers = self.place[client.row], [self.dealt[self.rows[place]] for place in self.masking.there]
         masking = replace(
             self.masking,
@@ -244,18 +229,18 @@ class _MaskedTraining:
         )
         return self._masked(self.orders[client.row], masking)
 
-    def _check_masked(self, client: Client, result: MaskedResult) -> None:
+    def _check_masked(self, client: Client, result: wire.MaskedResult) -> None:
         expected = 4 * (self.sum.total + 1)
         if len(result.masked) != expected:
             raise WireError(f"masked: expected {expected} bytes, found {len(result.masked)}")
 
-    def _check_signature(self, client: Client, result: ConfirmResult) -> None:
+    def _check_signature(self, client: Client, result: wire.ConfirmResult) -> None:
         """Check the signature now: an invalid one would keep all other clients from revealing their shares."""
         content = signed_set(self.told, self._places(self.alive), self._places(self.dead))
         if not verify(self.keys[client.row].identity, result.signature, content):
             raise WireError("expected a signature of what it was told")
 
-    def _check_revealed(self, holder: Client, result: UnmaskResult) -> None:
+    def _check_revealed(self, holder: Client, result: wire.UnmaskResult) -> None:
         """Check shares against the dealer's digests. The holder did so before; a mismatch is the holder's fault."""
         if len(result.shares) != len(self.dealt):
             raise WireError(f"shares: expected {len(self.dealt)}, found {len(result.shares)}")
@@ -271,7 +256,7 @@ class _MaskedTraining:
         dealt = self.dealt[dealer]
         return ("share of key", dealt.key_shares) if dealer in self.dead else ("share of secret", dealt.secret_shares)
 
-    def _unmask(self, total: protocol.Words, revealed: Mapping[int, UnmaskResult]) -> None:
+    def _unmask(self, total: protocol.Words, revealed: Mapping[int, wire.UnmaskResult]) -> None:
         """Remove from `total` the survivors' own masks, and the pair masks that survivors share with the dead."""
         for index, dealer in enumerate(self.dealt):
             shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
@@ -304,7 +289,7 @@ class _MaskedTraining:
             raise _Dropped(f"{name} has dealt shares that do not fit together")
         return secret
 
-    def _updates(self, total: protocol.Words, masked: Mapping[int, MaskedResult]) -> list[Update]:
+    def _updates(self, total: protocol.Words, masked: Mapping[int, wire.MaskedResult]) -> list[Update]:
         """Return the mean as every client's update. Raise _Dropped if no honest clients can have sent this sum."""
         scale = self.agreement.scale
         weights = {row: scale.weight(self.clients[row].about.train_examples) for row in masked}
