@@ -18,6 +18,9 @@ from hyperbloom.server.cli import main as server_main
 from tests.parsing import commands
 
 PROGRAM = """
+import tempfile
+from pathlib import Path
+
 import click
 
 from hyperbloom.common.program.commands import Flag, Program, command, section
@@ -49,7 +52,9 @@ def run(ctx, flags):
 
 
 how = section("How", Flag("--loud", "say it louder", is_flag=True), Flag("--times", "how often", default=2))
-program = Program("prog", [say], run, how, "The end.")
+end = Path(tempfile.mkdtemp()) / "help.txt"
+end.write_text("The end.")
+program = Program("prog", [say], run, how, end)
 """
 
 
