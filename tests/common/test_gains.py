@@ -6,9 +6,10 @@ import pytest
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain, interval, of_all, sentence
 from hyperbloom.common.wire.orders import CompareResult, SplitScore
+from tests.slow import quick
 
 
-@pytest.mark.parametrize("count", [40, 150])
+@pytest.mark.parametrize("count", quick([40, 150], 150))
 def test_intervals_cover_the_truth_in_93_to_97_of_100_cases(count: int) -> None:
     """Paired answers: both models are right on 70 percent, the first alone on 15, the second alone on 8."""
     generator = np.random.default_rng(0)

@@ -7,6 +7,7 @@ from figures import compression
 pytestmark = pytest.mark.usefixtures("clean_process")
 
 
+@pytest.mark.slow
 def test_compression_weighs_replies_and_scores_runs() -> None:
     brief = {"rounds": 2, "eval_every": 1, "local.steps": 2, "data.max_train": 20}
     plain, small = (compression.play({"compression": name, **brief}) for name in ("none", "top-k:0.01+int8"))

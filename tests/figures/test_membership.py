@@ -15,6 +15,7 @@ def test_the_threshold_is_right_where_the_answer_is_known() -> None:
     assert threshold(torch.tensor([0.1]), torch.tensor([float("inf")]))[0] == 1.0
 
 
+@pytest.mark.slow
 def test_members_show_without_noise_and_hide_in_it() -> None:
     before, open_ = play("pfedhn", None, 12, 20, 0)
     _, hidden = play("pfedhn", PrivacyConfig(where="client", noise=3.0), 2, 20, 0)

@@ -8,6 +8,7 @@ from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 pytestmark = pytest.mark.usefixtures("clean_process")
 
 
+@pytest.mark.slow
 def test_hostile_clients_harm_the_honest_ones() -> None:
     data, local = DataConfig(split="shares", max_train=20), LocalConfig(steps=15)
     config = RunConfig(clients=10, cohort=10, rounds=4, eval_every=4, checkpoint_every=0, data=data, local=local)

@@ -92,9 +92,7 @@ def play(name: str, folder: Path, device: str) -> Checkpoint:
 
 
 @pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
-@pytest.mark.parametrize(
-    "name", quick(RUNS, "pfedhn", "odpfl", "asynchronous", "spectral", "pfl-nearest", "ghn-server")
-)
+@pytest.mark.parametrize("name", quick(RUNS, "chunked", "sparse", "spectral", "two-phase", "ghn-server"))
 def test_no_tensor_stays_behind(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The optimiser asks which devices have a fused step.
     optimizers = sys.modules["torch.optim.optimizer"]

@@ -500,6 +500,7 @@ def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any]
         check_run(config(**changes), uses_data_section=True)
 
 
+@pytest.mark.slow
 def test_baselines_run_with_the_same_clients(tmp_path: Path) -> None:
     run = config("ghn-server", baselines=("ghn", "local", "fedavg", "hafl-distillation"), model="plain-4")
     check_run(run, uses_data_section=True)
