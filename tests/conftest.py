@@ -1,4 +1,3 @@
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -16,11 +15,6 @@ torch.set_num_threads(1)
 
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and stop by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_finish() -> None:
-    """Spare the garbage collector what imports and collected tests leave: millions of objects that all stay."""
-    gc.freeze()
 
 
 @pytest.fixture
