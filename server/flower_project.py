@@ -39,7 +39,7 @@ def make_project(folder: Path, config: RunConfig) -> None:
     if config.eval_every == min(RunConfig().eval_every, config.rounds):
         config = config.model_copy(update={"eval_every": None})  # the default follows the number of rounds
     keys = "\n".join(line for key in _lines(config) for line in key)
-    about = {"name": name, "module": module, "version": "1.0.0", "hyperbloom": __version__}
+    about = {"name": name, "module": module, "version": "1.0.0", "needs": f'"hyperbloom=={__version__}"'}
     text = Path(__file__).with_name("app.toml").read_text(encoding="utf-8").format(**about, keys=keys)
     write_bytes(folder / "pyproject.toml", text.encode())
     write_bytes(folder / f"{module}.py", _APP.encode())

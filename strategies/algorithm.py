@@ -10,8 +10,9 @@ points and scores.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import get_annotations
 from statistics import fmean
-from typing import ClassVar, Literal, get_type_hints
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -134,7 +135,7 @@ class Algorithm(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "options" in cls.__annotations__ and "options_type" not in vars(cls):
-            cls.options_type = get_type_hints(cls)["options"]
+            cls.options_type = get_annotations(cls, eval_str=True)["options"]
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

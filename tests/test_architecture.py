@@ -256,6 +256,7 @@ def test_the_app_bundle_holds_two_files_the_same_every_time() -> None:
         described = tomllib.loads(archive.read("pyproject.toml").decode())
     assert "from hyperbloom.client.app import app" in code
     assert described["project"]["version"] == "1.2.3"
+    assert described["project"]["dependencies"] == []  # flwr 1.40 and later would install them on every SuperNode
     scope: dict[str, object] = {}
     exec(compile(code, "hyperbloom_bundle.py", "exec"), scope)
     from hyperbloom.client.app import app

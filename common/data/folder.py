@@ -153,4 +153,5 @@ def _opened(path: Path) -> Iterator[Any]:
                 raise DataError(f"{path}: expected an image of 8 bits a channel, found mode {image.mode}; convert it")
             yield image
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}: expected an image, found {path.stat().st_size} bytes: {error}") from error
+        found = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
+        raise DataError(f"{path}: expected an image, found {found}: {error}") from error

@@ -132,7 +132,7 @@ def read_published(spec: DataSpec) -> Pool:
 
 
 def _read(source: _Source, name: str, root: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
-    marks = [folder / name for name in source.train_files[:1] for folder in (root / source.binary, root)]
+    marks = [folder / first for first in source.train_files[:1] for folder in (root / source.binary, root)]
     if mark := first_existing(marks):
         return _from_records(source, mark.parent, how)
     if not (root / source.folder).exists():
@@ -169,15 +169,15 @@ def _from_idx(source: _Source, folder: Path, part: str, how: str) -> Portion:
     return Portion.of(FileBlock(images, count, 0, source.shape, header=16), values)
 
 
-def _sizes(path: Path, axes: int, how: str) -> tuple[int, ...]:
-    """Return the lengths of the axes of an idx file: it has 0, 0, 8 for bytes, their number, and each in four bytes."""
+def _sizes(path: Path, ndim: int, how: str) -> tuple[int, ...]:
+    """Return the shape of an idx file, whose header is 0x800 + ndim and the sizes, big-endian, each in four bytes."""
     if not path.is_file():
         raise missing(path.name, [path], path.parent.parent.parent, how)
-    size, header = path.stat().st_size, np.fromfile(path, ">u4", 1 + axes)
+    size, header = path.stat().st_size, np.fromfile(path, ">u4", 1 + ndim)
     sizes = tuple(header[1:].tolist())
-    if len(header) <= axes or header[0] != 0x800 + axes or size != header.nbytes + math.prod(sizes) or 0 in sizes:
-        expected = f"expected an idx file of {axes} axes, whole and unpacked"
-        raise DataError(f"{path}: {expected}, found {size} bytes for axes of {sizes}; remove it and get it again")
+    if len(header) <= ndim or header[0] != 0x800 + ndim or size != header.nbytes + math.prod(sizes) or 0 in sizes:
+        expected = f"expected a {ndim}-dimensional idx file, whole and unpacked"
+        raise DataError(f"{path}: {expected}, found {size} bytes for a shape of {sizes}; remove it and get it again")
     return sizes
 
 

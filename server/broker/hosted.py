@@ -114,6 +114,7 @@ def _begin(state: State, version: str) -> int:
 
 def bundle(version: str) -> bytes:
     """Return the app bundle for stock SuperNodes in Flower's format: two files, always the same bytes."""
-    about = {"name": "hyperbloom", "module": "hyperbloom_bundle", "version": version, "hyperbloom": version}
+    # No dependencies: a SuperNode of flwr 1.40 and later would fetch them, and its ClientApp has them installed.
+    about = {"name": "hyperbloom", "module": "hyperbloom_bundle", "version": version, "needs": ""}
     project = _PROJECT.read_text(encoding="utf-8").format(**about, keys="")
     return flower.build_fab_from_files({"pyproject.toml": project.encode(), "hyperbloom_bundle.py": _CODE})[0]

@@ -80,7 +80,7 @@ class HypernetworkLearner:
         self.sparse = sparse or freeze
         self.given = False  # descriptors come from an encoder, which needs their gradient; the table stays
         self.gradient: Tensor | None = None  # `(n, k)`, of the last step with given descriptors
-        self._spare: dict[Tensor, Tensor] = {}  # memory of the last gradients
+        self._spare: dict[Tensor, Tensor] = {}  # memory of the heads' last gradients
         rates = (learning_rate, embedding_learning_rate or learning_rate)
         parts = (list(hypernetwork.parameters()), [table.weight])
         groups = [{"params": part, "lr": rate, "initial_lr": rate} for part, rate in zip(parts, rates, strict=True)]
@@ -222,8 +222,8 @@ class HypernetworkLearner:
     def _backward_heads(self, features: Tensor, ones: Tensor, size: str, gradient: Tensor) -> None:
         """Add the vector-Jacobian product of the hypernetwork's `write` with `gradient` `(C, P)` to `.grad`.
 
-        The gradient of a plain head takes the memory of the last one. Fresh memory for 12 million numbers costs the
-        operating system several times what the product costs (`benchmarks/server_step.py`).
+        The gradient of a plain head takes the memory of the last one: the operating system takes longer to hand out
+        fresh memory for 12 million numbers than the product takes.
         """
         head = None if isinstance(self.hypernetwork, ChunkedHypernetwork) else self.hypernetwork.heads[size]
         if not isinstance(head, nn.Linear):
@@ -232,9 +232,9 @@ class HypernetworkLearner:
         for parameter, factors in ((head.weight, features), (head.bias, ones[:, None])):
             if parameter is not None and parameter.requires_grad:
                 is_first = parameter.grad is None
-                total = self._spare.get(parameter) if is_first else parameter.grad
-                total = torch.empty_like(parameter) if total is None else total
-                parameter.grad, flat = total, total.view(gradient.shape[1], -1)
+                if parameter.grad is None:
+                    parameter.grad = self._spare.setdefault(parameter, torch.empty_like(parameter))
+                flat = parameter.grad.view(gradient.shape[1], -1)
                 torch.addmm(flat, gradient.T, factors.detach(), beta=0 if is_first else 1, out=flat)
         if features.requires_grad:
             features.backward(gradient @ head.weight.detach())
@@ -259,7 +259,6 @@ class HypernetworkLearner:
         else:
             self.optimizer.step()
         self._iterate_spectral_norm(rows)
-        self._spare |= {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
         # None, not zero: momentum and weight decay must skip a head whose size was not in the cohort.
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from hyperbloom.common.data import DataSpec, data_source
+from hyperbloom.common.data.folder import read_image
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.unlabelled import Inputs, is_unlabelled, read_inputs
 from hyperbloom.common.errors import DataError
@@ -91,6 +92,8 @@ def test_wrong_arrays_are_told(tmp_path: Path, content: object, shape: tuple[int
 def test_wrong_files_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="found no such file"):
         read(tmp_path / "absent.png")
+    with pytest.raises(DataError, match=r"absent.png: expected an image, found no file"):
+        read_image(tmp_path / "absent.png", "RGB", (4, 4))
     with pytest.raises(DataError, match="found none"):
         read(tmp_path)
     (tmp_path / "text.png").write_text("no image")
