@@ -179,12 +179,12 @@ def test_corrupt_cifar_files_are_named_with_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "content", "message"),
     [
-        (0, idx(pixels(100, 28, 28))[:-1], r"expected an idx .* found 78415 bytes for axes of \(100, 28, 28\)"),
-        (0, b"", r"expected an idx file of 3 axes, whole and unpacked, found 0 bytes for axes of \(\)"),
-        (0, b"<html>not found</html>" * 2, "expected an idx file of 3 axes, .* found 44 bytes"),
-        (0, bytes((0, 0, 10, 3)) + bytes(12), "expected an idx file of 3 axes, .* found 16 bytes"),
-        (0, idx(pixels(100, 28)), "expected an idx file of 3 axes, .* found 2812 bytes"),
-        (1, idx(np.zeros(100, np.uint8))[:-3], r"expected an idx file of 1 axes, .* for axes of \(100,\)"),
+        (0, idx(pixels(100, 28, 28))[:-1], r"expected a .* found 78415 bytes for a shape of \(100, 28, 28\)"),
+        (0, b"", r"expected a 3-dimensional idx file, whole and unpacked, found 0 bytes for a shape of \(\)"),
+        (0, b"<html>not found</html>" * 2, "expected a 3-dimensional idx file, .* found 44 bytes"),
+        (0, bytes((0, 0, 10, 3)) + bytes(12), "expected a 3-dimensional idx file, .* found 16 bytes"),
+        (0, idx(pixels(100, 28)), "expected a 3-dimensional idx file, .* found 2812 bytes"),
+        (1, idx(np.zeros(100, np.uint8))[:-3], r"expected a 1-dimensional idx file, .* for a shape of \(100,\)"),
         (1, idx(np.zeros(99, np.uint8)), r"expected a label for each of 100 images of \(1, 28, 28\), found 99"),
         (1, idx(np.full(100, 10, np.uint8)), "expected labels from 0 to 9, found label 10 at record 0"),
     ],
