@@ -1,5 +1,6 @@
 """A run from the first client to the last word: phases, what listeners hear, what clients are told of the run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +181,8 @@ OPEN = """{"label": ["pulse"], "columns": [{"name": "age", "kind": "number"}, {"
 {"name": "bmi", "kind": "number", "mean": 20.0, "std": 4.0}]}"""
 
 
-def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_when_the_run_goes_on(
-    config: RunConfig, tmp_path: Path
-) -> None:
+@pytest.fixture
+def table(tmp_path: Path) -> DataConfig:
     generator = np.random.default_rng(0)
     rows = [
         f"{50 + 9 * a},{'' if a > 0.5 else 7e-3 * b},{24 + c},{70 + 8 * d}"
@@ -190,8 +190,13 @@ def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_whe
     ]
     (tmp_path / "t.csv").write_text("\n".join(["age,dose,bmi,pulse", *rows]))
     (tmp_path / "open.json").write_text(OPEN)
-    data = DataConfig(name=str(tmp_path / "t.csv"), schema_file=str(tmp_path / "open.json"), split="iid")
-    config = config.model_copy(update={"data": data, "model": "mlp"})
+    return DataConfig(name=str(tmp_path / "t.csv"), schema_file=str(tmp_path / "open.json"), split="iid")
+
+
+def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_when_the_run_goes_on(
+    config: RunConfig, table: DataConfig, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"data": table, "model": "mlp"})
     heard, grid = Heard(), WatchedGrid(inline_grid(config, tmp_path))
     session = Session(config, grid, "run", [heard])
     session.run()
@@ -212,3 +217,27 @@ def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_whe
     resumed.run()
     assert [greeting.schema for greeting in again.of(Greeting)] == [schema] * 2
     assert resumed.roster.moments == session.roster.moments
+
+
+def test_a_client_that_leaves_before_it_is_told_the_scales_is_not_waited_for(
+    config: RunConfig, table: DataConfig, tmp_path: Path
+) -> None:
+    """All of three disclose moments, the first one goes, and two are enough."""
+    config = config.model_copy(update={"data": table, "model": "mlp"})
+
+    class Leaving(WatchedGrid):
+        def get_nodes(self) -> Any:
+            return list(super().get_nodes())[len(self.of(Greeting)) >= 3 :]
+
+    grid = Leaving(inline_grid(config.model_copy(update={"clients": 3}), tmp_path))
+    session = Session(config, grid, "run", [])
+    session.run()
+    assert [client.client_id for client in session.roster] == ["client-1", "client-2"]
+    told = [greeting.schema for greeting in grid.of(Greeting)]
+    schema = next(iter(session.roster)).about.schema
+    assert len(set(told[:3])) == 1 and told[3:] == [schema] * 2 != told[:2]
+    scale = next(column for column in json.loads(str(schema))["columns"] if column["name"] == "age")
+    settings = [client_settings(config.model_copy(update={"clients": 3}), index, tmp_path) for index in range(3)]
+    raw, *scaled = (client_for(each).train_data.inputs[:, 0].double() for each in settings)
+    ages = torch.cat([raw, *(each * scale["std"] + scale["mean"] for each in scaled)])
+    assert scale["mean"] == pytest.approx(float(ages.mean()), abs=1e-3), "of all three"
