@@ -169,6 +169,11 @@ def test_a_run_that_cannot_work_is_refused_before_anything_starts(
         check_run(config.model_copy(update={"data": data, **changes}), uses_data_section=False)
 
 
+def test_class_weights_reach_every_client(config: RunConfig, watched: WatchedGrid) -> None:
+    Session(config.model_copy(update={"class_weights": "balanced"}), watched, "run", []).run()
+    assert {order.target.task.balanced for order in watched.of(TrainOrder)} == {True}
+
+
 def test_waiting_that_has_become_pointless_ends_the_run(config: RunConfig, watched: WatchedGrid) -> None:
     def watch() -> None:
         raise CohortError("client-1 ended with code 2")
