@@ -1,26 +1,28 @@
-"""Models on demand: three hundred newcomers at once against one after the other, over gRPC on this machine.
+"""Models on demand: a hundred newcomers at once against one after the other, over gRPC with TLS and keys.
 
-`flower-server serve` in a process of its own, with a LeNet of 121,182 floats and its hypernetwork of 12.1 million; the
-newcomers are threads of this process, each with a connection of its own, so Python's start and the writing of the model
-folder are no part of it: from opening the connection until the weights are there and the goodbye is said. 'ours' is the
-time of all divided by their number, 'other' the median of joins that had the server to themselves. Needs Linux's /proc
-for the memory of the two server processes after it.
+`flower-server serve` in a process of its own, with a LeNet of 121,182 floats and its hypernetwork of 12.1 million. The
+newcomers are light, so what is measured is the server: threads of another process, without torch, each with a
+connection and a key of its own. All send the descriptor that one real newcomer has computed. A newcomer's time goes
+from opening its connection until its weights are there and it has said so. 'ours' is the time of all divided by their
+number, 'other' the median of newcomers that had the server to themselves. Needs Linux's /proc for the server's CPU and
+memory.
 
     python -m benchmarks.on_demand [--quick]
 """
 
-import logging
+import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
+from benchmarks import LEASH
 from benchmarks.federation import LENET_FLOATS, write_images
+from benchmarks.fleet import write_keys
+from benchmarks.light_newcomers import ANSWERS, DESCRIPTOR
 from benchmarks.measure import Comparison, main
 from benchmarks.memory import footprints
 from hyperbloom.client.link.server import Link
@@ -29,41 +31,56 @@ from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
+from hyperbloom.common.secrecy.keys import read_private_key
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
+from hyperbloom.common.wire.orders import Failed, Notice
+from hyperbloom.common.wire.pack import pack
 from hyperbloom.server import cli
+from hyperbloom.server.access.certificates import init
 from hyperbloom.server.broker.superlink import free_port
 
-AT_ONCE, ALONE = 300, 10
+AT_ONCE, TURNS, ALONE = 100, 3, 10
 PATIENCE_S = 600.0
 
 
 def run(quick: bool = False) -> list[Comparison]:
-    count, alone = (3, 1) if quick else (AT_ONCE, ALONE)
+    count, turns, alone = (5, 1, 1) if quick else (AT_ONCE, TURNS, ALONE)
     os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
-    logging.getLogger("hyperbloom.client").setLevel(logging.ERROR)  # noise is unlike everybody's data
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        certificates = init(folder / "certs", [], days=30)
+        write_keys(folder / "certs", turns * count + alone + 2)
         data = write_images(folder / "images.npz", train=80, held_out=40)
         train(data, folder / "run")
-        port = free_port()
-        log = folder / "serve.log"
-        words = [sys.executable, "-m", "hyperbloom.server", "serve", str(folder / "run"), "--insecure"]
+        port, log = free_port(), folder / "serve.log"
+        words = [sys.executable, "-m", "hyperbloom.server", "serve", str(folder / "run"), "--host", "127.0.0.1"]
+        words += ["--port", str(port), "--certs", str(folder / "certs")]
         with log.open("wb") as file:
-            child = subprocess.Popen([*words, "--port", str(port)], stdout=file, stderr=file, start_new_session=True)
+            child = subprocess.Popen([*LEASH, *words], stdout=file, stderr=file)
         try:
             wait_for(log, child)
-            link, sources = Link(f"127.0.0.1:{port}", insecure=True), Sources(DataSpec(str(data)))
-            times = [one(link, sources, folder / "states" / str(index)) for index in range(alone + 1)][1:]
-            total = many(link, sources, folder / "states", count)
-            memory = {role: held.mib for role, held in footprints(child.pid).items()}
+            address = f"127.0.0.1:{port}"
+            key = read_private_key(folder / "certs" / "0.pem", "")
+            describe(Link(address, False, certificates.ca, key), data, folder)
+            newcomers = Newcomers(address, certificates.ca, folder)
+            newcomers.join(1)
+            before = cpu_seconds(child.pid)
+            groups = [newcomers.join(count) for _ in range(turns)]
+            cpu = 1000 * (cpu_seconds(child.pid) - before) / (turns * count)
+            times = [newcomers.join(1)[0] for _ in range(alone)]
+            newcomers.close()
+            memory = footprints(child.pid)["flower-server"].mib
         finally:
             child.send_signal(signal.SIGTERM)
             child.wait(PATIENCE_S)
-    used = ", ".join(f"{role} {mib:.0f} MiB" for role, mib in sorted(memory.items()))
+    totals, each = [max(group) for group in groups], sorted(seconds for group in groups for seconds in group)
     conditions = (
-        f"{count} newcomers at once, {total:.1f} s in all, against one at a time; LeNet of {LENET_FLOATS:,} floats, 80 "
-        f"images each, with noise; {used} afterwards"
+        f"{turns} times {count} newcomers at once, {min(count / total for total in totals):.0f} to "
+        f"{max(count / total for total in totals):.0f} a second, each within {each[len(each) // 2]:.2f} s (p50) and "
+        f"{each[99 * len(each) // 100]:.2f} s (p99), {cpu:.1f} ms of the server's CPU each; against one at a time; "
+        f"LeNet of {LENET_FLOATS:,} floats, TLS and keys; the server holds {memory:.0f} MiB"
     )
-    return [Comparison.of("joins on demand", [total / count], times, "s/join", conditions)]
+    return [Comparison.of("models on demand", [total / count for total in totals], times, "s/newcomer", conditions)]
 
 
 def train(data: Path, folder: Path) -> None:
@@ -75,6 +92,7 @@ def train(data: Path, folder: Path) -> None:
 
 
 def wait_for(log: Path, child: subprocess.Popen[bytes]) -> None:
+    """Wait until the server serves."""
     deadline = time.monotonic() + PATIENCE_S
     while "ready" not in log.read_text():
         if child.poll() is not None or time.monotonic() > deadline:
@@ -82,30 +100,50 @@ def wait_for(log: Path, child: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-def one(link: Link, sources: Sources, state: Path) -> float:
-    """Join once; returns the seconds that it took."""
-    start = time.perf_counter()
-    join(link, Newcomer(sources, "M", Promise(0.3, 0.01), None, Ledger(state), link.address))
-    return time.perf_counter() - start
+def describe(link: Link, data: Path, folder: Path) -> None:
+    """Join as a real newcomer, and store what it said."""
+
+    class Kept(Newcomer):
+        def describe(self, offer: Offer) -> Description | Failed:
+            description = super().describe(offer)
+            answers = {Offer.message_type: description, Delivery.message_type: Notice("received", "")}
+            records = {kind: dict(pack(said).config_records["hyperbloom"]) for kind, said in answers.items()}
+            values = records[Offer.message_type].pop("values")
+            assert isinstance(values, bytes)
+            (folder / DESCRIPTOR).write_bytes(values)
+            (folder / ANSWERS).write_text(json.dumps(records))
+            return description
+
+    sources = Sources(DataSpec(str(data)))
+    join(link, Kept(sources, "M", Promise(0.3, 0.01), None, Ledger(folder / "state"), link.address))
 
 
-def many(link: Link, sources: Sources, states: Path, count: int) -> float:
-    """Join `count` times at once; returns the seconds until the last has its model."""
-    done: list[float] = []
-    threads = [
-        threading.Thread(target=lambda index=index: done.append(one(link, sources, states / f"t{index}")))
-        for index in range(count)
-    ]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    total = time.perf_counter() - start
-    if len(done) != count:
-        raise RuntimeError(f"{count - len(done)} of {count} newcomers got no model")
-    print(f"{count} at once: median {statistics.median(done):.2f} s, longest {max(done):.2f} s", flush=True)
-    return total
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, in seconds."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Newcomers:
+    """A process of light newcomers."""
+
+    def __init__(self, address: str, ca: Path, folder: Path) -> None:
+        words = [sys.executable, "-m", "benchmarks.light_newcomers", address, str(ca), str(folder)]
+        self._process = subprocess.Popen([*LEASH, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def join(self, count: int) -> list[float]:
+        """Let `count` join at once; return how many seconds each waited for its model."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        seconds: list[float] = json.loads(self._process.stdout.readline())
+        if len(seconds) != count:
+            raise RuntimeError(f"{count - len(seconds)} of {count} newcomers got no model")
+        return seconds
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import random
 import secrets
 import threading
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -32,16 +32,11 @@ ANSWER_S = 60.0
 
 LEAVING_S = 5.0
 TRANSFER_DEADLINE_S = 120.0
+THIS_PROCESS = secrets.token_hex(8)  # tells this process from others with its key
 SOON_S = 2.0  # until the next try of a heartbeat that failed
 
 os.environ.setdefault("GRPC_VERBOSITY", "error")  # for a person the client's own lines are enough
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-
-@cache
-def _this_process() -> str:
-    """Return what tells this process from others with its key."""
-    return secrets.token_hex(8)
 
 
 class Connection:
@@ -156,7 +151,7 @@ class Connection:
             (flower.PUBLIC_KEY_HEADER, self._public),
             (flower.TIMESTAMP_HEADER, stamp),
             (flower.SIGNATURE_HEADER, signature),
-            (PROCESS, _this_process()),
+            (PROCESS, THIS_PROCESS),
         )
         metadata = self._version.append_to_grpc_metadata((*headers, *shown))
         return getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)

@@ -10,8 +10,10 @@ import torch
 from benchmarks import (
     end_to_end,
     federation,
+    fleet,
     local_sgd,
     memory,
+    on_demand,
     round_overhead,
     run_all,
     scale,
@@ -136,3 +138,16 @@ def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None
         assert 1 < held.mib < 1000 and 3 <= held.files < 20 and held.threads == 1
     finally:
         child.communicate(b"\n")
+
+
+def test_fifty_light_clients_join_at_once_and_play_rounds_of_two_cohorts(capsys: pytest.CaptureFixture[str]) -> None:
+    joined, few, all_of_them = fleet.main(50, [10, 50], rounds=1)
+    assert joined["clients"] == 50 and (few["cohort"], all_of_them["cohort"]) == (10, 50)
+    assert all(figures["cpu_ms"] > 0 and figures["mib"] > 100 for figures in (joined, few, all_of_them))
+    assert "50 clients joined at once" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_light_newcomers_get_models_from_a_server_with_keys() -> None:
+    (row,) = on_demand.run(quick=True)
+    assert row.ours > 0 and row.other > 0 and "1 times 5 newcomers at once" in row.conditions
