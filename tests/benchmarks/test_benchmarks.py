@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 from benchmarks import (
     end_to_end,
@@ -19,12 +21,14 @@ from benchmarks import (
     scale,
     server_step,
     supernodes,
+    transports,
     vectorised,
     wire_bytes,
 )
 from benchmarks.measure import Comparison, alternate
 from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
 from hyperbloom.common.config import LocalConfig
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MLP, build
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
@@ -151,3 +155,13 @@ def test_fifty_light_clients_join_at_once_and_play_rounds_of_two_cohorts(capsys:
 def test_light_newcomers_get_models_from_a_server_with_keys() -> None:
     (row,) = on_demand.run(quick=True)
     assert row.ours > 0 and row.other > 0 and "1 times 5 newcomers at once" in row.conditions
+
+
+@pytest.mark.slow
+def test_clients_play_rounds_over_both_transports() -> None:
+    if Version(version("flwr")) < Version("1.40"):
+        with pytest.raises(ConfigError, match=r"expected flwr 1\.40 or later"):
+            transports.run(quick=True)
+        return
+    (row,) = transports.run(quick=True)
+    assert row.ours > 0 and row.other > 0
