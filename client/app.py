@@ -83,10 +83,6 @@ def _client(context: Context) -> Client:
     return client_for(ClientSettings.from_node_config(context.node_config))
 
 
-def _handle(handler: Callable[[Client, Any], Any], context: Context, order: Order) -> Any:
-    return handler(_client(context), order)
-
-
 app = ClientApp()
 for _kind, _handler in HANDLERS.items():
-    serve(app, _kind, partial(_handle, _handler))
+    serve(app, _kind, partial(lambda handle, context, order: handle(_client(context), order), _handler))

@@ -135,9 +135,8 @@ class Newcomer:
                 module.get_parameter(name).copy_(value)
         settle_norms(module, Examples(self._inputs, torch.zeros(len(self._inputs), dtype=torch.int64)))
         names = self.sources.class_names(offer)
-        schema = self.sources.data.schema if self.sources.data else None
-        card = self._card(offer, module)
-        return write_model(folder, module, spec, names, self.sources.scaling(offer), card, offer.task, schema)
+        scaling, card = self.sources.scaling(offer), self._card(offer, module)
+        return write_model(folder, module, spec, names, scaling, card, offer.task, self.sources.schema)
 
     def _spec(self, offer: Offer) -> ModelSpec:
         return ModelSpec(offer.model, self.size, offer.input_shape, offer.num_classes, offer.adapt)

@@ -1,7 +1,9 @@
 """A newcomer's examples, scaled like those of the clients that trained."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from hyperbloom.common.data import ClientData, DataSpec, data_source
 from hyperbloom.common.data.own import BYTES
 from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.data.schema import Schema, difference, read_schema
 from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scaling_of_bytes
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.wire.newcomers import Offer
@@ -24,12 +27,14 @@ class Sources:
 
     Attributes:
         data: the examples with labels, or None if they have none. `inputs` scales them like those of the run.
+        schema: what the columns of a table mean.
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        self.path = Path(spec.data).expanduser()
+        self.path, self._spec = Path(spec.data).expanduser(), spec
         self.data: ClientData | None = None
-        if not is_unlabelled(self.path):
+        self.schema: Schema | None = None
+        if not (is_unlabelled(self.path) or (spec.is_table and not spec.label and not spec.schema)):
             self._source, self._partition = data_source(spec), spec.partition
             self.data = self._source.client(self._partition)
         elif not self.path.exists():
@@ -44,9 +49,12 @@ class Sources:
         Raises:
             DataError: the examples do not fit the models on offer.
         """
+        self.schema = read_schema(offer.schema, "the server's schema") if offer.schema else None
         if self.data is None:
-            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer))
+            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer), self.schema)
             return torch.cat([part.values for part in parts])
+        if self.schema and self._spec.is_table:
+            self._adopt(self.schema, self.data.schema)
         found = (self.data.input_shape, self.data.num_classes)
         if found[0] != offer.input_shape or found[1] > offer.num_classes:
             raise DataError(
@@ -63,6 +71,16 @@ class Sources:
                 _in_words(self.data.scaling),
             )
         return self.data.whole.inputs
+
+    def _adopt(self, schema: Schema, own: Schema | None) -> None:
+        """Read the table by the server's schema; DataError if the user gave another one."""
+        if self._spec.schema and own and (why := difference(schema, own.scaled(schema.scales))):
+            raise DataError(f"--schema: not the server's: {why}")
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "schema.json")
+            path.write_text(schema.text, encoding="utf-8")
+            self._source = data_source(replace(self._spec, schema=path))
+        self.data = self._source.client(self._partition)
 
     def scaling(self, offer: Offer) -> Scaling:
         """Return the scaling of stored numbers: that of the data, or in training if the data are plain bytes."""

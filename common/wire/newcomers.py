@@ -31,6 +31,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         task: what the models learned.
         metric: by which the run was selected.
         adapt: which parameters of the model are adapted.
+        schema: what the columns of tables mean.
     """
 
     version: str
@@ -53,6 +54,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     task: TaskSpec = CLASSIFICATION.spec
     metric: str = "accuracy"
     adapt: str = "all"
+    schema: str | None = None
 
 
 @dataclass(frozen=True)

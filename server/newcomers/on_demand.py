@@ -85,6 +85,7 @@ class ModelMaker:
             task=strategy.setting.task.spec,
             metric=strategy.metrics[0],
             adapt=trained.config.adapt,
+            schema=next((client.about.schema for client in trained.roster), None),
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
 

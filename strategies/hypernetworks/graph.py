@@ -80,7 +80,7 @@ def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: in
             for total, piece in zip(gradient, jacobian.transposed(rest * target.weight), strict=True):
                 total.add_(piece)
         scaled = [values * factor for values, factor in zip(gradient, scale, strict=True)]
-        size = _inner(gradient, scaled)
+        size = float(sum((a.double() * b.double()).sum() for a, b in zip(gradient, scaled, strict=True)))
         if size == 0:  # all targets are reached
             break
         if before:
@@ -124,7 +124,3 @@ class _Jacobian:
         outputs, along = zip(*used, strict=True)
         (moved,) = torch.autograd.grad(outputs, self.dummy, along, retain_graph=True)
         return moved
-
-
-def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    return float(sum((a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)))

@@ -71,7 +71,8 @@ class MLPHypernetwork(StartingNetwork):
         super().__init__()
         layers = trunk(embedding_dim, hidden_dim, hidden_layers)
         self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
-        self._make_head = partial(_SplitHead if spectral_norm else _fused_head, hidden_dim)
+        kind = _SplitHead if spectral_norm else lambda width, layout: nn.Linear(width, layout.numel)
+        self._make_head = partial(kind, hidden_dim)
         self.heads = nn.ModuleDict({size: self._make_head(layout) for size, layout in layouts.items()})
 
     def add_head(self, size: str, layout: Layout) -> nn.Module:
@@ -99,10 +100,6 @@ class MLPHypernetwork(StartingNetwork):
         """Return the inner products `(C, C)` of a head's inputs: features `(C, H)` and the bias's one."""
         gram: Tensor = features @ features.T + 1
         return gram
-
-
-def _fused_head(hidden_dim: int, layout: Layout) -> nn.Module:
-    return nn.Linear(hidden_dim, layout.numel)
 
 
 class _SplitHead(nn.Module):

@@ -60,3 +60,35 @@ def test_the_server_hands_out_the_schema_and_models_predict_from_tables(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["file"] for line in lines] == [f"{without_labels}:2", f"{without_labels}:3"]
     assert all(line["class"] in {"0", "1", "2", "3", "4"} and len(line["probabilities"]) == 5 for line in lines)
+
+
+@pytest.mark.slow
+def test_a_newcomer_with_a_table_and_no_label_gets_a_model_by_the_runs_schema(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hospitals, proposed, run = write_hospitals(tmp_path), tmp_path / "schema.json", tmp_path / "run"
+    assert client(["schema", str(hospitals["cleveland"]), "--label", "num", "--out", str(proposed)]) == 0
+    data = ["--data", str(hospitals["cleveland"]), "--set", f"data.schema_file={proposed}", "--split", "iid"]
+    short = ["--strategy", "odpfl", "--engine", "inline", "--rounds", "1", "--clients", "3", "--cohort", "3"]
+    few = ["--eval-every", "1", "--set", "encoder=private", "--set", "embedding_dim=4", "--set", "local.steps=1"]
+    assert server_main([*short, *few, *data, "--run-dir", str(run)]) == 0
+    told = json.loads((run / "roster.json").read_text())["clients"][0]["about"]["schema"]
+    scales = {column["name"]: column["mean"] for column in json.loads(told)["columns"]}
+    assert scales["age"] == pytest.approx(54.4, abs=1)
+
+    bare = tmp_path / "bare.csv"
+    with hospitals["budapest"].open(newline="") as file, bare.open("w", newline="") as out:
+        rows = list(csv.DictReader(file))
+        writer = csv.DictWriter(out, [column for column in rows[0] if column != "num"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    server = site.start("hyperbloom.server", "server", "serve", str(run), "--port", str(site.port), "--insecure")
+    server.wait_for("flower-client join --server 127.0.0.1:")
+    to = ["--server", f"127.0.0.1:{site.port}", "--insecure", "--data", str(bare), "--out", str(tmp_path / "model")]
+    newcomer = site.start("hyperbloom.client", "newcomer", "join", *to, "--state-dir", str(tmp_path / "state"))
+    assert newcomer.wait() == 0, newcomer.output
+    server.interrupt()
+    assert server.wait() == 130
+    capsys.readouterr()
+    assert client(["predict", "--model", str(tmp_path / "model"), "--json", str(bare)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)

@@ -1,5 +1,6 @@
 """Examples are scaled as at training, and their labels play no part."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from hyperbloom.client.newcomer.newcomer import DECLINED
 from hyperbloom.common.data import DataSpec
+from hyperbloom.common.data.schema import read_schema
+from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.wire.newcomers import Description
 
 from .offers import expected, newcomer, offer
@@ -57,3 +61,34 @@ def test_floats_that_may_be_prepared_otherwise_are_told_of(tmp_path: Path, caplo
     assert "took stored numbers divided by 16, less [0.3053], divided by [0.376], these data are taken as they are" in (
         caplog.text
     )
+
+
+SCHEMA = """{"label": ["ill"], "columns": [{"name": "age", "kind": "number", "mean": 50.0, "std": 10.0},
+{"name": "sex", "kind": "category", "words": ["f", "m"]}]}"""
+
+
+def test_tables_with_and_without_labels_are_read_by_the_servers_schema(tmp_path: Path) -> None:
+    ages = np.random.default_rng(0).normal(70, 10, 20).round(1)
+    rows = [f"{age},{'fm'[index % 2]}" for index, age in enumerate(ages)]
+    (tmp_path / "bare.csv").write_text("\n".join(["age,sex", *rows]))
+    labelled = [f"{row},{index % 3 % 2}" for index, row in enumerate(rows)]
+    (tmp_path / "labelled.csv").write_text("\n".join(["age,sex,ill", *labelled]))
+    schema = read_schema(SCHEMA, "here")
+    made = replace(offer(shape=(schema.width,)), num_classes=2, divisor=1.0, mean=(), std=(), schema=schema.text)
+    inputs = torch.from_numpy(schema.inputs(read_cells(tmp_path / "bare.csv"), "here"))
+    assert inputs[:, 0].numpy() == pytest.approx((ages - 50) / 10, abs=1e-5), "not by these rows' own mean"
+    for spec in (DataSpec(str(tmp_path / "bare.csv")), DataSpec(str(tmp_path / "labelled.csv"), label="ill")):
+        one = newcomer(tmp_path, spec)
+        description = one.describe(made)
+        assert isinstance(description, Description), one.failure
+        torch.testing.assert_close(description.weights.values, expected(made, inputs), rtol=0, atol=1e-5)
+        assert one.sources.schema == schema
+
+
+def test_another_schema_than_the_servers_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex,ill", *(f"{50 + i},{'fm'[i % 2]},{i % 2}" for i in range(20))]))
+    (tmp_path / "own.json").write_text(SCHEMA.replace('"f", "m"', '"m", "f"'))
+    made = replace(offer(shape=(5,)), num_classes=2, schema=read_schema(SCHEMA, "here").text)
+    one = newcomer(tmp_path, DataSpec(str(tmp_path / "t.csv"), schema=tmp_path / "own.json"))
+    assert one.describe(made) is DECLINED
+    assert str(one.failure).startswith("--schema: not the server's: expected")

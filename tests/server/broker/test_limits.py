@@ -92,7 +92,7 @@ def record(size: int, fill: int = 0) -> bytes:
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Link:
-    """Return a SuperLink where a reply may have 1000 bytes, and twice those of the largest order beside."""
+    """Return a SuperLink whose replies may have 1,000 bytes more than twice the largest order."""
     monkeypatch.setattr(superlink_limits, "SMALLEST_LIMIT", 1000)
     return Link()
 
