@@ -5,7 +5,6 @@ https://arxiv.org/abs/2103.04628, sections 3 and 4.1, appendix B and table 4.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor, cat, nn
@@ -71,13 +70,15 @@ class MLPHypernetwork(StartingNetwork):
         super().__init__()
         layers = trunk(embedding_dim, hidden_dim, hidden_layers)
         self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
-        kind = _SplitHead if spectral_norm else lambda width, layout: nn.Linear(width, layout.numel)
-        self._make_head = partial(kind, hidden_dim)
-        self.heads = nn.ModuleDict({size: self._make_head(layout) for size, layout in layouts.items()})
+        self._hidden_dim, self._splits = hidden_dim, spectral_norm
+        self.heads = nn.ModuleDict()
+        for size, layout in layouts.items():
+            self.add_head(size, layout)
 
     def add_head(self, size: str, layout: Layout) -> nn.Module:
         """Add and return a head for another target network, initialised from torch's global generator."""
-        self.heads[size] = self._make_head(layout)
+        width, splits = self._hidden_dim, self._splits
+        self.heads[size] = _SplitHead(width, layout) if splits else nn.Linear(width, layout.numel)
         return self.heads[size]
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
