@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-BINS = 150
-"""Bins of scores between 0 and 1, in which clients count their positive and negative examples."""
+_TAIL = 2.0 ** -torch.arange(1, 17, dtype=torch.float64) / 150
+EDGES = torch.cat([_TAIL.flip(0), torch.arange(1, 150) / torch.tensor(150.0, dtype=torch.float64), 1 - _TAIL])
+"""Edges of the bins in which clients count scores, finer near 0 and 1, where confident networks have most of theirs."""
 
-CALIBRATION_BINS = 15
-"""Bins of the calibration error; each is so many whole bins of the counts."""
+MIDDLES = (torch.nn.functional.pad(EDGES, (1, 0)) + torch.nn.functional.pad(EDGES, (0, 1), value=1.0)) / 2
+BINS, CALIBRATION_BINS = len(MIDDLES), 15
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,14 @@ def histogram_of(scores: Tensor, truth: Tensor) -> Tensor:
         truth: `(N, L)`: 0, 1, or NaN where it is not known.
     """
     labels = scores.shape[1]
-    place = (scores * BINS).long().clamp(0, BINS - 1)
+    place = torch.bucketize(scores.double().contiguous(), EDGES.to(scores.device), right=True)
     place += BINS * (truth.nan_to_num().long() + 2 * torch.arange(labels, device=scores.device))
     return torch.bincount(place[~truth.isnan()], minlength=labels * 2 * BINS).view(labels, 2, BINS).double()
+
+
+def regrouped(bins: Tensor, groups: int) -> Tensor:
+    """Return the sums `(groups,)` of the values of bins `(BINS,)` in groups of one width, which divides 150."""
+    return torch.bincount((MIDDLES * groups).long(), bins, groups)
 
 
 # ---------------------------------------------------------------------- from counts
@@ -142,9 +148,8 @@ def _binned_average_precision(bins: Tensor) -> Tensor:
 
 def _binned_calibration_error(bins: Tensor) -> Tensor:
     """Return the error for scores in the middles of their bins."""
-    middles = (torch.arange(BINS) + 0.5) / BINS
-    above = bins[1] - bins.sum(0) * middles  # positives beyond those that the scores promise
-    return above.view(CALIBRATION_BINS, -1).sum(1).abs().sum() / bins.sum()
+    above = bins[1] - bins.sum(0) * MIDDLES  # positives beyond those that the scores promise
+    return regrouped(above, CALIBRATION_BINS).abs().sum() / bins.sum()
 
 
 AUROC = Metric(scored=partial(_scored, "auroc"), binned=_binned_auroc)

@@ -6,16 +6,14 @@ from typing import NamedTuple
 from markupsafe import Markup
 from torch import Tensor
 
-from hyperbloom.common.tasks import BINS, GRID, REACH, TaskSpec, make_task
+from hyperbloom.common.tasks import GRID, REACH, TaskSpec, make_task
+from hyperbloom.common.tasks.measures import regrouped
 from hyperbloom.server.pages.charts import Series, lines
 from hyperbloom.server.pages.report_data import RunData
 from hyperbloom.server.pages.svg import Frame, picture, tag
 
 MOST = 8
 """Most labels with a curve, or targets with a chart; these are the first ones."""
-
-STEP = BINS // 10
-"""Bins of a point of the calibration curve."""
 
 
 class ScoreChart(NamedTuple):
@@ -47,10 +45,9 @@ def _curves(bins: Tensor) -> list[ScoreChart]:
         above = [100 * each.flip(0).cumsum(0) / each.sum() for each in (negative, positive)]
         points = [(0.0, 0.0), *zip(*(each.tolist() for each in above), strict=True)]
         roc.append(Series(names[-1], points))
-        held, told = (each.view(-1, STEP).sum(1) for each in (positive, positive + negative))
-        shares = (100 * held / told).tolist()
-        centres = [100 * (place + 0.5) * STEP / BINS for place in range(len(shares))]
-        calibration.append(Series(names[-1], [(x, y) for x, y in zip(centres, shares, strict=True) if y == y]))
+        held, told = (regrouped(each, 10) for each in (positive, positive + negative))
+        shares = enumerate((100 * held / told).tolist())
+        calibration.append(Series(names[-1], [(10.0 * tenth + 5, share) for tenth, share in shares if share == share]))
     if not roc:
         return []
     ideal = Series("chance", [(0.0, 0.0), (100.0, 100.0)])

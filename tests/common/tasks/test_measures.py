@@ -6,7 +6,8 @@ import sklearn.metrics as reference
 import torch
 from torch import Tensor
 
-from hyperbloom.common.tasks import BINS, TASKS, Task, TaskSpec, make_task
+from hyperbloom.common.tasks import TASKS, Task, TaskSpec, make_task
+from hyperbloom.common.tasks.measures import BINS, EDGES, MIDDLES, regrouped
 
 CLOSE = {"abs": 1e-6}
 
@@ -58,7 +59,7 @@ def noise(*shape: int) -> Tensor:
 
 def in_bins(probabilities: Tensor) -> Tensor:
     """Return probabilities in the middle of their bins, of which nothing is lost in a histogram."""
-    return ((probabilities * BINS).floor().clamp(0, BINS - 1) + 0.5) / BINS
+    return MIDDLES[torch.bucketize(probabilities, EDGES, right=True)]
 
 
 def test_classification_with_an_absent_class() -> None:
@@ -118,6 +119,23 @@ def test_binned_scores_of_several_clients_give_the_figures_of_all_their_examples
     each = values(task("multilabel"), probabilities.logit(), labels)
     assert found["calibration-error"] == pytest.approx(each["calibration-error"], **CLOSE)
     assert 0.05 < found["calibration-error"] < 0.5
+
+
+def test_a_confident_network_loses_little_in_bins() -> None:
+    """Many of its scores are nearer to 0 or 1 than 1/150, and the order among them counts."""
+    labels = (noise(4000, 1).flip(0) > 0).float()
+    outputs = 5 * (noise(4000, 1) + labels - 0.5)
+    scores = outputs.double().sigmoid()
+    assert float(((scores < 1 / 150) | (scores > 149 / 150)).double().mean()) > 0.3
+    found, exact = summed(task("multilabel"), outputs, labels), reference.roc_auc_score(labels, scores)
+    assert found["auroc"] == pytest.approx(exact, abs=1e-3)
+    assert found["average-precision"] == pytest.approx(reference.average_precision_score(labels, scores), abs=5e-3)
+
+
+def test_bins_are_those_of_one_width_with_finer_ends() -> None:
+    assert BINS == 182 and bool((EDGES.diff() > 0).all()) and EDGES[0] > 0 and EDGES[-1] < 1
+    assert regrouped(torch.ones(BINS, dtype=torch.float64), 15).tolist() == [26.0, *[10.0] * 13, 26.0]
+    assert regrouped(torch.ones(BINS, dtype=torch.float64), 150).tolist() == [17.0, *[1.0] * 148, 17.0]
 
 
 def test_one_class_alone_has_no_curve() -> None:
