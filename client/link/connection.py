@@ -32,7 +32,7 @@ ANSWER_S = 60.0
 
 LEAVING_S = 5.0
 TRANSFER_DEADLINE_S = 120.0
-THIS_PROCESS = secrets.token_hex(8)  # tells this process from others with its key
+THIS_IMPORT = secrets.token_hex(8)  # with its number it tells a process, forked or not, from others with its key
 SOON_S = 2.0  # until the next try of a heartbeat that failed
 
 os.environ.setdefault("GRPC_VERBOSITY", "error")  # for a person the client's own lines are enough
@@ -151,7 +151,7 @@ class Connection:
             (flower.PUBLIC_KEY_HEADER, self._public),
             (flower.TIMESTAMP_HEADER, stamp),
             (flower.SIGNATURE_HEADER, signature),
-            (PROCESS, THIS_PROCESS),
+            (PROCESS, f"{THIS_IMPORT}-{os.getpid()}"),
         )
         metadata = self._version.append_to_grpc_metadata((*headers, *shown))
         return getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
