@@ -23,7 +23,7 @@ from flwr.superlink.grid import HttpGrid
 
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
 from benchmarks.measure import Comparison, main
-from benchmarks.supernodes import stock_superlink, supernodes
+from benchmarks.supernodes import HTTP, stock_superlink, supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.server.broker.superlink import free_port, superlink
@@ -50,7 +50,8 @@ def run(quick: bool = False) -> list[Comparison]:
                 ours += _turn(grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn)
             address = f"127.0.0.1:{free_port()}"
             with stock_superlink(address, folder / f"stock-{turn}") as api, attached(api, __version__) as grid:
-                stock += _turn(grid, supernodes, config, address, folder, f"stock-{turn}", stock_per_turn)
+                at = api if HTTP else address
+                stock += _turn(grid, supernodes, config, at, folder, f"stock-{turn}", stock_per_turn)
     conditions = (
         f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way, 1 local step with 1 image; "
         f"{len(ours)} rounds of ours, {len(stock)} stock, in {turns} turns"

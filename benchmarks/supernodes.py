@@ -7,15 +7,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+from packaging.version import Version
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.server.broker.superlink import free_port
 from hyperbloom.server.grids.local_clients import client_settings
 
-__all__ = ["stock_superlink", "supernodes"]
+__all__ = ["HTTP", "stock_superlink", "supernodes"]
+
+HTTP = Version(version("flwr")) >= Version("1.40")
+"""Whether stock SuperNodes speak HTTP, and only that, at the one port that their SuperLink has."""
 
 _SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
 _PROGRAM = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
@@ -51,7 +56,7 @@ def supernodes(config: RunConfig, address: str, folder: Path) -> Iterator[None]:
 
     Args:
         config: the run.
-        address: the SuperLink's Fleet API.
+        address: where the SuperLink serves SuperNodes: its HTTP API, or before flwr 1.40 its Fleet API.
         folder: as given to `local_clients`: logs and state, a folder per client.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,9 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from packaging.version import Version
-
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
 from benchmarks.measure import Comparison, main
-from benchmarks.supernodes import stock_superlink
+from benchmarks.supernodes import HTTP, stock_superlink
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.errors import ConfigError
@@ -28,7 +26,7 @@ CLIENTS = 4
 
 def run(quick: bool = False) -> list[Comparison]:
     """Raise a ConfigError for a Flower whose SuperLink has no HTTP for clients."""
-    if Version(version("flwr")) < Version("1.40"):
+    if not HTTP:
         raise ConfigError(
             f"expected flwr 1.40 or later, whose SuperLink speaks HTTP with clients; found {version('flwr')}"
         )
