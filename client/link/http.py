@@ -63,7 +63,10 @@ class HttpChannel:
         url = self._url + "-".join(words).lower()
 
         def call(request: Any, timeout: float | None, metadata: Iterable[tuple[str, str | bytes]]) -> Any:
-            headers = dict(_header(name, value) for name, value in metadata)
+            headers = {  # gRPC marks bytes by the end of their name
+                name.removesuffix("-bin"): b64encode(value).decode() if isinstance(value, bytes) else value
+                for name, value in metadata
+            }
             headers["content-type"] = headers["accept"] = "application/protobuf"
             limits = {} if timeout is None else {"timeout": timeout}
             content = self._post(url, content=request_serializer(request), headers=headers, **limits)
@@ -92,8 +95,3 @@ class HttpChannel:
         raise HttpError(
             _CODES.get(response.status_code, grpc.StatusCode.UNKNOWN), f"{response.status_code} {response.text}"
         )
-
-
-def _header(name: str, value: str | bytes) -> tuple[str, str]:
-    """Return a header as HTTP has it: gRPC marks bytes by the end of their name."""
-    return name.removesuffix("-bin"), b64encode(value).decode() if isinstance(value, bytes) else value

@@ -57,6 +57,16 @@ def test_jitter_does_not_add_up() -> None:
 
 
 @pytest.mark.usefixtures("no_jitter")
+def test_a_client_in_a_run_waits_longer_for_a_server_that_answers_slowly() -> None:
+    pacer = Pacer()
+    pacer.message(0.0)
+    assert pacer.delay(0.01, latency=0.001) == pytest.approx(0.0075)
+    assert pacer.delay(0.02, latency=0.04) == pytest.approx(0.12)
+    assert pacer.delay(0.03, latency=0.001) == pytest.approx(0.016875)  # as if nothing had been slow
+    assert pacer.delay(0.04, latency=20.0) == pytest.approx(0.5)
+
+
+@pytest.mark.usefixtures("no_jitter")
 def test_an_idle_client_waits_longer_for_a_server_that_answers_slowly() -> None:
     pacer = Pacer()
     assert [pacer.delay(float(number), latency=0.005) for number in range(30)][-1] == pytest.approx(3.0)
@@ -65,7 +75,7 @@ def test_an_idle_client_waits_longer_for_a_server_that_answers_slowly() -> None:
     assert pacer.delay(60.0, latency=0.005) == pytest.approx(48.0)
     assert [pacer.delay(60.0 + number, latency=0.005) for number in range(20)][-1] == pytest.approx(3.0)
     pacer.message(90.0)
-    assert pacer.delay(91.0, latency=1.0) == pytest.approx(0.0075)  # but a run does not wait
+    assert pacer.delay(91.0, latency=1.0) == pytest.approx(0.5)  # but a run does not wait for seconds
 
 
 @pytest.mark.parametrize("clients", [100, 10_000])
