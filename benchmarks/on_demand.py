@@ -39,7 +39,7 @@ from hyperbloom.server import cli
 from hyperbloom.server.access.certificates import init
 from hyperbloom.server.broker.superlink import free_port
 
-AT_ONCE, TURNS, ALONE = 100, 3, 10
+AT_ONCE, TURNS, ALONE = 100, 8, 10
 PATIENCE_S = 600.0
 
 
