@@ -19,7 +19,7 @@ import torch
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.wire.orders import SGD
 
-__all__ = ["Comparison", "alternate", "machine", "main", "timed"]
+__all__ = ["Comparison", "alternate", "children", "cpu_seconds", "machine", "main", "timed"]
 
 Run = Callable[[bool], list["Comparison"]]
 
@@ -98,6 +98,18 @@ def alternate(
         other()
     times = [(timed(ours), timed(other)) for _ in range(repetitions)]
     return [first for first, _ in times], [second for _, second in times]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, in seconds; needs Linux's /proc."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that are still there; needs Linux's /proc."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def machine() -> str:

@@ -23,7 +23,7 @@ from benchmarks import LEASH
 from benchmarks.federation import LENET_FLOATS, write_images
 from benchmarks.fleet import write_keys
 from benchmarks.light_newcomers import ANSWERS, DESCRIPTOR
-from benchmarks.measure import Comparison, main
+from benchmarks.measure import Comparison, cpu_seconds, main
 from benchmarks.memory import footprints
 from hyperbloom.client.link.server import Link
 from hyperbloom.client.newcomer.join import join
@@ -116,12 +116,6 @@ def describe(link: Link, data: Path, folder: Path) -> None:
 
     sources = Sources(DataSpec(str(data)))
     join(link, Kept(sources, "M", Promise(0.3, 0.01), None, Ledger(folder / "state"), link.address))
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process, in seconds."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Newcomers:

@@ -7,22 +7,26 @@ the same algorithm; only one side runs at a time, in turns:
 * ours: `flower-client` (model and data stay loaded), the SuperLink in the server's process, `Post`;
 * other: `flower-supernode` (a process per message), a `flower-superlink`, `Grid.send_and_receive` (3 s between polls).
 
-A round is timed from writing the orders to the hypernetwork's step. The first round of each turn is not counted.
+A round is timed from writing the orders to the hypernetwork's step. The first round of each turn is not counted. For
+our side the CPU of a client's round is told: of the server, the hypernetwork's own work apart, and of the client.
 
     python -m benchmarks.round_overhead [--quick]
 """
 
+import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from flwr.app import Message
 from flwr.superlink.grid import HttpGrid
 
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
-from benchmarks.measure import Comparison, main
+from benchmarks.measure import Comparison, children, cpu_seconds, main
 from benchmarks.supernodes import HTTP, stock_superlink, supernodes
 from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
@@ -30,6 +34,8 @@ from hyperbloom.server.broker.superlink import free_port, superlink
 from hyperbloom.server.grids.attached import Attached, attached
 from hyperbloom.server.grids.live import LiveGrid
 from hyperbloom.server.grids.local_clients import client_settings, local_clients
+from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner
+from hyperbloom.strategies.pfedhn import PFedHN
 
 CLIENTS = 4
 
@@ -40,6 +46,7 @@ def run(quick: bool = False) -> list[Comparison]:
     turns, ours_per_turn, stock_per_turn = (1, 5, 1) if quick else (3, 10, 2)
     ours: list[float] = []
     stock: list[float] = []
+    cpu = Cpu()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_images(folder / "images.npz", train=80, held_out=40)
@@ -47,20 +54,64 @@ def run(quick: bool = False) -> list[Comparison]:
         for turn in range(turns):
             address = f"127.0.0.1:{free_port()}"
             with superlink(address, folder / "server", __version__) as grid:
-                ours += _turn(grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn)
+                ours += _turn(grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn, cpu)
             address = f"127.0.0.1:{free_port()}"
             with stock_superlink(address, folder / f"stock-{turn}") as api, attached(api, __version__) as grid:
                 at = api if HTTP else address
                 stock += _turn(grid, supernodes, config, at, folder, f"stock-{turn}", stock_per_turn)
     conditions = (
         f"{CLIENTS} clients on this machine, {LENET_FLOATS:,} floats each way, 1 local step with 1 image; "
-        f"{len(ours)} rounds of ours, {len(stock)} stock, in {turns} turns"
+        f"{len(ours)} rounds of ours, {len(stock)} stock, in {turns} turns; CPU of a client's round in ours: "
+        f"{cpu.per_round('server', len(ours)):.1f} ms server ({cpu.per_round('learner', len(ours)):.1f} ms of them the "
+        f"hypernetwork), {cpu.per_round('clients', len(ours)):.1f} ms client"
     )
     return [Comparison.of("round over gRPC", ours, stock, "s/round", conditions)]
 
 
+class Cpu:
+    """CPU seconds of our side's rounds: the server's, those of them for the hypernetwork, and all clients'."""
+
+    def __init__(self) -> None:
+        self.spent = {"server": 0.0, "learner": 0.0, "clients": 0.0}
+
+    def per_round(self, part: str, rounds: int) -> float:
+        """Return milliseconds for one client's round."""
+        return 1000 * self.spent[part] / rounds / CLIENTS
+
+    def watch(self, learner: HypernetworkLearner) -> None:
+        """Count what the learner's two functions take."""
+        for name in ("generate", "update"):
+            setattr(learner, name, self._counted(getattr(learner, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            before = time.process_time()
+            try:
+                return function(*given)
+            finally:
+                self.spent["learner"] += time.process_time() - before
+
+        return call
+
+    def play(self, joined: Rounds, rounds: int) -> list[float]:
+        """Play rounds and count."""
+        pids = children(os.getpid())
+        server, clients = time.process_time(), sum(map(cpu_seconds, pids))
+        times = [joined.play() for _ in range(rounds)]
+        self.spent["server"] += time.process_time() - server
+        self.spent["clients"] += sum(map(cpu_seconds, pids)) - clients
+        return times
+
+
 def _turn(
-    grid: LiveGrid, clients: Clients, config: RunConfig, address: str, folder: Path, run_id: str, rounds: int
+    grid: LiveGrid,
+    clients: Clients,
+    config: RunConfig,
+    address: str,
+    folder: Path,
+    run_id: str,
+    rounds: int,
+    cpu: Cpu | None = None,
 ) -> list[float]:
     """Start one side's clients, play, end them."""
     with clients(config, address, folder / "clients"):
@@ -69,7 +120,12 @@ def _turn(
         try:
             if clients is supernodes:
                 post.grid = _FlowersWay(stock_grid(grid), config.round_timeout_s)  # type: ignore[assignment]
-            return [joined.play() for _ in range(1 + rounds)][1:]
+            joined.play()
+            if cpu is None:
+                return [joined.play() for _ in range(rounds)]
+            assert isinstance(joined.run.algorithm, PFedHN)
+            cpu.watch(joined.run.algorithm.learner)
+            return cpu.play(joined, rounds)
         finally:
             post.grid = grid
             joined.close()
