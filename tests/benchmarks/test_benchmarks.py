@@ -13,6 +13,7 @@ from benchmarks import (
     end_to_end,
     federation,
     fleet,
+    local_limits,
     local_sgd,
     memory,
     on_demand,
@@ -51,6 +52,24 @@ def test_turns_alternate_and_medians_make_the_ratio() -> None:
     assert str(cost).splitlines()[0] == "c: 4x"
     page = run_all.page([cost], "the command", "a machine", 1.2)
     assert "| c | 2 | 8 | s | **4** | here |" in page and "    the command\n" in page
+
+
+def test_variants_of_a_local_step_train_as_the_one_that_is_shipped() -> None:
+    make, shape, _ = local_limits.NETWORKS["MLP"]
+    data, local = local_limits.noise(shape), LocalConfig(steps=3, batch_size=64)
+    start, shipped = local_limits.shipped_round(make, data, local)
+    fused = local_limits.fused_round(make, data, local)
+    assert local_limits.apart(shipped(), fused(), start) < 1e-5
+    bf16 = local_limits.shipped_round(make, data, local, "bf16")[1]
+    assert 1e-5 < local_limits.apart(shipped(), bf16(), start) < 0.5
+    assert 0 < local_limits.kernels(shipped) < 1
+
+
+def test_the_operations_of_a_step_are_those_of_its_products() -> None:
+    network, batch = torch.nn.Linear(20, 10), local_limits.BATCH
+    data = local_limits.noise((20,))
+    products = 2  # forward, and the gradient of the weights; inputs have none
+    assert local_limits.operations(network, data) == products * 2 * batch * 20 * 10
 
 
 def test_the_textbook_takes_the_same_server_step_as_the_learner() -> None:
