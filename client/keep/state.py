@@ -143,9 +143,7 @@ class ClientState:
             path = found
             metadata, tensors = _read(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise HyperbloomError(
-                f"{path} cannot be read ({error}); move it away to start from fresh weights"
-            ) from None
+            raise HyperbloomError(f"{path} is unreadable ({error}); move it away to start from fresh weights") from None
         values = tensors.get("values")
         if metadata.get("layout") != layout.digest or values is None or values.shape != (layout.numel,):
             raise HyperbloomError(f"{path} belongs to another architecture; move it away to start from fresh weights")

@@ -76,9 +76,8 @@ class Connection:
                 if self.node_id:
                     self._call_once("DeactivateNode", flower.DeactivateNodeRequest(node_id=self.node_id), LEAVING_S)
                     if self._registers:
-                        self._call_once(
-                            "UnregisterNode", flower.UnregisterNodeFleetRequest(node_id=self.node_id), LEAVING_S
-                        )
+                        gone = flower.UnregisterNodeFleetRequest(node_id=self.node_id)
+                        self._call_once("UnregisterNode", gone, LEAVING_S)
         finally:
             self._channel.close()
 
@@ -114,10 +113,8 @@ class Connection:
         with flower.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             contents = {name: item.deflate() for name, item in flower.get_all_nested_objects(reply).items()}
-            announced, tree = (
-                flower.message_to_proto(flower.remove_content_from_message(reply)),
-                flower.get_object_tree(reply),
-            )
+            announced = flower.message_to_proto(flower.remove_content_from_message(reply))
+            tree = flower.get_object_tree(reply)
         if self._encloses:
             enclose(announced, contents.items())
         request = flower.PushMessagesRequest(

@@ -83,15 +83,13 @@ class HttpChannel:
             response = self._client.post(url, **request)
         except httpx.RemoteProtocolError as error:
             away = "disconnected" in str(error)  # else the server answered, but not in HTTP
-            raise HttpError(
-                grpc.StatusCode.UNAVAILABLE if away else grpc.StatusCode.UNIMPLEMENTED, str(error)
-            ) from None
+            code = grpc.StatusCode.UNAVAILABLE if away else grpc.StatusCode.UNIMPLEMENTED
+            raise HttpError(code, str(error)) from None
         except httpx.TransportError as error:
             raise HttpError(grpc.StatusCode.UNAVAILABLE, str(error) or type(error).__name__) from None
         except RuntimeError as error:  # the channel was closed
             raise HttpError(grpc.StatusCode.CANCELLED, str(error)) from None
         if response.is_success:
             return response.content
-        raise HttpError(
-            _CODES.get(response.status_code, grpc.StatusCode.UNKNOWN), f"{response.status_code} {response.text}"
-        )
+        code = _CODES.get(response.status_code, grpc.StatusCode.UNKNOWN)
+        raise HttpError(code, f"{response.status_code} {response.text}")

@@ -30,9 +30,7 @@ def read_npz(spec: DataSpec) -> Pool:
     """
     path = Path(spec.data).expanduser()
     if not path.is_file():
-        raise DataError(
-            f"{path}: expected an .npz file, found no file of this name; it is looked for from {Path.cwd()}"
-        )
+        raise DataError(f"{path}: expected an .npz file, found none of this name; it is looked for from {Path.cwd()}")
     found = read_arrays(path)
     arrays = {MEDMNIST.get(key, key): array for key, array in found.items()}
     names = _class_names(arrays, path)

@@ -87,7 +87,7 @@ def read_cells(path: Path) -> Table:
     """
     path = path.expanduser()
     if not path.is_file():
-        raise DataError(f"{path}: expected a table, found no file of this name; it is looked for from {Path.cwd()}")
+        raise DataError(f"{path}: expected a table, found none of this name; it is looked for from {Path.cwd()}")
     columns, rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if columns and not columns[-1] and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]  # commas at the ends of all lines

@@ -113,9 +113,7 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"--backbone: expected a folder with config.json, found {folder} ({describe(error)})"
-        ) from None
+        raise ModelError(f"--backbone: expected a folder with config.json, found {folder}: {describe(error)}") from None
     if not isinstance(config, dict):
         raise ModelError(f"--backbone: expected keys and values in {path}, found {type(config).__name__}")
     return config

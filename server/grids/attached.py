@@ -46,13 +46,11 @@ class Attached:
             messages_list=[flower.message_to_proto(flower.remove_content_from_message(each)) for each in messages],
             message_object_trees=[flower.get_object_tree(message) for message in messages],
         )
-        response = self._client.PushMessages(announced)
+        taken = self._client.PushMessages(announced)
         objects = {name: item for message in messages for name, item in flower.get_all_nested_objects(message).items()}
-        push = flower.make_push_object_fn_protobuf(
-            self._client.PushObject, self._node, self.run_id, response.session_id
-        )
-        flower.push_objects(objects, push, object_ids_to_push=set(response.objects_to_push))
-        return [name or "" for name in response.message_ids]
+        push = flower.make_push_object_fn_protobuf(self._client.PushObject, self._node, self.run_id, taken.session_id)
+        flower.push_objects(objects, push, object_ids_to_push=set(taken.objects_to_push))
+        return [name or "" for name in taken.message_ids]
 
     def replies(self, orders: set[str]) -> list[tuple[flower.ProtoMetadata, flower.ObjectTree]]:
         """Return the replies to `orders` that were announced since the last call; the orders are closed."""

@@ -380,7 +380,7 @@ def test_missing_data_are_told_with_the_way_out(
     assert f"Fetch them: flower-client download cifar10 --root {tmp_path}; or put the official files" in error
     assert error.count("\n") == 1
     assert start("--data", str(tmp_path / "own.npz")) == 2
-    assert "expected an .npz file, found no file of this name" in capsys.readouterr().err
+    assert "expected an .npz file, found none of this name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ca.pem", ""])

@@ -163,7 +163,7 @@ def test_missing_and_truncated_npz_files_are_named(tmp_path: Path) -> None:
     Path(name).write_bytes(Path(name).read_bytes()[:50])
     with pytest.raises(DataError, match=r"own.npz: expected a whole .npz of plain arrays, found 50 bytes"):
         load(name)
-    with pytest.raises(DataError, match=r"other.npz: expected an .npz file, found no file of this name"):
+    with pytest.raises(DataError, match=r"other.npz: expected an .npz file, found none of this name"):
         load(str(tmp_path / "other.npz"))
 
 
