@@ -28,9 +28,8 @@ check: lint  ## lint, types and all tests, the slow ones too
 versions: $(VENV)/.installed  ## run tests with the oldest and the newest libraries and Python, in .versions/
 	scripts/versions $(BIN)
 
-siege: $(VENV)/.installed  ## kill, freeze and cut off real processes for MINUTES (30), and a third of that again read nonsense
-	OMP_NUM_THREADS=1 $(BIN)/python -m siege.faults --minutes $(MINUTES)
-	OMP_NUM_THREADS=1 $(BIN)/python -m siege.fuzz --minutes $$((($(MINUTES) + 2) / 3))
+siege: $(VENV)/.installed  ## for MINUTES (30) kill and cut off real processes, attack them with strangers, members and a lying server, and feed nonsense
+	OMP_NUM_THREADS=1 $(BIN)/python -m siege --minutes $(MINUTES)
 
 soak: $(VENV)/.installed  ## play 1,000 rounds over gRPC and see that nothing grows
 	OMP_NUM_THREADS=1 $(BIN)/python -m siege.soak --rounds 1000

@@ -55,16 +55,7 @@ def _keygen(out: Path) -> None:
     JSON,
     example="flower-client doctor --server gpu-box:9092 --root-certificates ca.pem --key ward-7.pem",
 )
-def _doctor(
-    server: str | None,
-    insecure: int,
-    root_certificates: Path | None,
-    key: Path | None,
-    client_id: str,
-    state_dir: Path | None,
-    as_json: bool,
-    **data: Any,
-) -> int:
+def _doctor(key: Path | None, client_id: str, state_dir: Path | None, as_json: bool, **flags: Any) -> int:
     """Check this machine before it joins.
 
     Looks at packages, GPU, threads, disk, clock, key, with --data at the data, and with --server at the way to the
@@ -77,16 +68,16 @@ def _doctor(
     from hyperbloom.common.secrecy.keys import fingerprint, public_pem, read_private_key
 
     findings = [*doctor.check_machine(), doctor.check_folder("state folder", state_dir or default_state_dir(client_id))]
-    if root_certificates:
-        findings.append(doctor.check_expiry("CA", root_certificates, "get a new ca.pem from whoever runs the server"))
+    if ca := flags["root_certificates"]:
+        findings.append(doctor.check_expiry("CA", ca, "get a new ca.pem from whoever runs the server"))
     if key:
         found = doctor.check_file("key", lambda: f"{key}: {fingerprint(public_pem(read_private_key(key, '--key')))}")
         findings.append(found)
-    if data["data"]:
-        settings = ClientSettings(client_id, shared.data_spec(data), state_dir=state_dir)
+    if flags["data"]:
+        settings = ClientSettings(client_id, shared.data_spec(flags), state_dir=state_dir)
         findings.append(doctor.check_file("data", lambda: load_client_data(settings.source).summary))
-    if server:
-        findings += doctor.check_server(server, root_certificates, bool(insecure))
+    if flags["server"]:
+        findings += doctor.check_server(flags["server"], ca, bool(flags["insecure"]))
     return doctor.report(findings, as_json)
 
 
@@ -262,16 +253,7 @@ def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:
     "connection",
 )
 @click.pass_context
-def _join(
-    ctx: click.Context,
-    /,
-    out: Path,
-    eps: float | None,
-    delta: float | None,
-    budget: float | None,
-    state_dir: Path | None,
-    **flags: Any,
-) -> None:
+def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget: float | None, **flags: Any) -> None:
     """Get a model for this machine's data.
 
     It needs neither labels nor training, and the server never sees the data. The server (`flower-server serve`) sends
@@ -289,7 +271,7 @@ def _join(
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
     if budget is not None and not 0 < budget < float("inf"):
         raise ConfigError(f"--budget: expected a number above 0, found {budget:g}")
-    folder = state_dir or default_state_dir("on-demand")
+    out, folder = flags["out"], flags["state_dir"] or default_state_dir("on-demand")
     flags = shared.enrolled(flags, socket.gethostname(), folder)
     shared.check_security(flags)
     from hyperbloom.common.files.export import check_writable

@@ -252,13 +252,15 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False)
 
 
-def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> SectionT:
-    """Validate `values` as a `section` and return it; `where` names their source in errors.
+def check(section: type[SectionT], values: Mapping[str, Any] | str, where: str) -> SectionT:
+    """Validate `values`, or a text in JSON, as a `section` and return it; `where` names their source in errors.
 
     Raises:
         ConfigError: a key is wrong. The message names the first such key, what was expected and what was found.
     """
     try:
+        if isinstance(values, str):
+            return section.model_validate_json(values)
         return section.model_validate(_tuples(values))
     except RecursionError:
         raise ConfigError(f"a section contains itself in {where}") from None
@@ -267,6 +269,8 @@ def check(section: type[SectionT], values: Mapping[str, Any], where: str) -> Sec
         key = " ".join(".".join(str(part) for part in details["loc"]).split())
         if details["type"] == "extra_forbidden":
             raise ConfigError(f"{key}: unknown key in {where}.{_suggest(section, details['loc'])}") from None
+        if not key:  # no JSON, or no keys and values
+            raise ConfigError(f"{where}: {details['msg']}") from None
         expected = re.sub(r"^Input should be ", "", details["msg"])
         raise ConfigError(f"{key}: expected {expected}, found {details['input']!r} in {where}") from None
 

@@ -36,6 +36,10 @@ class Reason(StrEnum):
     LACKS_REFERENCE = "lacks-reference"
     """The client does not have the reference set of the order."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Reason":
+        return cls.FAILED  # from a client of a newer version
+
     @property
     def is_lie(self) -> bool:
         """Return whether the reason counts towards the client's quarantine."""

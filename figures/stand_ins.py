@@ -15,7 +15,6 @@ import csv
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
 from hyperbloom.common.data.files import check_labels, find_file, read_arrays
-from hyperbloom.common.data.own import check_pair, number
+from hyperbloom.common.data.own import check_pair, with_units
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
@@ -100,7 +99,7 @@ def chest_xray_1000() -> Pool:
     if arrays["x"].shape[1:] != (SIDE, SIDE) or patients.shape != (len(whole),):
         found = f"{arrays['x'].shape} and {patients.shape}"
         raise DataError(f"{path}: expected images (N, {SIDE}, {SIDE}) and as many patients, found {found}")
-    (groups,), _ = number([patients], [whole], f"{path}: key 'patient'")
+    (whole,), _ = with_units([whole], {"groups": [patients]}, str(path))
     rng = generator(FIXED_SEED, "chest")
-    train, val, test = replace(whole, groups=groups).split(lambda strata: three_parts(strata, 0.15, rng))
+    train, val, test = whole.split(lambda strata: three_parts(strata, 0.15, rng))
     return Pool("chest-xray-1000", train, val, test, CLASSES, Scaling(255.0))

@@ -17,21 +17,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hyperbloom.common import models
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
-from hyperbloom.common.models import (
-    ALL,
-    Adapt,
-    ModelSpec,
-    backbone_digest,
-    body_layout,
-    first_values,
-    full_layout,
-    head_layout,
-)
+from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import EvaluateResult, Introduction, Refinement
@@ -61,7 +53,7 @@ class Setting:
 
     def first_values(self, size: str, seed: int) -> Tensor:
         """Return the values `(P,)` with which torch would start a network of a size, from a run's seed."""
-        return first_values(replace(self.spec, size=size), self.layouts[size], derive(seed, "model"))
+        return models.first_values(replace(self.spec, size=size), self.layouts[size], derive(seed, "model"))
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,7 @@ class Algorithm(ABC):
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
-        if (Adapt.parse(config.adapt).kind != ALL or config.backbone) and self.own_models == "must":
+        if (models.Adapt.parse(config.adapt).kind != models.ALL or config.backbone) and self.own_models == "must":
             raise ConfigError(f"adapt: expected all, and no backbone, with {config.strategy}; it writes whole networks")
         self.check()
 
@@ -162,7 +154,7 @@ class Algorithm(ABC):
         Raises:
             ModelError: no target network fits them, or it exceeds `LARGEST_NETWORK` and a client's data decide on it.
         """
-        of = {"head": body_layout, "body": head_layout}.get(self.private, full_layout)
+        of = {"head": models.body_layout, "body": models.head_layout}.get(self.private, models.full_layout)
         data = (about.input_shape, about.num_classes)
         task = make_task(TaskSpec(about.task))
         specs = [target_spec(self.config, size, *data, task) for size in self.config.sizes]
@@ -175,7 +167,7 @@ class Algorithm(ABC):
             raise ModelError(
                 f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"
             )
-        frozen = () if specs[0].is_new else tuple(backbone_digest(spec) for spec in specs)
+        frozen = () if specs[0].is_new else tuple(models.backbone_digest(spec) for spec in specs)
         return Setting(specs[0], layouts, backbones=frozen)
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:

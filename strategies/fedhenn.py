@@ -30,15 +30,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from hyperbloom.common.alignment import (
-    LARGEST_REFERENCE,
-    check_factor,
-    digest_of,
-    factor_weights,
-    mean_factor,
-    reference_weights,
-    widest,
-)
+from hyperbloom.common import alignment
+from hyperbloom.common.alignment import LARGEST_REFERENCE, check_factor, widest
 from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Rate, Section, Share
 from hyperbloom.common.data import DataSpec, read_reference
@@ -91,8 +84,8 @@ def _read(spec: DataSpec, most: int) -> tuple[Weights, str]:
     inputs = read_reference(spec, most)
     if len(inputs) < 2:
         raise ConfigError(f"options.rad: expected at least 2 inputs in {spec.data}, found {len(inputs)}")
-    weights = reference_weights(inputs)
-    return weights, digest_of(weights)
+    weights = alignment.reference_weights(inputs)
+    return weights, alignment.digest_of(weights)
 
 
 class _OverReference(Algorithm):
@@ -205,7 +198,9 @@ class FedHeNN(_OverReference):
         """Align with the mean kernel; without one, train as in Local."""
         if self._target is None:
             return super().recipe(number)
-        return replace(super().recipe(number), method=self.method(number), resemble=factor_weights(self._target))
+        return replace(
+            super().recipe(number), method=self.method(number), resemble=alignment.factor_weights(self._target)
+        )
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Send the reference set, collect kernels, train."""
@@ -214,7 +209,9 @@ class FedHeNN(_OverReference):
             factors = yield from self._represent(turn, (yield from self.send(turn.candidates)))
             if factors:
                 rows, options = self.rows, self.options
-                self._target = mean_factor([*factors.values()], options.kernel, options.bandwidth, widest(rows))
+                self._target = alignment.mean_factor(
+                    [*factors.values()], options.kernel, options.bandwidth, widest(rows)
+                )
             there = [client for client in there if client.row in factors]
         # Orders carry the mean kernel's factor.
         size = 0 if self._target is None else self.rows * widest(self.rows)

@@ -107,8 +107,7 @@ class ClientState:
         """
         path = self.folder / "identity.json"
         try:
-            stored = json.loads(path.read_text()) if path.exists() else {"secrets": {}}
-            known = {} if "token" in stored else stored["secrets"]  # earlier versions told all servers one secret
+            known = json.loads(path.read_text())["secrets"] if path.exists() else {}
             there = [name for name, one in known.items() if name and server and one["address"] == address]
             old = server if server in known else next(iter(there), None)
             secret = str(known[old]["secret"]) if old is not None else secrets.token_hex(32)
@@ -119,7 +118,7 @@ class ClientState:
             return secret
         except (ValueError, KeyError, TypeError, AttributeError):
             raise HyperbloomError(
-                f"{path} is damaged: expected JSON with a token. Restore it from a backup, or move it away and ask "
+                f"{path} is damaged: expected JSON with secrets. Restore it from a backup, or move it away and ask "
                 "the server's operator to admit this client anew"
             ) from None
 
@@ -197,7 +196,7 @@ class ClientState:
         path = self._scored / f"{run_id}.safetensors"
         try:
             metadata, tensors = _read(path)
-            return tensors, check(Scored, json.loads(metadata["facts"]), str(path))
+            return tensors, check(Scored, metadata["facts"], str(path))
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise HyperbloomError(f"{path} cannot be read ({error})") from None
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors
 import torch
@@ -17,8 +17,7 @@ CHECKPOINTS = 2
 """Number of checkpoints that a server keeps. A client ignores older resume points, which bounds its versions."""
 
 
-@dataclass(frozen=True)
-class _Version:
+class _Version(NamedTuple):
     """A version of a file, written in round `round` after the server had gone back `rewinds` times."""
 
     path: Path
@@ -78,8 +77,7 @@ class Versioned:
     def _current(self) -> Iterator[_Version]:
         if self.path.exists():
             with safetensors.safe_open(self.path, framework="pt") as file:
-                when = file.get_tensor("moment").tolist() if "moment" in file.keys() else [0, 0]  # noqa: SIM118
-            yield _Version(self.path, *when)
+                yield _Version(self.path, *file.get_tensor("moment").tolist())
 
     def _kept(self) -> Iterator[_Version]:
         for path in sorted(self._earlier.glob("*.safetensors")) if self._earlier.exists() else ():

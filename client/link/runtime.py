@@ -20,6 +20,7 @@ from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import FOR_NOW, REASONS, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.program.importing import describe
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
@@ -83,7 +84,6 @@ class _Session:
 
     def __init__(self, app: ClientApp, node_config: dict[str, Any], connection: Connection) -> None:
         self.app, self.node_config, self.connection = app, node_config, connection
-        self._contexts: dict[int, Context] = {}
 
     def run(self) -> None:
         pacer = Pacer()
@@ -101,31 +101,23 @@ class _Session:
                 self._act_on(unpack(Notice, message.content))
 
     def _answer(self, message: Message) -> None:
-        start = time.perf_counter()
+        start, failed = time.perf_counter(), flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        context = Context(message.metadata.run_id, self.connection.node_id, self.node_config, RecordDict(), {}, 0)
         try:
-            reply = self.app(message, self._context(message.metadata.run_id))
+            reply = self.app(message, context)
         except KeyboardInterrupt:
-            self.connection.send(Message(_failure("the client is leaving"), reply_to=message), 0.0)
+            self.connection.send(Message(Error(failed, "the client is leaving"), reply_to=message), 0.0)
             raise
         except Exception as error:
             log.exception("%s failed: %s", message.metadata.message_type, error)
-            reply = Message(_failure(f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = Message(Error(failed, describe(error)), reply_to=message)
         self.connection.send(reply, time.perf_counter() - start)
-
-    def _context(self, run_id: int) -> Context:
-        if run_id not in self._contexts:
-            self._contexts = {run_id: Context(run_id, self.connection.node_id, self.node_config, RecordDict(), {}, 0)}
-        return self._contexts[run_id]
 
     def _act_on(self, notice: Notice) -> None:
         if notice.kind == "refused":
             raise RefusedError(f"the server refused this client: {notice.reason}")
         log.info("the server says: %s", notice.reason)
         raise _Finished
-
-
-def _failure(reason: str) -> Error:
-    return Error(flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
 
 def _retries(link: Link) -> flower.RetryInvoker:
@@ -169,8 +161,7 @@ def _retries(link: Link) -> flower.RetryInvoker:
 
 def exit_with_parent(parent_pid: int) -> None:
     """Leave as on Ctrl-C when the process `parent_pid` ends. Servers use it for the local clients that they start."""
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # inherited from a script that runs the server in the background
+    # A script that runs the server in the background makes it, and so this process, ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     flower.start_parent_process_monitor(parent_pid)

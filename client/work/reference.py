@@ -74,21 +74,17 @@ def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tens
     """
     if rows < 2:
         raise WireError(f"order: expected at least 2 rows of the reference set, found {rows}")
-    if not client.state.has_reference(reference):
-        raise _lacks(reference, "none")
-    kept = _loaded.get(reference)
-    if kept is None:
+    there = client.state.has_reference(reference)
+    kept = _loaded.get(reference) if there else None
+    if there and kept is None:
         kept = client.state.load_reference(reference)
     if kept is None:
-        raise _lacks(reference, "a damaged file")
+        found = "a damaged file" if there else "none"
+        raise WireError(
+            f"order: expected the reference set {reference[:12]} on this client, found {found}",
+            reason=Reason.LACKS_REFERENCE,
+        )
     _loaded[reference] = kept
     while len(_loaded) > LOADED_REFERENCES:
         _loaded.popitem(last=False)
     return kept[draw_rows(len(kept), rows, draw)].float().to(client.device)
-
-
-def _lacks(reference: str, found: str) -> WireError:
-    return WireError(
-        f"order: expected the reference set {reference[:12]} on this client, found {found}",
-        reason=Reason.LACKS_REFERENCE,
-    )

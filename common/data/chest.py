@@ -5,7 +5,6 @@ They are read in the published form: `Data_Entry_2017.csv` (or its version of 20
 We have not read the published files, only small ones of the same form.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
 from hyperbloom.common.data.files import find_file, first_existing, missing
 from hyperbloom.common.data.folder import ImageBlock
-from hyperbloom.common.data.own import check_groups, number
+from hyperbloom.common.data.own import check_groups, with_units
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import FIRST_ROW
@@ -50,8 +49,7 @@ def read_chest_14(spec: DataSpec) -> Pool:
     whole = Portion.of(
         ImageBlock(tuple(there[name] for name in names), (SIDE, SIDE), "L"), _findings(findings, entries)
     )
-    (groups,), _ = number([np.array(patients)], [whole], f"{entries}: column 'Patient ID'")
-    whole = replace(whole, groups=groups)
+    (whole,), _ = with_units([whole], {"groups": [np.array(patients)]}, spec.data)
     train_val, test = (whole.choose(_rows(path, names)) for path in lists)
     rng = generator(FIXED_SEED, "chest-xray-14")
     train, val = train_val.split(lambda strata: hold_out(strata, max(1, len(strata) // 8), rng))

@@ -15,7 +15,7 @@ from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.schema import propose_classes, read_labels
 from hyperbloom.common.data.spec import DataSpec
-from hyperbloom.common.data.table import read_cells, with_units
+from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
 LIST = "labels.csv"
@@ -84,9 +84,8 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
         )
     classes = propose_classes(table, label)
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
-    owner, group = (name if name in table else None for name in ("owner", "group"))
-    whole, owner_names = with_units(whole, table, owner, group, where)
-    return build_pool(str(root), {where: whole}, spec.seed, classes or label, owner_names)
+    units = {f"{name}s": [np.array(table[name])] for name in ("owner", "group") if name in table}
+    return build_pool(str(root), {where: whole}, spec.seed, classes or label, units)
 
 
 def _folders(folder: Path) -> list[Path]:

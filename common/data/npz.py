@@ -1,12 +1,10 @@
 """Users' own data in one `.npz` file of numpy arrays."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.own import build_pool, check_pair, number
-from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.own import build_pool, check_pair
+from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
@@ -40,27 +38,17 @@ def read_npz(spec: DataSpec) -> Pool:
     if not set(wanted) <= arrays.keys():
         raise DataError(f"{path}: expected the keys {FORMS}; found {', '.join(sorted(found)) or 'none'}")
     keys = [(f"{path}: key 'x{end}'", f"{path}: key 'y{end}'") for end in parts]
-    portions = [check_pair(arrays[f"x{end}"], arrays[f"y{end}"], *key) for end, key in zip(parts, keys, strict=True)]
-    portions, owner_names = _with_units(arrays, portions, parts, path)
-    named = {key: portion for (key, _), portion in zip(keys, portions, strict=True)}
-    return build_pool(str(path), named, spec.seed, names, owner_names)
+    named = {x: check_pair(arrays[f"x{end}"], arrays[f"y{end}"], x, y) for end, (x, y) in zip(parts, keys, strict=True)}
+    units = {f"{kind}s": [arrays[key] for key in _each(arrays, kind, parts, path)] for kind in ("owner", "group")}
+    return build_pool(str(path), named, spec.seed, names, {kind: values for kind, values in units.items() if values})
 
 
-def _with_units(
-    arrays: dict[str, AnyArray], portions: list[Portion], parts: list[str], path: Path
-) -> tuple[list[Portion], list[str]]:
-    """Return the portions with their owners and groups, if the file has them, and the owners' names."""
-
-    def numbers(kind: str) -> tuple[list[IntArray] | list[None], list[str]]:
-        there = [f"{kind}{end}" for end in parts if f"{kind}{end}" in arrays]
-        if there and len(there) < len(parts):
-            raise DataError(f"{path}: expected {kind} for each of {', '.join(parts)}, found {', '.join(there)}")
-        name = f"{path}: key {kind!r}"
-        return number([arrays[key] for key in there], portions, name) if there else ([None] * len(parts), [])
-
-    (owners, names), (groups, _) = numbers("owner"), numbers("group")
-    each = zip(portions, owners, groups, strict=True)
-    return [replace(portion, owners=owner, groups=group) for portion, owner, group in each], names
+def _each(arrays: dict[str, AnyArray], kind: str, parts: list[str], path: Path) -> list[str]:
+    """Return the keys of the owners or groups of all parts, none if the file has none."""
+    there = [f"{kind}{end}" for end in parts if f"{kind}{end}" in arrays]
+    if there and len(there) < len(parts):
+        raise DataError(f"{path}: expected {kind} for each of {', '.join(parts)}, found {', '.join(there)}")
+    return there
 
 
 def _class_names(arrays: dict[str, AnyArray], path: Path) -> list[str] | None:

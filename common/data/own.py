@@ -3,16 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
+from types import MappingProxyType
 
 import numpy as np
 
-from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
+from hyperbloom.common.data.draws import generator, hold_out, three_parts
 from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
 CHANNELS = (1, 3, 4)
+
+Units = Mapping[str, Sequence[AnyArray]]
+"""Names of `owners` and `groups`, either or both, for each example of each portion."""
 
 BYTES = Scaling(255.0)
 """The scaling of users' bytes."""
@@ -94,18 +98,24 @@ def check_parts(parts: Sequence[Portion], names: Sequence[str]) -> None:
             raise DataError(f"{name}: expected {expected}, found {part.labels.dtype} {part.labels.shape[1:]}")
 
 
-def number(values: Sequence[AnyArray], portions: Sequence[Portion], name: str) -> tuple[list[IntArray], list[str]]:
-    """Number the owners or groups of all portions alike, and return the numbers of each portion and the names.
+def with_units(portions: Sequence[Portion], units: Units, name: str) -> tuple[list[Portion], list[str]]:
+    """Return portions with their owners and groups, numbered alike in all of them, and the owners' names.
 
     Raises:
         DataError: There is not one string or integer for each example.
     """
-    for each, portion in zip(values, portions, strict=True):
-        if each.shape != (len(portion),) or each.dtype.kind not in "uiU":
-            raise DataError(f"{name}: expected {len(portion)} strings or integers, found {each.dtype} {each.shape}")
-    names, of = np.unique(np.concatenate(values), return_inverse=True)
+    made, names = list(portions), {"owners": list[str]()}
     ends = np.cumsum([len(portion) for portion in portions])
-    return np.split(of.astype(np.int64), ends[:-1]), [str(each) for each in names]
+    for kind, values in units.items():
+        for each, portion in zip(values, portions, strict=True):
+            if each.shape != (len(portion),) or each.dtype.kind not in "uiU":
+                expected = f"{len(portion)} {kind}, strings or integers"
+                raise DataError(f"{name}: expected {expected}, found {each.dtype} {each.shape}")
+        found, of = np.unique(np.concatenate(values), return_inverse=True)
+        numbers, names[kind] = np.split(of.astype(np.int64), ends[:-1]), [str(each) for each in found]
+        pairs = zip(made, numbers, strict=True)
+        made = [replace(p, owners=n) if kind == "owners" else replace(p, groups=n) for p, n in pairs]
+    return made, names["owners"]
 
 
 def build_pool(
@@ -113,7 +123,7 @@ def build_pool(
     portions: Mapping[str, Portion],
     seed: int,
     class_names: Sequence[str] | None,
-    owner_names: Sequence[str] = (),
+    units: Units = MappingProxyType({}),
 ) -> Pool:
     """Join portions into a pool. Bytes are scaled to 0 .. 1; floats stay as they are.
 
@@ -125,26 +135,27 @@ def build_pool(
         portions: By its name in errors, all examples; training and test; or training, validation and test.
         seed: Seed of what is held out.
         class_names: One name for each class, label or number, or None to number them.
-        owner_names: One name for each owner, if there are owners.
+        units: Owners and groups of the examples.
 
     Raises:
         DataError: Portions differ in shape or type, or have too few examples; there are not as many names as classes;
             or a group is in two portions or has two owners.
     """
-    check_parts(list(portions.values()), list(portions))
-    (first, whole), *others = portions.items()
+    parts, owner_names = with_units(list(portions.values()), units, name)
+    check_parts(parts, list(portions))
+    whole, *others = parts
     if len(portions) < 3:
         least = 3 - len(others)
         size = len(whole if whole.groups is None else np.unique(whole.groups))
         if size < least:
-            raise DataError(f"{first}: expected at least {least} examples to split, found {size}")
+            raise DataError(f"{next(iter(portions))}: expected at least {least} examples to split, found {size}")
         rng = generator(seed, "own data", "validation" if others else "three parts")
         train, val, *rest = whole.split(
             lambda strata: hold_out(strata, max(1, len(strata) // 5), rng) if others else three_parts(strata, 0.15, rng)
         )
-        test = others[0][1] if others else rest[0]
+        (test,) = others or rest
     else:
-        train, val, test = portions.values()
+        train, val, test = parts
     bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
     scaling = BYTES if bytes_stored else Scaling()
     pool = Pool(name, train, val, test, (), scaling, tuple(owner_names))

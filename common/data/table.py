@@ -14,7 +14,7 @@ import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED
 from hyperbloom.common.data.files import need
-from hyperbloom.common.data.own import build_pool, number
+from hyperbloom.common.data.own import build_pool
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
 from hyperbloom.common.data.spec import DataSpec
@@ -54,29 +54,12 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
 
 def _pool(name: str, table: Table, schema: Schema, seed: int) -> Pool:
     whole = Portion.of(ArrayBlock(schema.inputs(table, name)), schema.labels(table, name))
-    whole, owner_names = with_units(whole, table, schema.owner, schema.group, name)
-    pool = build_pool(name, {name: whole}, seed, schema.classes or schema.label, owner_names)
-    return replace(pool, schema=schema)
-
-
-def with_units(
-    whole: Portion, table: Table, owner: str | None, group: str | None, name: str
-) -> tuple[Portion, list[str]]:
-    """Return a portion with the owners and groups of two columns of a table, and the owners' names.
-
-    Raises:
-        DataError: There is no such column.
-    """
-    owner_names: list[str] = []
-    for kind, column in (("owner", owner), ("group", group)):
-        if column is None:
-            continue
-        if column not in table:
-            raise DataError(f"{name}: expected a column {column!r} as in the schema, found {', '.join(table)}")
-        (numbers,), names = number([np.array(table[column])], [whole], f"{name}: column {column!r}")
-        whole = replace(whole, owners=numbers) if kind == "owner" else replace(whole, groups=numbers)
-        owner_names = names if kind == "owner" else owner_names
-    return whole, owner_names
+    columns = {kind: column for kind, column in (("owners", schema.owner), ("groups", schema.group)) if column}
+    absent = [column for column in columns.values() if column not in table]
+    if absent:
+        raise DataError(f"{name}: expected a column {absent[0]!r} as in the schema, found {', '.join(table)}")
+    units = {kind: [np.array(table[column])] for kind, column in columns.items()}
+    return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, units), schema=schema)
 
 
 def read_cells(path: Path) -> Table:

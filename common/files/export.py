@@ -12,11 +12,9 @@ The network returns what its task takes: logits without softmax, or numbers. The
 
 import copy
 import importlib.util
-import json
 import logging
-import os
+import secrets
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +35,7 @@ from hyperbloom.common.config import Positive, Rate, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import ConfigError, ModelError
-from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
+from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
 from hyperbloom.common.program.importing import describe
@@ -129,8 +127,6 @@ def write_model(
         ConfigError: the folder is not empty, or cannot be written.
         ModelError: torch cannot trace the network, or ONNX runtime computes other logits.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"--out: expected a new or empty folder, found files in {folder}")
     adapted, module = module, _detached(merged(module))
     description = ModelFile(
         model=spec.name,
@@ -144,21 +140,17 @@ def write_model(
         made_by=f"hyperbloom {__version__}",
         table=schema,
     )
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(folder) as draft:
-            write_json(draft / "model.json", json.loads(description.model_dump_json()))
-            write_tensors(draft / "model.safetensors", module.state_dict(), {"format": "pt"})
-            write_adapter(draft / ADAPTER, adapted)
-            program = _trace(module, spec)
-            torch.export.save(program, draft / "model.pt2")
-            if all(importlib.util.find_spec(name) for name in _ONNX):
-                _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
-            write_bytes(draft / "README.md", _readme(description, card, draft).encode())
-            files = sorted(path.name for path in draft.iterdir())
-            draft.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
+    with _beside(folder) as draft:
+        write_bytes(draft / "model.json", f"{description.model_dump_json(indent=2)}\n".encode())
+        write_tensors(draft / "model.safetensors", module.state_dict(), {"format": "pt"})
+        write_adapter(draft / ADAPTER, adapted)
+        program = _trace(module, spec)
+        torch.export.save(program, draft / "model.pt2")
+        if all(importlib.util.find_spec(name) for name in _ONNX):
+            _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
+        write_bytes(draft / "README.md", _readme(description, card, draft).encode())
+        files = sorted(path.name for path in draft.iterdir())
+        draft.rename(folder)
     return files
 
 
@@ -168,14 +160,8 @@ def check_writable(folder: Path) -> None:
     Raises:
         ConfigError: the path is taken, or no file can be written there.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(folder):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
+    with _beside(folder):
+        pass
 
 
 def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
@@ -190,12 +176,9 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
     """
     path = folder / "model.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        described = check(ModelFile, path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--model: expected a model folder with model.json, found {folder} ({error})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected keys and values, found {type(values).__name__}")
-    described = check(ModelFile, values, str(path))
     if len(described.class_names) != described.num_classes:
         raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
     if not all(name.isprintable() for name in described.class_names):
@@ -271,13 +254,15 @@ def _detached(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a new folder on the same disk and remove it afterwards, unless it was renamed."""
-    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    """Yield a new folder beside `folder`, and remove it afterwards unless it was renamed; ConfigError if that fails."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
-        mask = os.umask(0)
-        os.umask(mask)
-        draft.chmod(0o777 & ~mask)
+        draft.mkdir(parents=True)
         yield draft
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -155,21 +155,12 @@ def check_folder(what: str, folder: Path) -> Finding:
             file.flush()
         free = shutil.disk_usage(there).free
     except OSError as error:
-        do = f"make {folder} writable for {_user()}, or choose another"
+        do = f"make {folder} writable for this user, or choose another"
         return Finding(what, "failure", f"{there}: {error.strerror or error}", do)
     found = f"{folder}: writable, {free / 2**30:.1f} GiB free"
     if free < LITTLE_FREE:
         return Finding(what, "failure" if free < LEAST_FREE else "warning", found, "make room, or choose another disk")
     return Finding(what, "ok", found)
-
-
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # no such user; Windows without USERNAME
-        return f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
 
 
 def check_file(what: str, check: Callable[[], str]) -> Finding:

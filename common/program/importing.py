@@ -1,10 +1,10 @@
 """Import of users' own functions, which the command line names as `package.module:function`."""
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from hyperbloom.common.errors import HyperbloomError
@@ -32,16 +32,10 @@ def find_function(name: str, what: str, error: type[HyperbloomError]) -> Callabl
     Raises:
         error: the function cannot be imported, or is not callable.
     """
-    module_name, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = resolve_name(name)
     except Exception as cause:
-        searched = f"searched from {Path.cwd()}"
-        raise error(f"{name}: expected to import {module_name!r}, found {describe(cause)}; {searched}") from cause
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise error(f"{name}: expected a function {attribute!r} in {module_name!r}, found no such name")
-        found = getattr(found, part)
+        raise error(f"{name}: expected {what}, found {describe(cause)}; searched from {Path.cwd()}") from cause
     if not callable(found):
         raise error(f"{name}: expected {what}, found {describe(found)}")
     function: Callable[..., object] = found

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 GRACE_S = 3.0
@@ -57,35 +57,33 @@ def _last_steps() -> None:
 
 
 @contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM while the body runs, if this is the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+def _handling(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
+    """Let a function handle signals while the body runs, if this is the main thread."""
+    here = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handler) for number in numbers if here}
+    try:
         yield
-        return
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+def terminate_as_interrupt() -> AbstractContextManager[None]:
+    """Raise KeyboardInterrupt on SIGTERM while the body runs, if this is the main thread."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    return _handling(interrupt, signal.SIGTERM)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Defer SIGINT and SIGTERM until the body ends, if this is the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, lambda signum, frame: came.append(signum)) for number in numbers]
     try:
-        yield
+        with _handling(lambda signum, frame: came.append(signum), signal.SIGINT, signal.SIGTERM):
+            yield
     finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])

@@ -9,8 +9,9 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache
+from operator import attrgetter
 from types import UnionType
 from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -36,6 +37,13 @@ LONGEST_TENSOR_NAME, MOST_DIMENSIONS, LONGEST_SIDE = 1000, 16, 2**40
 _KEY, _FAILED = "hyperbloom", "hyperbloom.failed"
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 _WEIGHTS = ("tensors", "dtype", "values")
+
+_TEXTS: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    Method: (Method.to_json, Method.from_json),
+    Codec: (attrgetter("name"), Codec.parse),
+    Reason: (str, Reason),
+}
+"""What travels as text: how it is written, and how it is read."""
 
 MessageT = TypeVar("MessageT")
 
@@ -98,16 +106,12 @@ def _flat(message: Any, prefix: str) -> dict[str, Any]:
         value, name = getattr(message, field.name), prefix + field.name
         if isinstance(value, Weights):
             record |= {_inside(name) + key: part for key, part in _pack_weights(value).items()}
-        elif isinstance(value, Method):
-            record[name] = value.to_json()
-        elif isinstance(value, Codec):
-            record[name] = value.name
+        elif isinstance(value, tuple(_TEXTS)):
+            record[name] = next(write(value) for kind, (write, _) in _TEXTS.items() if isinstance(value, kind))
         elif dataclasses.is_dataclass(value):
             record |= _flat(value, f"{name}.")
         elif value is not None:
-            record[name] = (
-                list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Reason) else value
-            )
+            record[name] = list(value) if isinstance(value, tuple) else value
     return record
 
 
@@ -158,7 +162,7 @@ def _take_fields(left: dict[str, Any], kind: type[MessageT], prefix: str, owner:
 
 def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str) -> Any:
     """Remove a field from `left` and return it as `kind`."""
-    if dataclasses.is_dataclass(kind) and kind is not Codec:
+    if _is_part(kind):
         inside = _inside(name) if kind is Weights else f"{name}."
         if optional and not any(key in left for key in _keys(cast(Hashable, kind), inside)):
             return None
@@ -169,13 +173,17 @@ def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str
             return None
         raise WireError(f"{where} is missing")
     value = left.pop(name)
-    if kind is Method:
-        return Method.from_json(_typed(value, str, where))
-    if kind is Codec:
-        return _codec(_typed(value, str, where))
-    if kind is Reason:
-        return _reason(_typed(value, str, where))
-    return _typed(value, kind, where)
+    if kind not in _TEXTS:
+        return _typed(value, kind, where)
+    try:
+        return _TEXTS[kind][1](_typed(value, str, where))
+    except ConfigError as error:
+        raise WireError(f"order: {error}") from None
+
+
+def _is_part(kind: Any) -> bool:
+    """Return whether a field's type is a dataclass whose own fields travel."""
+    return dataclasses.is_dataclass(kind) and kind not in _TEXTS
 
 
 @cache
@@ -185,23 +193,8 @@ def _keys(kind: Hashable, inside: str) -> tuple[str, ...]:
         return tuple(inside + key for key in _WEIGHTS)
     keys: list[str] = []
     for name, (hint, _) in _fields(kind).items():
-        is_part = dataclasses.is_dataclass(hint) and hint is not Codec
-        keys += _keys(hint, f"{inside}{name}.") if is_part else [inside + name]
+        keys += _keys(hint, f"{inside}{name}.") if _is_part(hint) else [inside + name]
     return tuple(keys)
-
-
-def _codec(name: str) -> Codec | None:
-    try:
-        return Codec.parse(name)
-    except ConfigError as error:
-        raise WireError(f"order: {error}") from None
-
-
-def _reason(value: str) -> Reason:
-    try:
-        return Reason(value)
-    except ValueError:
-        return Reason.FAILED  # from a client of a newer version
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:

@@ -14,7 +14,6 @@ import shlex
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -32,23 +31,16 @@ _Extension = x509.ExtensionType
 _ALWAYS = ("localhost", "127.0.0.1", "::1")  # for the clients of this machine
 
 
-@dataclass
 class Certificates:
-    """The paths of the files in one folder of certificates."""
+    """The paths of the files in one folder of certificates, by default $HYPERBLOOM_CERTS, else `certs`."""
 
-    folder: Path
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or Path(os.environ.get("HYPERBLOOM_CERTS") or "certs")
         self.ca = self.folder / "ca.pem"  # the CA's certificate, which clients need
         self.ca_key = self.folder / "ca.key"
         self.server = self.folder / "server.pem"
         self.server_key = self.folder / "server.key"
         self.clients = self.folder / "clients.json"  # the registry of clients' keys
-
-
-def default_folder() -> Path:
-    """Return $HYPERBLOOM_CERTS, else `certs` in the working directory."""
-    return Path(os.environ.get("HYPERBLOOM_CERTS") or "certs")
 
 
 def own_addresses() -> list[str]:

@@ -61,9 +61,9 @@ certs = group(
 
 
 def _files(folder: Path | None) -> "Certificates":
-    from hyperbloom.server.access.certificates import Certificates, default_folder
+    from hyperbloom.server.access.certificates import Certificates
 
-    return Certificates(folder or default_folder())
+    return Certificates(folder)
 
 
 @command(

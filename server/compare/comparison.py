@@ -24,10 +24,10 @@ from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
-from hyperbloom.server.loop.listener import Event, Kind, Listener
+from hyperbloom.server.loop.listener import Event, Kind
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over, locked
-from hyperbloom.server.runs.running import Run, begin, go_on
+from hyperbloom.server.runs.running import play
 from hyperbloom.server.watch.view import TerminalView, print_line
 from hyperbloom.strategies import strategy_names
 
@@ -250,40 +250,34 @@ def run_cells(cells: Sequence[Cell], engine: str, console: Console) -> list[Hype
     return failures
 
 
-def _run(cell: Cell, engine: str, listener: Listener) -> int:
+def _run(cell: Cell, engine: str, view: TerminalView) -> int:
     """Run a cell, from its last checkpoint if it has one; return the round after which it was resumed, or 0."""
     config, folder = cell.config, cell.folder
     if is_over(folder, config):  # it was stopped before cell.json was written
         return config.rounds
     own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}  # all clients are here
-    machines = Machines.model_validate({"engine": engine, "port": 0, **own}).with_port()
-    with locked(folder):
-        # A run writes a checkpoint before its first round, so rounds without any mean that checkpoints are damaged.
-        if has_checkpoint(folder) or (has_begun(folder) and config.checkpoint_every):
-            run = _take_back(folder, load_run_config(folder / "config.yaml", {}), listener)
-        else:
-            _empty(folder)
-            run = begin(folder, config, machines)
-        run.carry_out(machines, [listener], lambda text, style="": None, lambda text: None)
-    return max(0, run.resume.checkpoint.progress.round) if run.resume else 0
-
-
-def _take_back(folder: Path, config: RunConfig, listener: Listener) -> Run:
+    machines = Machines.model_validate({"engine": engine, "port": 0, **own})
+    # A run writes a checkpoint before its first round, so rounds without any mean that checkpoints are damaged.
+    resumes = has_checkpoint(folder) or (has_begun(folder) and bool(config.checkpoint_every))
+    if resumes:
+        config = load_run_config(folder / "config.yaml", {})  # the folder may have been moved since
+    else:
+        _empty(folder)
     try:
-        return go_on(folder, config, listener.event)
+        _, session, _ = play(folder, config, machines, resumes, view, lambda text, style="": None)
     except ConfigError as error:
-        reason = str(error).removeprefix("--resume: ")
-        raise ConfigError(f"--out: cannot go on in {folder} (delete it to run it anew): {reason}") from None
+        if not (text := str(error)).startswith("--resume: "):
+            raise
+        why = text.removeprefix("--resume: ")
+        raise ConfigError(f"--out: cannot go on in {folder} (delete it to run it anew): {why}") from None
+    return max(0, session.resume.checkpoint.progress.round) if session.resume else 0
 
 
 def _empty(folder: Path) -> None:
-    """Delete the files, except the lock, of a run that was stopped before its first round.
-
-    `config.yaml` goes last: it identifies the folder as this cell's if the deletion is interrupted, too.
-    """
-    found = [*folder.iterdir(), *(folder / "checkpoints").iterdir()]
-    for path in sorted(found, key=lambda path: path.name == "config.yaml"):
-        if path.is_dir() and path.name != "checkpoints":
-            shutil.rmtree(path)
-        elif path.is_file() and path.name != "lock":
-            path.unlink()
+    """Delete the files of a run that was stopped before its first round."""
+    gone = folder.with_name(f".{folder.name}")
+    with locked(folder):
+        if gone.exists():  # an earlier call was interrupted
+            shutil.rmtree(gone)
+        folder.rename(gone)  # all at once: without config.yaml nobody would know whose the other files are
+    shutil.rmtree(gone)

@@ -14,16 +14,8 @@ from hyperbloom import __version__
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.plain import check_insecure, is_loopback
-from hyperbloom.server.access.certificates import (
-    Certificates,
-    check_files,
-    default_folder,
-    describe,
-    init,
-    names,
-    own_addresses,
-    read_certificate,
-)
+from hyperbloom.server.access import certificates as tls
+from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 
@@ -81,17 +73,17 @@ class Machines(Section):
         """Return the address for clients on other machines: one of this machine's that its certificate names."""
         if self.host not in ("0.0.0.0", "::"):
             return f"{self.host}:{self.port}"
-        server = Certificates(self.certs or default_folder()).server
-        known = [] if self.insecure or not server.is_file() else names(read_certificate(server, "server.pem"))
-        return f"{next((each for each in own_addresses() if each in known), socket.gethostname())}:{self.port}"
+        server = Certificates(self.certs).server
+        known = [] if self.insecure or not server.is_file() else tls.names(tls.read_certificate(server, "server.pem"))
+        return f"{next((each for each in tls.own_addresses() if each in known), socket.gethostname())}:{self.port}"
 
     def make_certificates(self) -> list[str]:
         """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""
-        files = Certificates(default_folder())
+        files = Certificates()
         if self.insecure or self.superlink or self.certs or files.folder.exists():
             return []
-        hosts = own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
-        made = describe(init(files.folder, hosts).folder)
+        hosts = tls.own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
+        made = tls.describe(tls.init(files.folder, hosts).folder)
         return [f"made for this server, once (docs/security.md): {line}" for line in made]
 
     def invite(self, clients: int) -> tuple[list[str], str]:
@@ -99,7 +91,7 @@ class Machines(Section):
 
         Clients that are registered already need no token.
         """
-        files = Certificates(self.certs or default_folder())
+        files = Certificates(self.certs)
         missing = 0 if self.insecure else clients - len(ClientRegistry(files.clients).keys())
         if missing < 1:
             return self.client_flags(self.address, "NAME.pem"), ""
@@ -120,7 +112,7 @@ class Machines(Section):
 
     def record(self) -> dict[str, Any]:
         """Return the flags for the run folder, with an absolute path, as a later process may start elsewhere."""
-        certs = None if self.insecure or self.engine != "grpc" else str((self.certs or default_folder()).resolve())
+        certs = None if self.insecure or self.engine != "grpc" else str(Certificates(self.certs).folder.resolve())
         return self.model_dump() | {"certs": certs}
 
     def certificates(self) -> Certificates | None:
@@ -135,7 +127,7 @@ class Machines(Section):
             flag, address = ("--superlink", self.superlink) if self.superlink else ("--host", f"{self.host}:0")
             check_insecure(flag, address.rsplit(":", 1)[0], self.insecure)
             return None
-        files = Certificates(self.certs or default_folder())
+        files = Certificates(self.certs)
         if self.superlink:
             if not files.ca.is_file():
                 raise ConfigError(f"--superlink: expected the SuperLink's CA in {files.ca} (--certs), or --insecure")
@@ -145,14 +137,14 @@ class Machines(Section):
                 f"no certificates in {files.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
                 "or speak plain text on this machine with --insecure"
             )
-        check_files(files)
+        tls.check_files(files)
         return files
 
     def client_flags(self, address: str, key: str = "") -> list[str]:
         """Return the flags of a client that connects to `HOST:PORT`, with the path of its `key` if given."""
         if self.insecure:
             return ["--server", address, *["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)]
-        ca = Certificates(self.certs or default_folder()).ca
+        ca = Certificates(self.certs).ca
         return ["--server", address, "--root-certificates", str(ca), *(["--key", key] if key else [])]
 
 

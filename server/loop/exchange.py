@@ -48,13 +48,6 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """An accepted answer."""
-
-    answer: Any
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """The scores of all clients that answered, by name.
 
@@ -255,8 +248,8 @@ class Director:
     def judge(self, ask: Ask[Any], arrival: Arrival, outcome: Outcome) -> Iterator[Any]:
         """Yield the content of an accepted answer, or record why its client is left out."""
         judged = accept(ask, arrival.letter.about, arrival.content)
-        if isinstance(judged, Accepted):
-            yield judged.answer
+        if not isinstance(judged, Refused):
+            yield judged
             return
         client = arrival.letter.about.client
         outcome.leave_out(client, judged.reason, judged.text)
@@ -304,8 +297,8 @@ def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
     return Sent(client, type(order), sent.values.dtype, values, layout, order.reply)
 
 
-def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted | Refused:
-    """Return the content of an answer, or why it is refused. A pure function: it changes no state."""
+def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Any:
+    """Return the content of an answer, or as `Refused` why it is not accepted. A pure function: it changes no state."""
     if isinstance(content, Failure):
         return Refused(content.reason, content.text)
     try:
@@ -315,7 +308,7 @@ def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Accepted
         if isinstance(answer, TrainResult):
             answer.check()
         ask.check(sent.client, answer)
-        return Accepted(_update(ask, sent, answer) if isinstance(ask, Train) else answer)
+        return _update(ask, sent, answer) if isinstance(ask, Train) else answer
     except WireError as error:
         return Refused(Reason.CONTENT, shown(str(error)))  # it may quote the answer
 

@@ -155,7 +155,7 @@ def locked(folder: Path) -> Iterator[None]:
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     with (folder / "checkpoints" / "lock").open("a") as file:
         if not claim(file, LOCK_PATIENCE_S):
-            raise ConfigError(f"--resume: another server is still at work in {folder}; end it first")
+            raise ConfigError(f"another server is still at work in {folder}; end it first")
         yield
 
 

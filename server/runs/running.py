@@ -4,8 +4,7 @@ import errno
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -15,7 +14,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import DiskError, HyperbloomError
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
-from hyperbloom.server.grids.fleet import Machines, Say, Tell, check_port, log_to, sayer
+from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to, sayer
 from hyperbloom.server.loop.listener import Listener, Resume, Selection
 from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
@@ -29,48 +28,46 @@ LARGEST_FOR_REPORT = 100_000_000
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run whose folder is ready; `resume` is the checkpoint to continue from, or None for a new run.
+def play(
+    folder: Path,
+    config: RunConfig,
+    machines: Machines,
+    resumes: bool,
+    view: Listener,
+    say: Say,
+    more: Sequence[Listener] = (),
+    grid: Grid | None = None,
+) -> tuple[RunFolder, Session, dict[str, Selection]]:
+    """Begin a run in its folder, or take it back to its last checkpoint, and run it to the end.
 
-    `grid` is the grid of somebody else's SuperLink, or None to open one.
+    The folder is locked meanwhile, and has the log. `view` and `more` receive all that happens. `grid` is the grid of
+    somebody else's SuperLink, or None to open one.
+
+    Raises:
+        HyperbloomError: the run failed; this is recorded as an event. Or no checkpoint is usable.
     """
-
-    recorder: RunFolder
-    run_id: str
-    resume: Resume | None = None
-    grid: Grid | None = None
-
-    def carry_out(
-        self, machines: Machines, listeners: Sequence[Listener], say: Say, tell: Tell
-    ) -> tuple[Session, dict[str, Selection]]:
-        """Run to the end, with the log in the folder. If a HyperbloomError stops the run, record it as an event."""
-        folder, config = self.recorder.path, self.recorder.config
-        given = nullcontext((self.grid, lambda: None)) if self.grid else None
-        opening = given or open_grid(machines, config, folder, say, tell)
-        with log_to(folder / "server.log"), opening as (grid, watch):
-            session = Session(
-                config, grid, self.run_id, [self.recorder, *listeners], watch, self.resume, machines.device
-            )
-            try:
-                return session, session.run()
-            except (HyperbloomError, KeyboardInterrupt) as error:
-                self.recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
-                raise
-
-
-def begin(folder: Path, config: RunConfig, machines: Machines) -> Run:
-    """Write a new run's first files into its folder."""
-    run_id = f"{folder.name}-{secrets.token_hex(4)}"
-    recorder = RunFolder(folder, config, run_id, machines.record())
-    adopt_identities(config, folder)
-    return Run(recorder, run_id)
-
-
-def go_on(folder: Path, config: RunConfig, tell: Tell) -> Run:
-    """Take a run back to its last checkpoint. Raise a ConfigError if none is usable."""
-    recorder, resume = RunFolder.resume(folder, config, tell)
-    return Run(recorder, resume.checkpoint.run_id, resume)
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        resume, run_id = None, f"{folder.name}-{secrets.token_hex(4)}"
+        if resumes:
+            recorder, resume = RunFolder.resume(folder, config, view.event)
+            run_id = resume.checkpoint.run_id
+            for listener in (recorder, view):
+                listener.event(f"going on after {_where(config, resume)}")
+        else:
+            machines = machines.with_port()
+            recorder = RunFolder(folder, config, run_id, machines.record())
+            adopt_identities(config, folder)
+        listeners = [recorder, view, *more, *_listeners(machines, folder, stack, say)]
+        stack.enter_context(log_to(folder / "server.log"))
+        opening = open_grid(machines, config, folder, say, view.event)
+        opened, watch = (grid, lambda: None) if grid else stack.enter_context(opening)
+        session = Session(config, opened, run_id, listeners, watch, resume, machines.device)
+        try:
+            return recorder, session, session.run()
+        except (HyperbloomError, KeyboardInterrupt) as error:
+            recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
+            raise
 
 
 def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -> None:
@@ -111,17 +108,7 @@ def run_federation(
     view, say = TerminalView(console), sayer(console)
     say(f"run folder: {folder}")
     try:
-        with ExitStack() as stack:
-            stack.enter_context(locked(folder))
-            if resume:
-                run = go_on(folder, config, view.event)
-                for listener in (run.recorder, view):
-                    listener.event(f"going on after {_where(config, run.resume)}")
-            else:
-                machines = machines.with_port()
-                run = begin(folder, config, machines)
-            listeners = [view, *more, *_listeners(machines, folder, stack, say)]
-            session, results = replace(run, grid=grid).carry_out(machines, listeners, say, view.event)
+        recorder, session, results = play(folder, config, machines, resume is not None, view, say, more, grid)
     except OSError as error:
         if error.errno not in _DISK:
             raise
@@ -135,15 +122,14 @@ def run_federation(
     examples = {client.client_id: client.about.train_examples for client in session.roster}
     novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
     console.print(results_table(results, examples, novel))
-    for line in run.recorder.privacy_report():
+    for line in recorder.privacy_report():
         say(line)
     _write_report(folder, say)
     say(f"everything is in {folder}")
     return folder
 
 
-def _where(config: RunConfig, resume: Resume | None) -> str:
-    assert resume is not None
+def _where(config: RunConfig, resume: Resume) -> str:
     name = [config.strategy, *config.baselines][resume.checkpoint.phase]
     return f"round {max(0, resume.checkpoint.progress.round)} of {name}"
 

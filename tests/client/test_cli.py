@@ -227,7 +227,7 @@ def test_the_graph_of_an_own_model_is_shown_and_nothing_is_joined(
     ("model", "text"),
     [
         ("nope", "model: expected one of "),
-        ("nets_refused:nope", "nets_refused:nope: expected a function 'nope' in 'nets_refused', found no such name"),
+        ("nets_refused:nope", "found AttributeError: module 'nets_refused' has no attribute 'nope'"),
         ("nets_refused:broken", "found that it fails with KeyError: 'width'"),
     ],
 )

@@ -129,8 +129,8 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
         {"x": x, "y": y[:, None] * [1, 0], "class_names": np.array(["a"])},
         "expected a name for each of 2 .*, found 1",
     )
-    yield {"x": x, "y": y, "owner": y[:9]}, "key 'owner': expected 10 strings or integers, found int64"
-    yield {"x": x, "y": y, "group": np.zeros(10)}, "key 'group': expected 10 strings or integers, found float64"
+    yield {"x": x, "y": y, "owner": y[:9]}, "expected 10 owners, strings or integers, found int64"
+    yield {"x": x, "y": y, "group": np.zeros(10)}, "expected 10 groups, strings or integers, found float64"
     yield {"x": x, "y": y, "group": np.zeros(10, int)}, "key 'x': expected at least 3 examples to split, found 1"
     yield (
         {"x": x, "y": y, "group": np.arange(10) // 3, "owner": np.arange(10)},
@@ -313,10 +313,16 @@ def test_functions_return_arrays_tensors_or_client_data(functions: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_missing:arrays", "expected to import 'own_missing', found ModuleNotFoundError: .*; searched from "),
-        ("own_broken:arrays", "expected to import 'own_broken', found ModuleNotFoundError: .*hyperbloom_lacks_this"),
-        ("own_functions:absent", "expected a function 'absent' in 'own_functions', found no such name"),
-        ("own_functions:", "expected a function '' in 'own_functions', found no such name"),
+        ("own_missing:arrays", "expected a function without arguments, found ModuleNotFoundError: .*; searched from "),
+        (
+            "own_broken:arrays",
+            "expected a function without arguments, found ModuleNotFoundError: .*hyperbloom_lacks_this",
+        ),
+        (
+            "own_functions:absent",
+            "expected a function without arguments, found AttributeError: module 'own_functions'",
+        ),
+        ("own_functions:", "expected a function without arguments, found module"),
         ("own_functions:number", "expected a function without arguments, found int"),
         ("own_functions:nothing", r"expected \(train, val, test\), .* or a ClientData; found NoneType"),
         ("own_functions:two", r"expected \(train, val, test\), .*; found tuple of 2"),

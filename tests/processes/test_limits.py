@@ -110,7 +110,7 @@ def test_members_that_never_upload_what_they_announce_do_not_hold_up_the_others(
         site.client(name, "--max-train", "60")
     until(metrics.exists, "the first round")
     hostile = "siege.hostile_member", f"127.0.0.1:{site.port}"
-    site.start(hostile[0], "mute", hostile[1], "mute", "--speechless")
+    site.start(hostile[0], "mute", hostile[1], "mute", "--how", "speechless")
     site.start(hostile[0], "mallory", hostile[1], "mallory")
     server.wait_for("mallory joined")
     before = metrics.read_text().count("\n")

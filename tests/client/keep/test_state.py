@@ -157,12 +157,6 @@ def test_each_server_has_a_secret_of_its_own_and_keeps_it_when_it_moves_or_has_a
     assert state.token("", "anywhere:1") == plain
 
 
-def test_the_one_secret_of_an_earlier_version_is_told_to_nobody_any_more(state: ClientState) -> None:
-    state.folder.mkdir(parents=True)
-    (state.folder / "identity.json").write_text('{"token": "known to all"}')
-    assert state.token() == state.token() != "known to all"
-
-
 def test_two_clients_have_two_secrets(tmp_path: Path) -> None:
     assert ClientState(tmp_path / "a").token() != ClientState(tmp_path / "b").token()
 
@@ -175,7 +169,7 @@ def test_a_damaged_identity_is_not_replaced_but_told(state: ClientState, content
     with pytest.raises(HyperbloomError) as caught:
         state.token()
     assert str(caught.value) == (
-        f"{path} is damaged: expected JSON with a token. Restore it from a backup, or move it away and ask "
+        f"{path} is damaged: expected JSON with secrets. Restore it from a backup, or move it away and ask "
         "the server's operator to admit this client anew"
     )
     assert path.read_bytes() == content

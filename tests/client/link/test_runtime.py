@@ -292,17 +292,14 @@ def test_the_end_of_the_run_is_answered_first_and_raised_then(
     assert [record.getMessage() for record in caplog.records] == ["the server says: the run is over"]
 
 
-def test_the_context_of_a_run_lasts_and_another_run_gets_a_new_one(slept: list[float]) -> None:
+def test_each_order_comes_with_the_run_the_node_and_the_settings(slept: list[float]) -> None:
     contexts: list[Context] = []
-    other = greeting()
-    server = FakeServer(greeting(), greeting(), other)
+    server = FakeServer(greeting(), greeting())
     session = _Session(app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, server)
     with pytest.raises(NobodyThere):
         session.run()
-    assert contexts[0] is contexts[1] is contexts[2]
-    assert session._context(RUN) is contexts[0]
-    assert session._context(RUN + 1) is not contexts[0]
-    assert session._context(RUN + 1).run_id == RUN + 1
+    told = [(each.run_id, each.node_id, each.node_config) for each in contexts]
+    assert told == [(RUN, server.node_id, {"client-id": "a"})] * 2
 
 
 def test_polls_are_paced(slept: list[float]) -> None:

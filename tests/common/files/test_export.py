@@ -162,7 +162,7 @@ def test_a_damaged_description_is_told(folder: Path, key: str, value: object, er
 
 def test_a_description_that_is_too_deep_is_told(folder: Path) -> None:
     (folder / "model.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=r"--model: expected a model folder"):
+    with pytest.raises(ConfigError, match=r"model\.json: Invalid JSON: recursion limit"):
         read_model(folder)
 
 

@@ -16,7 +16,6 @@ from hyperbloom.common.secrecy.keys import make_key, write_private_key
 from hyperbloom.server.access.certificates import (
     Certificates,
     check_files,
-    default_folder,
     describe,
     init,
     names,
@@ -176,6 +175,6 @@ def test_the_description_names_the_ca_the_server_and_where_the_cas_key_is(files:
 
 def test_the_folder_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPERBLOOM_CERTS", raising=False)
-    assert default_folder() == Path("certs")
+    assert Certificates().folder == Path("certs")
     monkeypatch.setenv("HYPERBLOOM_CERTS", "/etc/hyperbloom")
-    assert default_folder() == Path("/etc/hyperbloom")
+    assert Certificates().folder == Path("/etc/hyperbloom")

@@ -49,7 +49,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mean": (0.5,)}, "expected a divisor, and a mean"),
     ({"mean": (0.5,), "std": (0.0,)}, "expected a divisor, and a mean"),
     ({"mean": (0.5,) * 2, "std": (1.0,) * 2}, "expected a divisor, and a mean"),
-    ({"schema": "[]"}, "its schema: expected a schema, with keys and values, found list"),
+    ({"schema": "[]"}, "its schema: Input should be an object"),
     ({"schema": "x" * 200_000}, "its schema: expected a schema of at most"),
     ({"schema": SCHEMA.replace("age", "x" * 300).replace("number", "date")}, "columns.0.kind: expected"),
     ({"schema": SCHEMA.replace("]}", ', {"name": "bmi", "kind": "number"}]}')}, "expected the 6 inputs of its schema"),

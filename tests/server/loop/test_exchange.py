@@ -21,7 +21,6 @@ from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import (
-    Accepted,
     Evaluated,
     Outcome,
     Refused,
@@ -353,8 +352,8 @@ def test_a_sound_answer_becomes_an_update_without_what_it_was_made_of() -> None:
     assert sent.values is not None and sent.layout is not None
     delta, before = delta_of("a"), sent.values.clone()
     found = accept(wanted, sent, pack(TrainResult(2.0, Weights(sent.layout, delta), 0.5)))
-    assert isinstance(found, Accepted) and isinstance(found.answer, Update)
-    update = found.answer
+    assert isinstance(found, Update)
+    update = found
     assert update.result == TrainResult(2.0, None, 0.5) and update.client == sent.client
     assert update.returned is not None and torch.equal(update.returned, delta)
     assert update.sent is sent.values and torch.equal(sent.values, before)
@@ -390,8 +389,8 @@ def test_where_no_weights_are_to_come_back_none_are_asked_for() -> None:
     wanted, sent = asked(reply="nothing")
     for remembered in (replace(sent, dtype=None, values=None, layout=None), sent):
         found = accept(wanted, remembered, pack(TrainResult(1.0, loss=0.5)))
-        assert isinstance(found, Accepted)
-        assert (found.answer.returned, found.answer.result.loss) == (None, 0.5)
+        assert isinstance(found, Update)
+        assert (found.returned, found.result.loss) == (None, 0.5)
 
 
 Spoil = Callable[[Weights], Weights]
