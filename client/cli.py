@@ -19,7 +19,6 @@ _FLAGS = [
     *shared.data_flags("digits"),
     *section(
         "A model of your own",
-        shared.BACKBONE,
         Flag("--model", "name, or package.module:factory, a function (input_shape, num_classes)"),
         Flag("--show-graph", "print the graph of --model as it is read, and exit", is_flag=True),
         Flag(

@@ -143,13 +143,10 @@ def _download(name: str, root: Path | None) -> None:
     Flag("--client-id", "this client's name, as it joined", required=True),
     _STATE,
     Flag("--run", "which run, if the state folder holds several"),
-    shared.BACKBONE,
     _MODEL_OUT,
     example="flower-client export --client-id ward-7 --data scans.npz --out model",
 )
-def _export(
-    out: Path, client_id: str, state_dir: Path | None, run: str | None, backbone: str | None, **data: Any
-) -> None:
+def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, **data: Any) -> None:
     """Write this client's own model from its state folder.
 
     Use it for runs in which no one else has the whole model, such as runs of pfedhn-pc, fedrep, ghn or local. It writes
@@ -159,7 +156,7 @@ def _export(
     from hyperbloom.client.keep.own_model import write_own_model
     from hyperbloom.client.settings import ClientSettings
 
-    settings = ClientSettings(client_id, shared.data_spec(data), state_dir=state_dir, backbone=backbone)
+    settings = ClientSettings(client_id, shared.data_spec(data), state_dir=state_dir)
     print(f"{out}: {', '.join(write_own_model(settings, run, out))}")
 
 

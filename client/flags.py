@@ -30,9 +30,6 @@ CONNECTION = section(
     Flag("--http", "the server is Flower's own SuperLink of 1.40 or later, over HTTP", is_flag=True),
 )
 SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")
-BACKBONE = Flag(
-    "--backbone", "pretrained network: folder, or package.module:function (docs/backbones.md)", metavar="WHERE"
-)
 VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=True)
 
 
@@ -51,6 +48,9 @@ def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
         Flag("--owner", "column of a table that says whose a row is, for --split owner", metavar="COLUMN"),
         Flag("--group", "column of a table that says which rows no split may part", metavar="COLUMN"),
         Flag("--schema", "what a table's columns mean (flower-client schema)", type=FILE, show_default="the server's"),
+        Flag(
+            "--backbone", "pretrained network: folder, or package.module:function (docs/backbones.md)", metavar="WHERE"
+        ),
         Flag("--max-train", "use at most so many training examples", type=int),
         Flag("--data-seed seed", "seed of the split", default=0),
     )

@@ -42,7 +42,6 @@ class ClientSettings:
     disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
     disclose_gain: bool = False  # what the federation gains this client over training alone
     low_memory: bool = False  # examples paged in from the disk
-    backbone: str | None = None  # pretrained network: a folder, or package.module:function
 
     def __post_init__(self) -> None:
         if self.disclose not in get_args(Disclosure):

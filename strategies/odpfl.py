@@ -9,6 +9,8 @@ https://arxiv.org/abs/2111.08356.
     server: (d w_i / d[theta, e_i])^T (-delta_i)    gradients for theta and for e_i, f as it was when it wrote w_i
     client: (d e_i / d gamma)^T (gradient for e_i)  gradient for gamma
 
+With a backbone, g reads the features of x_i that enter the backbone's last layer, and w_i is what a run adapts.
+
 A novel client sends a descriptor and receives weights: two trips, without labels or gradients. Novel clients are the
 last `novel` percent. They never train, and their scores stand apart.
 
@@ -34,6 +36,7 @@ from torch import Tensor
 from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.models import backbone_shape
 from hyperbloom.common.wire import exchanges as wire
 from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
@@ -94,7 +97,9 @@ class ODPFL(PFedHN):
     def make(self, dim: int) -> None:
         """Make hypernetwork and encoder from the run's seed."""
         super().make(dim)
-        spec = EncoderSpec(self.options.encoder, self.setting.spec.input_shape, dim)
+        network = self.setting.spec
+        shape = backbone_shape(network) if self.config.backbone else network.input_shape
+        spec = EncoderSpec(self.options.encoder, shape, dim)
         self.encoder = ServerEncoder(spec, self.config.seed, self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
         self._original_scores: dict[int, EvaluateResult] = {}  # cached, as these models no longer change

@@ -37,7 +37,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
             f"--data: expected inputs of shape {scored.input_shape} in {scored.num_classes} classes, as the model has, "
             f"found {data.input_shape} in {data.num_classes}"
         )
-    backbone = settings.backbone if scored.model == BACKBONE else None
+    backbone = settings.data.backbone if scored.model == BACKBONE else None
     spec = ModelSpec(scored.model, scored.size, scored.input_shape, scored.num_classes, scored.adapt, backbone)
     module = build_own(spec)
     try:

@@ -20,7 +20,15 @@ from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_la
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models import ModelSpec, build, full_layout, model_names
+from hyperbloom.common.models import (
+    BACKBONE,
+    ModelSpec,
+    backbone_digest,
+    backbone_features,
+    build,
+    full_layout,
+    model_names,
+)
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
@@ -92,10 +100,12 @@ class Newcomer:
             return self._sent
         if self.size not in offer.sizes:
             raise ConfigError(f"--size: expected one of {', '.join(offer.sizes)}, found {self.size}")
-        if offer.model not in model_names():
+        if offer.model not in (*model_names(), BACKBONE):
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
+        self._check_backbone(offer)
         inputs = self.sources.inputs(offer)
-        spec = EncoderSpec(offer.encoder, offer.input_shape, offer.dim)
+        seen = backbone_features(self._spec(offer), inputs) if self.sources.backbone else inputs
+        spec = EncoderSpec(offer.encoder, tuple(seen.shape[1:]), offer.dim)
         offer.weights.check(encoder_layout(spec), torch.float32)
         if version_of(offer.weights.values) != offer.encoder_version:
             raise WireError(f"the encoder is not the one that the server says, {offer.encoder_version}")
@@ -103,7 +113,7 @@ class Newcomer:
         with torch.no_grad():
             for name, value in offer.weights.layout.views(offer.weights.values).items():
                 encoder.get_parameter(name).copy_(value)
-            descriptor = encode(encoder, inputs)
+            descriptor = encode(encoder, seen)
         if self.promise:
             self.guarantee = guarantee(encoder, len(inputs), self.promise.epsilon, self.promise.delta)
             descriptor = privatise(descriptor, self.guarantee)
@@ -115,6 +125,13 @@ class Newcomer:
         for sentence in self.guarantee.sentences() if self.guarantee else ():
             log.info(sentence)
         return self._sent
+
+    def _check_backbone(self, offer: Offer) -> None:
+        if (offer.model == BACKBONE) != (self.sources.backbone is not None):
+            wanted = "--backbone" if offer.model == BACKBONE else "no --backbone"
+            raise ConfigError(f"expected {wanted}, as the models on offer have {'one' if offer.backbones else 'none'}")
+        if offer.backbones and (found := backbone_digest(self._spec(offer))) not in offer.backbones:
+            raise ModelError(f"--backbone: expected backbone {' or '.join(offer.backbones)}, found {found}")
 
     def receive(self, delivery: Delivery) -> None:
         """Keep the weights; WireError if they do not fit the model on offer."""
@@ -139,7 +156,8 @@ class Newcomer:
         return write_model(folder, module, spec, names, scaling, card, offer.task, self.sources.schema)
 
     def _spec(self, offer: Offer) -> ModelSpec:
-        return ModelSpec(offer.model, self.size, offer.input_shape, offer.num_classes, offer.adapt)
+        about = (offer.input_shape, offer.num_classes, offer.adapt)
+        return ModelSpec(offer.model, self.size, *about, self.sources.backbone)
 
     def _card(self, offer: Offer, module: torch.nn.Module) -> Card:
         assert self._sent is not None

@@ -28,10 +28,11 @@ class Sources:
     Attributes:
         data: the examples with labels, or None if they have none. `inputs` scales them like those of the run.
         schema: what the columns of a table mean.
+        backbone: the pretrained network on this machine, if the user has named one.
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        self.path, self._spec = Path(spec.data).expanduser(), spec
+        self.path, self._spec, self.backbone = Path(spec.data).expanduser(), spec, spec.backbone
         self.data: ClientData | None = None
         self.schema: Schema | None = None
         if not (is_unlabelled(self.path) or (spec.is_table and not spec.label and not spec.schema)):

@@ -57,11 +57,14 @@ class Client:
         about = (settings.size, self.input_shape, self.num_classes)
         self.features: dict[int, tuple[torch.Tensor, str, torch.Tensor]] = {}
         """By the id of inputs: these, the digest of a backbone, and its features of them."""
+        self.pretrained: ModelSpec | None = None
         self.backbone: str | None = None  # digest of the pretrained network
-        if settings.backbone is not None:
-            spec = ModelSpec(BACKBONE, *about, backbone=settings.backbone)
-            self.backbone = backbone_digest(spec)
-            check_tokens(build(spec), max(float(part.inputs.max()) for part in (data.train, data.val, data.test)))
+        if settings.data.backbone is not None:
+            self.pretrained = ModelSpec(BACKBONE, *about, backbone=settings.data.backbone)
+            self.backbone = backbone_digest(self.pretrained)
+            check_tokens(
+                build(self.pretrained), max(float(part.inputs.max()) for part in (data.train, data.val, data.test))
+            )
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec.choose(settings.model, *about, self.task)

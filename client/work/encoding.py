@@ -4,15 +4,17 @@ It uses no labels. Between the descriptor and its gradient the client keeps the 
 It then repeats the forward pass, which must give the same descriptor.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.features import on_features
 from hyperbloom.client.work.sgd import FlatPart
 from hyperbloom.common import encoders
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.models import backbone_features
 from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
 from hyperbloom.common.wire.weights import Weights
 
@@ -29,7 +31,7 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
         HyperbloomError: the user does not allow it.
     """
     client.releases.check_change()
-    inputs = client.train_data.inputs
+    inputs = encoder_inputs(client)
     module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
     with torch.no_grad():
         descriptor = encoders.encode(module, inputs.to(order.weights.values.dtype)).cpu()
@@ -50,7 +52,7 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
     if kept is None:
         raise WireError(f"order: for the encoder {order.version}, which this client does not hold")
     values, before = kept
-    inputs = client.train_data.inputs
+    inputs = encoder_inputs(client)
     sent = Weights(
         encoders.encoder_layout(encoders.EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values
     )
@@ -90,6 +92,14 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
             velocity.mul_(FIT_MOMENTUM).add_(part.gradient)
             part.values.sub_(velocity, alpha=fit.rate)
     return Weights(part.layout, part.values.cpu() - fit.gamma.values), first
+
+
+def encoder_inputs(client: Client) -> Tensor:
+    """Return what the encoder reads: the training inputs, or a backbone's features of them."""
+    if client.pretrained is None:
+        return client.train_data.inputs
+    compute = partial(backbone_features, client.pretrained)
+    return on_features(client, client.backbone or "", client.train_data, compute).inputs
 
 
 def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str) -> tuple[encoders.Encoder, FlatPart]:

@@ -4,16 +4,16 @@ A round then costs as much as training the head. What enters the head depends on
 else is frozen and has no training mode.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client
-from hyperbloom.client.work.scoring import EVALUATION_BATCH
 from hyperbloom.common.data import Examples
 from hyperbloom.common.models import last_layer
-from hyperbloom.common.models.parts import untouched
+from hyperbloom.common.models.parts import features, untouched
 
 
 class Tail(nn.Module):
@@ -52,28 +52,13 @@ def tail_of(module: nn.Module, input_shape: tuple[int, ...], backbone: str = "")
         return Tail(path, last, backbone) if seen.ndim == 2 and torch.equal(last(seen), outputs) else None
 
 
-def on_features(client: Client, tail: Tail, data: Examples, module: nn.Module) -> Examples:
-    """Return a client's examples with features in place of inputs; `module` computes them once."""
+def on_features(client: Client, backbone: str, data: Examples, compute: Callable[[Tensor], Tensor]) -> Examples:
+    """Return a client's examples with features in place of inputs, which are computed once for a backbone's digest."""
     kept = client.features.get(id(data.inputs))
-    if kept is None or kept[0] is not data.inputs or kept[1] != tail.backbone:
-        made = replace(data, inputs=features(module, data.inputs))
+    if kept is None or kept[0] is not data.inputs or kept[1] != backbone:
+        made = replace(data, inputs=compute(data.inputs))
         if client.settings.low_memory and made.inputs.device.type == "cpu":
             made = made.on_disk(client.settings.folder)
         # With the inputs, as another tensor may get their id once they are gone.
-        kept = client.features[id(data.inputs)] = (data.inputs, tail.backbone, made.inputs)
+        kept = client.features[id(data.inputs)] = (data.inputs, backbone, made.inputs)
     return replace(data, inputs=kept[2])
-
-
-@torch.no_grad()
-def features(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the features `(N, F)` that enter a network's last layer for inputs `(N, ...)`."""
-    module.eval()
-    seen: list[Tensor] = []
-    head = last_layer(module, tuple(inputs.shape[1:]))
-    hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        for part in inputs.split(EVALUATION_BATCH):
-            module(part)
-    finally:
-        hook.remove()
-    return torch.cat(seen)

@@ -5,7 +5,7 @@ of another client or run, or if another process has written it.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from hyperbloom.common.models import (
     full_layout,
     head_layout,
 )
+from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 from hyperbloom.common.wire.weights import Weights
 
@@ -59,7 +60,8 @@ class Loaded(Network):
         """Return the head alone with features of the examples, or the network with the examples as they are."""
         if self.tail is None:
             return self.module, parts
-        return self.tail, tuple(on_features(client, self.tail, part, self.module) for part in parts)
+        compute = partial(features, self.module)
+        return self.tail, tuple(on_features(client, self.tail.backbone, part, compute) for part in parts)
 
 
 def load(client: Client, scope: Scope, target: Target, weights: Weights | None) -> Loaded:
@@ -116,7 +118,7 @@ def check_common_model(client: Client, target: Target) -> None:
 
 def spec_of(client: Client, target: Target) -> ModelSpec:
     """Return the model that the server chose, for this client's data and size; WireError if it has no backbone."""
-    backbone = client.settings.backbone if target.model == BACKBONE else None
+    backbone = client.settings.data.backbone if target.model == BACKBONE else None
     if target.model == BACKBONE and backbone is None:
         raise WireError("order: for a backbone, but this client has none; join with --backbone")
     about = (client.settings.size, client.input_shape, client.num_classes)

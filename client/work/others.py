@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.evaluation import count_score
-from hyperbloom.client.work.features import features
 from hyperbloom.client.work.networks import check_common_model, load, loaded_network
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore
 from hyperbloom.common.wire.weights import Weights

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hyperbloom.client.keep.feedback import encode_with_feedback
 from hyperbloom.client.work.client import Client, enough_memory
-from hyperbloom.client.work.encoding import fit_encoder
+from hyperbloom.client.work.encoding import encoder_inputs, fit_encoder
 from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.networks import Loaded, keep_personal, load
 from hyperbloom.client.work.reference import reference_rows
@@ -45,7 +45,7 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
 def fit(client: Client, order: FitOrder) -> FitResult:
     """Train, and fit the encoder to the order's descriptor; errors as in `train` and `fit_encoder`."""
     result = train(client, order)
-    gamma, distance = fit_encoder(order.fit, client.train_data.inputs)
+    gamma, distance = fit_encoder(order.fit, encoder_inputs(client))
     return FitResult(**vars(result), version=order.fit.version, distance=distance, gamma=gamma)
 
 

@@ -31,6 +31,7 @@ class DataSpec:
         owner: Column of a table that says whose a row is.
         group: Column of a table that says which rows belong together.
         schema: File that says what the columns of a table mean, instead of a proposal from the table itself.
+        backbone: Pretrained network of the run: a folder, or `package.module:function`.
 
     Raises:
         DataError: A number is out of range.
@@ -50,6 +51,7 @@ class DataSpec:
     owner: str | None = None
     group: str | None = None
     schema: Path | None = None
+    backbone: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("partitions", self.partitions), ("classes_per_client", self.classes_per_client)):

@@ -16,7 +16,7 @@ from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merge
 from hyperbloom.common.models.cnn import HIDDEN, LAYERS, LeNet, PooledCNN
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.mlp import MLP
-from hyperbloom.common.models.parts import last_layer, represent
+from hyperbloom.common.models.parts import features, last_layer, represent
 from hyperbloom.common.models.pretrained import head_of, load_backbone
 from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ARCHITECTURES, PLAIN, ResidualCNN
@@ -207,6 +207,18 @@ def first_values(spec: ModelSpec, layout: Layout, seed: int) -> Tensor:
 def backbone_digest(spec: ModelSpec) -> str:
     """Return the digest of all that is not adapted, whatever is, apart from the head."""
     return digest_of(*_backbone(spec, build))
+
+
+def backbone_features(spec: ModelSpec, inputs: Tensor) -> Tensor:
+    """Return what enters the last layer of a backbone, `(N, ...)`, for inputs of its network, on their device."""
+    with torch.random.fork_rng(devices=[]):
+        module = build(replace(spec, adapt="head")).to(inputs.device)
+    return features(module, inputs)
+
+
+def backbone_shape(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the shape of the features of one input."""
+    return tuple(backbone_features(spec, torch.zeros(1, *spec.input_shape)).shape[1:])
 
 
 def _head(spec: ModelSpec) -> tuple[str, ...]:

@@ -14,6 +14,9 @@ from torch.nn.utils import parametrize
 
 from hyperbloom.common.errors import ModelError
 
+BATCH = 1024
+"""Most inputs of which features are computed at once."""
+
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
@@ -92,6 +95,21 @@ def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
         found = tuple(taken[-1].shape) if taken else "none"
         raise ModelError(f"last layer: expected a tensor with {len(inputs)} rows to enter it, found {found}")
     return taken[-1].flatten(1)
+
+
+@torch.no_grad()
+def features(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the features `(N, F)` that enter a network's last layer for inputs `(N, ...)`, in evaluation mode."""
+    module.eval()
+    seen: list[Tensor] = []
+    head = last_layer(module, tuple(inputs.shape[1:]))
+    hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    try:
+        for part in inputs.split(BATCH):
+            module(part)
+    finally:
+        hook.remove()
+    return torch.cat(seen)
 
 
 def running_norms(module: nn.Module) -> list[_BatchNorm]:

@@ -32,6 +32,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         metric: by which the run was selected.
         adapt: which parameters of the model are adapted.
         schema: what the columns of tables mean.
+        backbones: digests of what is frozen in the models, one for each size.
     """
 
     version: str
@@ -55,6 +56,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     metric: str = "accuracy"
     adapt: str = "all"
     schema: str | None = None
+    backbones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

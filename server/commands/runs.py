@@ -74,6 +74,7 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
     from rich.console import Console
 
     from hyperbloom.common.config import check
+    from hyperbloom.common.models import BACKBONE
     from hyperbloom.server.grids.fleet import Machines, open_for_newcomers, sayer
     from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
     from hyperbloom.server.runs.trained import read_trained
@@ -85,7 +86,8 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
         say(plain_text(text))
 
     maker = ModelMaker(read_trained(run, check_on_demand, own_code))
-    with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", say, tell) as grid:
+    brings = f"--data WHAT{' --backbone WHERE' if maker.offer.model == BACKBONE else ''}"
+    with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", brings, say, tell) as grid:
         OnDemandService(grid, maker, tell).serve()
 
 

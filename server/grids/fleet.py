@@ -198,8 +198,8 @@ def open_superlink(
 
 
 @contextmanager
-def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
-    """Check the address, run a SuperLink with its logs in `folder`, and print how newcomers reach it."""
+def open_for_newcomers(machines: Machines, folder: Path, brings: str, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
+    """Check the address, run a SuperLink with its logs in `folder`, and print what newcomers run, with their flags."""
     machines.certificates()
     if machines.port:
         check_port(machines.host, machines.port)
@@ -208,7 +208,7 @@ def open_for_newcomers(machines: Machines, folder: Path, say: Say, tell: Tell) -
     with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:
         flags, told = machines.invite(1)
         say("ready; a newcomer runs:")
-        say(f"  flower-client join {' '.join(flags)} --data WHAT --out model")
+        say(f"  flower-client join {' '.join(flags)} {brings} --out model")
         if told:
             say(told)
         yield grid

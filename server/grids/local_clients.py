@@ -30,7 +30,7 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
     data, strategy = config.data, find_strategy(config.strategy)
     part, parts = config.part(index)
     models = config.models or ((config.model,) if strategy.own_models == "must" else ())
-    alike = data.model_dump(include=set(DataSpec.__dataclass_fields__) - {"root"})
+    alike = data.model_dump(include=set(DataSpec.__dataclass_fields__) - {"root"}) | {"backbone": config.backbone}
     root, schema = (Path(each) if each else None for each in (data.root, data.schema_file))
     spec = DataSpec(data.name, root, partition=part, partitions=parts, seed=config.seed, schema=schema, **alike)
     return ClientSettings(
@@ -44,7 +44,6 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         disclose_gain=True,
         model=models[index % len(models)] if models else None,
         disclose="graph" if strategy.asks == "graph" else "types",
-        backbone=config.backbone,
     )
 
 
@@ -57,13 +56,12 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
     line = replace(
         first,
         client_id="NAME",
-        data=replace(first.data, partition=None),
+        data=replace(first.data, partition=None, backbone=first.data.backbone and "FOLDER"),
         size="|".join(config.sizes),
         state_dir=None,
         disclose_moments=False,
         disclose_counts=False,
         disclose_gain=False,
-        backbone=first.backbone and "FOLDER",
         model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
     )
     words = ["flower-client", *connection, *line.to_flags()]

@@ -51,8 +51,6 @@ def check_on_demand(strategy: Algorithm) -> None:
             f"{strategy.config.strategy}: expected a run of odpfl, whose models need no training; from others: "
             "flower-server export"
         )
-    if strategy.config.backbone is not None:
-        raise ConfigError("serve: expected a run without a backbone, which newcomers cannot name yet")
 
 
 class ModelMaker:
@@ -85,6 +83,7 @@ class ModelMaker:
             task=strategy.setting.task.spec,
             metric=strategy.metrics[0],
             adapt=trained.config.adapt,
+            backbones=strategy.setting.backbones,
             schema=next((client.about.schema for client in trained.roster), None),
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())

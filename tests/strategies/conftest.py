@@ -349,14 +349,13 @@ def digits_settings(config: RunConfig, folder: Path, names: Sequence[str] | None
     return [
         ClientSettings(
             client_id=name,
-            data=DataSpec(partition=index, partitions=len(names), classes_per_client=3),
+            data=DataSpec(partition=index, partitions=len(names), classes_per_client=3, backbone=config.backbone),
             device="cpu",
             size=config.sizes[index % len(config.sizes)],
             state_dir=folder / name,
             disclose_class_shares=config.options.get("descriptor") == "class-shares",
             model=config.models[index % len(config.models)] if config.models else None,
             disclose="graph" if find_strategy(config.strategy).asks == "graph" else "types",
-            backbone=config.backbone,
         )
         for index, name in enumerate(names)
     ]

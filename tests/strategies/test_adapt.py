@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from hyperbloom.client.work import networks
 from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.encoding import describe
 from hyperbloom.client.work.networks import loaded_network
 from hyperbloom.common.config import make_run_config
+from hyperbloom.common.encoders import EncoderSpec, build_encoder
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import BACKBONE, ModelSpec, build, full_layout
 from hyperbloom.common.models.pretrained import Transformer
+from hyperbloom.common.wire.exchanges import DescribeOrder
 from hyperbloom.common.wire.orders import Target, TrainOrder
 from hyperbloom.strategies import make_algorithm
 from tests.common.models.backbones import image_folder
@@ -172,7 +176,10 @@ def test_a_client_is_refused_whose_backbone_is_another_or_none(backbone: str, tm
     other = str(image_folder(tmp_path / "other", seed=1))
     config = digits_config(strategy="fedavg", adapt="head", backbone=backbone, sizes=("M",), options={})
     right, wrong, none = digits_settings(config, tmp_path)
-    grid = digits_grid([right, replace(wrong, backbone=other), replace(none, backbone=None)])
+    wrong, none = (
+        replace(each, data=replace(each.data, backbone=where)) for each, where in ((wrong, other), (none, None))
+    )
+    grid = digits_grid([right, wrong, none])
     federation = Inline(config, grid).join(1)
     told = " ".join(federation.events)
     expected = federation.algorithm.setting.backbones[0]
@@ -220,6 +227,38 @@ def test_with_the_head_alone_the_backbone_sees_each_example_once(
     assert kept.metrics == pytest.approx(anew.metrics, abs=1e-4)
     for name, tensor in federation.state().items():
         torch.testing.assert_close(tensor, other.state()[name], rtol=0, atol=1e-5)
+
+
+def test_on_demand_the_encoder_reads_the_backbones_features_once(
+    backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = Transformer.forward
+
+    def noted(self: Transformer, inputs: Tensor) -> Tensor:
+        seen.append(len(inputs) if inputs.any() else 0)
+        return real(self, inputs)
+
+    monkeypatch.setattr(Transformer, "forward", noted)
+    client_for.cache_clear()
+    config = digits_config(
+        strategy="odpfl", adapt="head", backbone=backbone, sizes=("M",), rounds=3, cohort=3, options={"hidden_dim": 8}
+    )
+    after: list[int] = []
+    federation = digits_federation(config, tmp_path)
+    history, _ = federation.run(lambda number: after.append(sum(seen)))
+    assert not [texts(outcome) for outcome in history.rounds if outcome.refused]
+    assert after[1] == after[2], "rounds are trained, described and backpropagated on what the first ones have computed"
+    for settings in digits_settings(config, tmp_path):
+        client = client_for(settings)
+        order = federation.grid.sent(DescribeOrder)[-1]
+        network = transformers.AutoModelForImageClassification.from_pretrained(backbone)
+        encoder = build_encoder(EncoderSpec(order.encoder, (8,), order.dim))
+        encoder.load_state_dict(order.weights.layout.views(order.weights.values))
+        with torch.no_grad():
+            tokens = network.vit(pixel_values=client.train_data.inputs).last_hidden_state
+            expected = encoder(tokens[:, 0])
+        torch.testing.assert_close(describe(client, order).weights.values, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_there_is_something_to_send() -> None:

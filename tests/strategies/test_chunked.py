@@ -96,6 +96,42 @@ def test_a_resnet_needs_a_thousandth_of_the_parameters_of_a_head_for_all_weights
     assert generated.shape == (1, layout.numel)
 
 
+# ---------------------------------------------------------------------- LoRA
+
+
+def adapted_layout(layers: int, ranks: int = 2) -> Layout:
+    """Return the layout of LoRA in convolutions from 2 to 3 channels, and of a head."""
+    names = [f"body.{number}.lora" for number in range(layers)]
+    shapes = {"A": (ranks, 2, 3, 3), "B": (3, ranks, 1, 1)}
+    parts = [(f"{name}_{leaf}.default.weight", shapes[leaf]) for name in names for leaf in "AB"]
+    return Layout((*parts, ("head.weight", (5, 8)), ("head.bias", (5,))))
+
+
+def test_an_adapter_is_written_by_layer_and_rank() -> None:
+    layout = adapted_layout(3)
+    made, rows = network(layouts={"M": layout}), descriptors(4)
+    generated = made(rows, "M")
+    for client, row in enumerate(rows):
+        views, rest = layout.views(generated[client]), []
+        for layer in range(3):
+            a, b = (views[f"body.{layer}.lora_{leaf}.default.weight"] for leaf in "AB")
+            for rank in range(2):
+                embedding = (made.chunks["M"][layer] + made.ranks["M"][rank]) / math.sqrt(2)
+                chunk = made.head(made.trunk(torch.cat([row, embedding])))
+                torch.testing.assert_close(torch.cat([a[rank].flatten(), b[:, rank].flatten()]), chunk[:21])
+        rest = [made.head(made.trunk(torch.cat([row, embedding]))) for embedding in made.chunks["M"][3:]]
+        torch.testing.assert_close(
+            torch.cat([views["head.weight"].flatten(), views["head.bias"]]), torch.cat(rest)[:45]
+        )
+    assert made.head.out_features == 21 and len(made.chunks["M"]) == 3 + math.ceil(45 / 21)
+
+
+def test_a_deeper_backbone_costs_an_embedding_for_each_layer() -> None:
+    few, many = (network(layouts={"M": adapted_layout(layers)}) for layers in (2, 50))
+    count = [sum(parameter.numel() for parameter in made.parameters()) for made in (few, many)]
+    assert count[1] - count[0] == 48 * 4
+
+
 # ---------------------------------------------------------------------- cohorts in chunks of clients
 
 

@@ -102,6 +102,7 @@ class Clients:
     def _with_encoder(self, name: str, folder: Path) -> Client:
         """Return as much of a real client as has to do with encoders."""
         made = Client.__new__(Client)
+        made.pretrained = None
         made.settings, made.state = ClientSettings(name), ClientState(folder / name)
         made.releases = Releases(made.settings)
         inputs, labels = self.data[name]

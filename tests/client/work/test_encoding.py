@@ -57,6 +57,7 @@ def asking_back(version: str, gradient: Tensor) -> BackpropOrder:
 def client(inputs: Tensor, state: ClientState) -> Client:
     """Return as much of a client as has to do with encoders."""
     made = Client.__new__(Client)
+    made.pretrained = None
     made.settings, made.state = ClientSettings("c"), state
     made.releases = Releases(made.settings)
     made.train_data = Examples(inputs.float(), torch.zeros(len(inputs), dtype=torch.int64))

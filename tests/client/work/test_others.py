@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hyperbloom.client.work.features import features
 from hyperbloom.client.work.others import domain_errors, moments_of, score_all
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import build
+from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.exchanges import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom.common.wire.weights import Weights
 

@@ -5,13 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from flwr.app import Error, Message, RecordDict
 from safetensors.torch import load_file
 
+from hyperbloom.client.newcomer.ledger import Ledger
+from hyperbloom.client.newcomer.newcomer import Newcomer
+from hyperbloom.client.newcomer.sources import Sources
+from hyperbloom.common.data import DataSpec
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout
+from hyperbloom.common.files import export
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
@@ -24,6 +31,7 @@ from hyperbloom.server.newcomers import on_demand
 from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
 from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
+from tests.common.models.backbones import image_folder
 
 from ..conftest import Clock, ScriptedGrid, app_error
 
@@ -50,6 +58,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(run: Path) -> Trained:
     return read_trained(run, check_on_demand)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a backbone, and a run that adapts it."""
+    folder = tmp_path_factory.mktemp("adapted")
+    backbone = image_folder(folder / "vit")
+    options = ["encoder=private", "adapt=lora:r=2", f"backbone={backbone}", "local.steps=2", "embedding_dim=3"]
+    more = [word for option in [*options, "hidden_dim=8"] for word in ("--set", option)]
+    assert main(["--strategy", "odpfl", *SHORT, *more, "--run-dir", str(folder / "run")]) == 0
+    return backbone, folder / "run"
 
 
 @pytest.fixture
@@ -282,6 +301,52 @@ def test_a_node_that_cannot_be_reached_is_no_matter(counter: OnDemandService, cl
     grid.unreachable.add(2)
     polls(counter, clock)
     assert counter.served == 1
+
+
+def newcomer(folder: Path, backbone: Path | None) -> Newcomer:
+    np.save(folder / "x.npy", np.random.default_rng(0).random((40, 1, 8, 8)).astype(np.float32))
+    spec = DataSpec(str(folder / "x.npy"), backbone=None if backbone is None else str(backbone))
+    return Newcomer(Sources(spec), "M", None, None, Ledger(folder / "state"), "box:9092")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft
+def test_a_newcomer_with_the_backbone_gets_an_adapter(
+    adapted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    backbone, run = adapted
+    maker, one = ModelMaker(read_trained(run, check_on_demand)), newcomer(tmp_path, backbone)
+    description = one.describe(maker.offer)
+    assert isinstance(description, Description), one.failure
+    inputs = torch.from_numpy(np.load(tmp_path / "x.npy"))
+    plain = transformers.AutoModelForImageClassification.from_pretrained(
+        backbone, num_labels=10, ignore_mismatched_sizes=True
+    )
+    encoder = build_encoder(EncoderSpec("private", (8,), 3))
+    encoder.load_state_dict(maker.offer.weights.layout.views(maker.offer.weights.values))
+    with torch.no_grad():
+        expected = encoder(plain.vit(pixel_values=inputs).last_hidden_state[:, 0])
+    torch.testing.assert_close(description.weights.values, expected, rtol=1e-4, atol=1e-5)
+    maker.check(description)
+    layout = maker.layouts["M"]
+    weights = maker.write([description.weights.values], "M")[0]
+    assert layout.numel < 0.5 * sum(parameter.numel() for parameter in plain.parameters())
+    one.receive(Delivery(Weights(layout, weights)))
+    one.write(tmp_path / "model")
+    tuned = peft.PeftModel.from_pretrained(plain, tmp_path / "model/adapter").eval()
+    program = torch.export.load(tmp_path / "model/model.pt2").module()
+    assert torch.allclose(tuned(pixel_values=inputs).logits, program(inputs), atol=1e-5)
+    views = layout.views(weights)
+    assert any(views[name].any() for name in views if "lora_B" in name)
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_newcomer_without_the_backbone_sends_nothing(other: bool, adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    one = newcomer(tmp_path, image_folder(tmp_path / "other", seed=1) if other else None)
+    maker = ModelMaker(read_trained(adapted[1], check_on_demand))
+    assert isinstance(one.describe(maker.offer), Failed)
+    wanted = f"expected backbone {maker.offer.backbones[0]}, found sha256:" if other else "expected --backbone"
+    assert wanted in str(one.failure)
 
 
 def test_runs_of_other_strategies_are_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
