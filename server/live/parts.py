@@ -39,7 +39,7 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         "live_run.html",
         run=run,
         name=name,
-        course=run.current,
+        course=run.main if run.state == "complete" else run.current,
         courses=courses,
         curve=_curve(courses, name) if courses else None,
         clients=_in_order(run.main, gains)[:ROWS],

@@ -1,6 +1,6 @@
 """The state of a run for the live page, read from its folder alone and a little at a time.
 
-The page is served by a process of its own (`server/watch/web.py`), so nothing here can slow or break a run.
+The page is served by a process of its own (`server/live/site.py`), so nothing here can slow or break a run.
 """
 
 import json

@@ -234,7 +234,9 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text: 12 s, 3:04 min, 2:15 h."""
+    """Return a number of seconds as text: 30 ms, 12 s, 3:04 min, 2:15 h."""
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -75,5 +75,12 @@ def test_a_client_that_keeps_a_round_waiting_is_named() -> None:
 
 def test_numbers_for_people() -> None:
     assert [amount(n) for n in (999, 1500, 2_340_000, 7.1e9)] == ["999 bytes", "1.5 kB", "2.3 MB", "7.1 GB"]
-    assert [duration(s) for s in (0.44, 12.4, 184, 8100)] == ["0.4 s", "12 s", "3:04 min", "2:15 h"]
+    assert [duration(s) for s in (0, 0.012, 0.44, 12.4, 184, 8100)] == [
+        "0.0 s",
+        "12 ms",
+        "0.4 s",
+        "12 s",
+        "3:04 min",
+        "2:15 h",
+    ]
     assert plain_text("a\x1b[2J\nb") == "a?[2J?b"
