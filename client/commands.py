@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hyperbloom.client import flags as shared
+from hyperbloom.client.backbones import backbone
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, section
 from hyperbloom.common.program.names import default_state_dir
@@ -87,10 +88,11 @@ def _doctor(key: Path | None, client_id: str, state_dir: Path | None, as_json: b
     Flag("--label", "column to predict, or several: A,B", required=True, metavar="COLUMN"),
     Flag("--owner", "column that says whose a row is", metavar="COLUMN"),
     Flag("--group", "column that says which rows no split may part", metavar="COLUMN"),
+    Flag("--backbone", "pretrained network: with a tokenizer, one column holds texts", metavar="FOLDER"),
     Flag("--out", "where the schema goes", type=FILE, show_default="printed"),
     example="flower-client schema patients.csv --label diagnosis --out schema.json",
 )
-def _schema(table: Path, label: str, owner: str | None, group: str | None, out: Path | None) -> None:
+def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     """Propose what the columns of a table mean.
 
     Columns are numbers, with the mean and the deviation by which they are scaled, or categories, with all their words.
@@ -102,13 +104,13 @@ def _schema(table: Path, label: str, owner: str | None, group: str | None, out: 
     from hyperbloom.common.files.storage import write_bytes
 
     cells = read_cells(table)
-    proposed = schema_of(DataSpec(str(table), label=label, owner=owner, group=group), cells)
+    proposed = schema_of(DataSpec(str(table), **columns), cells)
     text = proposed.model_dump_json(indent=2, exclude_defaults=True) + "\n"
     if out is None:
         print(text, end="")
         return
     write_bytes(out, text.encode())
-    used = {column.name for column in proposed.columns} | {*proposed.label, owner, group}
+    used = {column.name for column in proposed.columns} | {*proposed.label, columns["owner"], columns["group"]}
     left = [name for name in cells if name not in used]
     print(
         f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs"
@@ -162,7 +164,9 @@ def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, 
 
 @command(
     "predict",
-    click.Argument(["files"], help="image, .npy, .npz, table or folder of images", nargs=-1, required=True, type=FILE),
+    click.Argument(
+        ["files"], help="image, .npy, .npz, .txt, table or folder of images", nargs=-1, required=True, type=FILE
+    ),
     Flag("--model", "model folder, from export or join", required=True, type=FOLDER),
     Flag("--json as_json", "a JSON object per input, with all probabilities", is_flag=True),
     Flag("--masks", "segmentation: folder for the masks as PNG, a colour for each class", type=FOLDER),
@@ -173,7 +177,8 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     """Answer for images or arrays with an exported model.
 
     FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. For a
-    model of a table they are .csv or .parquet with the same columns; the label may be missing. Prints a table, or
+    model of a table they are .csv or .parquet with the same columns; the label may be missing. For a model of texts a
+    line of a .txt file is a text, too. Prints a table, or
     tab-separated lines when piped: the file, then what the model's task tells: a class and its probability,
     each label's probability, numbers in their units, or the share of each class in a mask.
 
@@ -183,6 +188,7 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     from rich.markup import escape
     from rich.table import Table
 
+    from hyperbloom.common.data.texts import TOKENIZER
     from hyperbloom.common.data.unlabelled import read_inputs
     from hyperbloom.common.files.export import read_model
     from hyperbloom.common.files.pictures import draw, write_mask, write_page
@@ -192,7 +198,7 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
         raise ConfigError(f"--report: expected a model of images, found inputs of shape {described.input_shape}")
     table, shown, classes = Table(box=None, pad_edge=False), list[tuple[bytes, dict[str, str]]](), tuple[str, ...]()
     in_table = sys.stdout.isatty() and not as_json
-    for inputs in read_inputs(files, described.input_shape, described.scaling, described.table):
+    for inputs in read_inputs(files, described.input_shape, described.scaling, described.table, str(model / TOKENIZER)):
         for start in range(0, len(inputs.names), 256):
             outputs = outputs_of(inputs.values[start : start + 256])
             answers = described.learned.show(outputs, described.class_names)
@@ -292,4 +298,4 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
     print(f"{out}: {', '.join(newcomer.write(out))}")
 
 
-COMMANDS = (_doctor, _download, _export, _join, _keygen, _predict, _schema)
+COMMANDS = (backbone, _doctor, _download, _export, _join, _keygen, _predict, _schema)

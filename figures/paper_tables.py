@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+import figures.networks  # noqa: F401 - registers the papers' own
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies import find_strategy

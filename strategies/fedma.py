@@ -41,7 +41,7 @@ from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
 from hyperbloom.strategies.turn import Evaluation, Turn
 
-MATCHABLE = ("mlp", "lenet", "omniglot")
+MATCHABLE = ("mlp", "lenet")
 """Networks that are a chain of convolutions and linear layers; skips or norms would tie several layers together."""
 
 

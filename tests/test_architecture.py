@@ -22,7 +22,7 @@ SHIPPED = sorted(
     path
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.*")
-    if path.suffix in {".py", ".html", ".js", ".csv", ".json", ".txt", ".toml"}
+    if path.suffix in {".py", ".html", ".js", ".csv", ".json", ".md", ".txt", ".toml"}
 )
 
 # Flower's public packages; everything else of it may change between two releases.

@@ -15,20 +15,12 @@ from hyperbloom.client.newcomer.guarantee import Guarantee, guarantee, noise_sca
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.sources import Sources, offered_scaling
 from hyperbloom.client.work.scoring import evaluate, settle_norms
+from hyperbloom.common import models
 from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models import (
-    BACKBONE,
-    ModelSpec,
-    backbone_digest,
-    backbone_features,
-    build,
-    full_layout,
-    model_names,
-)
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
@@ -100,11 +92,11 @@ class Newcomer:
             return self._sent
         if self.size not in offer.sizes:
             raise ConfigError(f"--size: expected one of {', '.join(offer.sizes)}, found {self.size}")
-        if offer.model not in (*model_names(), BACKBONE):
+        if offer.model not in (*models.model_names(), models.BACKBONE):
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
         self._check_backbone(offer)
         inputs = self.sources.inputs(offer)
-        seen = backbone_features(self._spec(offer), inputs) if self.sources.backbone else inputs
+        seen = models.backbone_features(self._spec(offer), inputs) if self.sources.backbone else inputs
         spec = EncoderSpec(offer.encoder, tuple(seen.shape[1:]), offer.dim)
         offer.weights.check(encoder_layout(spec), torch.float32)
         if version_of(offer.weights.values) != offer.encoder_version:
@@ -127,17 +119,17 @@ class Newcomer:
         return self._sent
 
     def _check_backbone(self, offer: Offer) -> None:
-        if (offer.model == BACKBONE) != (self.sources.backbone is not None):
-            wanted = "--backbone" if offer.model == BACKBONE else "no --backbone"
+        if (offer.model == models.BACKBONE) != (self.sources.backbone is not None):
+            wanted = "--backbone" if offer.model == models.BACKBONE else "no --backbone"
             raise ConfigError(f"expected {wanted}, as the models on offer have {'one' if offer.backbones else 'none'}")
-        if offer.backbones and (found := backbone_digest(self._spec(offer))) not in offer.backbones:
+        if offer.backbones and (found := models.backbone_digest(self._spec(offer))) not in offer.backbones:
             raise ModelError(f"--backbone: expected backbone {' or '.join(offer.backbones)}, found {found}")
 
     def receive(self, delivery: Delivery) -> None:
         """Keep the weights; WireError if they do not fit the model on offer."""
         if self._offer is None:
             raise WireError("weights came before an offer")
-        delivery.weights.check(full_layout(self._spec(self._offer)), torch.float32)
+        delivery.weights.check(models.full_layout(self._spec(self._offer)), torch.float32)
         self.weights, self.unlike = delivery.weights.values, delivery.unlike
         if self.unlike:
             log.warning(_UNLIKE, self._offer.clients)
@@ -146,18 +138,18 @@ class Newcomer:
         """Write the model folder and return the names of its files."""
         assert self._offer is not None and self.weights is not None
         offer, spec = self._offer, self._spec(self._offer)
-        module = build(spec)
+        module = models.build(spec)
         with torch.no_grad():
-            for name, value in full_layout(spec).views(self.weights).items():
+            for name, value in models.full_layout(spec).views(self.weights).items():
                 module.get_parameter(name).copy_(value)
         settle_norms(module, Examples(self._inputs, torch.zeros(len(self._inputs), dtype=torch.int64)))
         names = self.sources.class_names(offer)
         scaling, card = self.sources.scaling(offer), self._card(offer, module)
         return write_model(folder, module, spec, names, scaling, card, offer.task, self.sources.schema)
 
-    def _spec(self, offer: Offer) -> ModelSpec:
+    def _spec(self, offer: Offer) -> models.ModelSpec:
         about = (offer.input_shape, offer.num_classes, offer.adapt)
-        return ModelSpec(offer.model, self.size, *about, self.sources.backbone)
+        return models.ModelSpec(offer.model, self.size, *about, self.sources.backbone)
 
     def _card(self, offer: Offer, module: torch.nn.Module) -> Card:
         assert self._sent is not None

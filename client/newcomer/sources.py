@@ -52,7 +52,7 @@ class Sources:
         """
         self.schema = read_schema(offer.schema, "the server's schema") if offer.schema else None
         if self.data is None:
-            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer), self.schema)
+            parts = read_inputs([self.path], offer.input_shape, self.scaling(offer), self.schema, self.backbone)
             return torch.cat([part.values for part in parts])
         if self.schema and self._spec.is_table:
             self._adopt(self.schema, self.data.schema)

@@ -14,23 +14,11 @@ from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.features import Tail, on_features, tail_of
 from hyperbloom.client.work.own_network import OwnNetwork, own_graph
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
+from hyperbloom.common import models
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.files.storage import FileState
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import (
-    BACKBONE,
-    HEAD,
-    OWN,
-    Adapt,
-    ModelSpec,
-    backbone_digest,
-    body_layout,
-    build,
-    build_own,
-    full_layout,
-    head_layout,
-)
 from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 from hyperbloom.common.wire.weights import Weights
@@ -112,17 +100,17 @@ def keep_personal(client: Client, scope: Scope, network: Loaded) -> None:
 
 def check_common_model(client: Client, target: Target) -> None:
     """Raise a WireError if the network is the client's own: the answer would disclose sizes of its layers."""
-    if client.own is not None and (target.model == OWN or target.private == "all"):
+    if client.own is not None and (target.model == models.OWN or target.private == "all"):
         raise WireError("order: expected a model that the server chose, found the client's own")
 
 
-def spec_of(client: Client, target: Target) -> ModelSpec:
+def spec_of(client: Client, target: Target) -> models.ModelSpec:
     """Return the model that the server chose, for this client's data and size; WireError if it has no backbone."""
-    backbone = client.settings.data.backbone if target.model == BACKBONE else None
-    if target.model == BACKBONE and backbone is None:
+    backbone = client.settings.data.backbone if target.model == models.BACKBONE else None
+    if target.model == models.BACKBONE and backbone is None:
         raise WireError("order: for a backbone, but this client has none; join with --backbone")
     about = (client.settings.size, client.input_shape, client.num_classes)
-    return ModelSpec(target.model, *about, target.adapt, backbone)
+    return models.ModelSpec(target.model, *about, target.adapt, backbone)
 
 
 def loaded_network(client: Client, target: Target, weights: Weights | None) -> Loaded:
@@ -130,10 +118,10 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
     if target.private not in PRIVATE:
         raise WireError(f"order: expected private to be one of {PRIVATE}, found {target.private!r}")
     try:
-        Adapt.parse(target.adapt)
+        models.Adapt.parse(target.adapt)
     except ConfigError as error:
         raise WireError(f"order: {error}") from None
-    if target.model == OWN:
+    if target.model == models.OWN:
         own = client.own_spec()
         if target.private != "none":
             raise WireError(f"order: expected private 'none' for the client's own model, found {target.private!r}")
@@ -145,7 +133,7 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
         return _private_network(replace(client.own, adapt=target.adapt), client.device)
     spec = spec_of(client, target)
-    if not spec.is_new and (found := backbone_digest(spec)) not in target.backbones:
+    if not spec.is_new and (found := models.backbone_digest(spec)) not in target.backbones:
         raise WireError(f"order: expected backbone {' or '.join(target.backbones)}, found {found}")
     return _network(spec, target.private, client.device)
 
@@ -171,13 +159,14 @@ def _first_values(
     client: Client, scope: Scope, target: Target, weights: Weights | None, wanted: Layout
 ) -> torch.Tensor:
     """Return the first `(P,)` values of the personal part: those that the server sent, or values from a seed."""
-    own = client.own is not None and (target.model == OWN or target.private == "all")
+    own = client.own is not None and (target.model == models.OWN or target.private == "all")
     # An own model never takes values from the server, because a fit would disclose its names and shapes.
     if not own and weights is not None and set(wanted.shapes) <= set(weights.layout.shapes):
         return weights.part(wanted)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(client.seed(scope, HEAD))
-        fresh = build_own(replace(client.own_spec(), adapt=target.adapt)) if own else build(spec_of(client, target))
+        torch.manual_seed(client.seed(scope, models.HEAD))
+        spec = replace(client.own_spec(), adapt=target.adapt) if own else spec_of(client, target)
+        fresh = models.build_own(spec) if own else models.build(spec)
     return wanted.flatten(dict(fresh.named_parameters()))
 
 
@@ -186,19 +175,19 @@ def _holder(client: Client, scope: Scope) -> Holder:
 
 
 @cache
-def _network(spec: ModelSpec, private: str, device: torch.device) -> Loaded:
-    module = build(spec).to(device)
-    full = full_layout(spec)
-    shared = {"head": body_layout(spec), "body": head_layout(spec), "all": Layout(())}.get(private, full)
+def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Loaded:
+    module = models.build(spec).to(device)
+    full = models.full_layout(spec)
+    shared = {"head": models.body_layout(spec), "body": models.head_layout(spec), "all": Layout(())}.get(private, full)
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
-    head = tuple(name for name, _ in head_layout(spec).shapes)
+    head = tuple(name for name, _ in models.head_layout(spec).shapes)
     if private == "copy":
         part = FlatPart(module, full)
         made = Loaded(module, part, Flat(full, part.values.clone()), head)
     else:
         made = Loaded(module, FlatPart(module, shared), FlatPart(module, personal), head)
     if spec.adapt == "head":
-        made.tail = tail_of(module, spec.input_shape, backbone_digest(spec))
+        made.tail = tail_of(module, spec.input_shape, models.backbone_digest(spec))
     return made
 
 
@@ -209,6 +198,6 @@ def _own_network(wanted: OwnNetwork, device: torch.device) -> Loaded:
 
 
 @lru_cache(LOADED_NETWORKS)
-def _private_network(spec: ModelSpec, device: torch.device) -> Loaded:
-    module = build_own(spec).to(device)
+def _private_network(spec: models.ModelSpec, device: torch.device) -> Loaded:
+    module = models.build_own(spec).to(device)
     return Loaded(module, FlatPart(module, Layout(())), FlatPart(module, Layout.of(module)))

@@ -1,7 +1,8 @@
 """The schema of a table: what its columns mean. All clients of a run share one, so that their inputs mean the same.
 
 A number becomes two inputs: `(value - mean) / std`, or 0 where it is missing, and 1 where it is missing. A category
-becomes an input for each word of the schema, 1 at the one that is there, and one that is 1 where it is missing.
+becomes an input for each word of the schema, 1 at the one that is there, and one that is 1 where it is missing. A text
+becomes the numbers of its tokens, for a pretrained network of texts; there are no other inputs beside it.
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from hyperbloom.common.config import Rate, Section, check
+from hyperbloom.common.config import Positive, Rate, Section, check
 from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.scaling import AnyArray
+from hyperbloom.common.data.texts import LENGTH, token_rows
 from hyperbloom.common.errors import ConfigError, DataError
 
 Table = Mapping[str, list[str]]
@@ -38,26 +40,30 @@ class Column(Section):
         std: divides the difference. Without both, a number is scaled by the moments that clients disclose, if any do.
         words: what a category may be.
         missing: what stands for a missing value, beside the usual words and nothing at all.
+        length: most tokens of a text.
     """
 
     name: str
-    kind: Literal["number", "category"]
+    kind: Literal["number", "category", "text"]
     mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
     std: Rate | None = None
     words: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    length: Positive = LENGTH
 
     @property
     def width(self) -> int:
         """The number of inputs."""
-        return 1 + (len(self.words) if self.kind == "category" else 1)
+        return self.length if self.kind == "text" else 1 + (len(self.words) if self.kind == "category" else 1)
 
-    def encode(self, cells: list[str], where: str) -> AnyArray:
-        """Return float32 `(N, width)`; the last input is 1 where the value is missing.
+    def encode(self, cells: list[str], where: str, backbone: str | None = None) -> AnyArray:
+        """Return float32 `(N, width)`; the last input is 1 where a number or category is missing.
 
         Raises:
-            DataError: A cell is no finite number, or none of the words.
+            DataError: A cell is no finite number, or none of the words; or there is no tokenizer in `backbone`.
         """
+        if self.kind == "text":
+            return token_rows(cells, self.length, backbone, where)
         gone = np.array([cell in self.missing or cell in MISSING for cell in cells], dtype=np.bool_)
         inputs = np.zeros((len(cells), self.width), np.float32)
         inputs[gone, -1] = 1.0
@@ -120,10 +126,15 @@ class Schema(Section):
         columns = (one.model_copy(update=found.get(one.name, {})) for one in self.columns)
         return self.model_copy(update={"columns": tuple(columns)})
 
-    def inputs(self, table: Table, where: str) -> AnyArray:
+    @property
+    def text_column(self) -> Column | None:
+        """The column of texts."""
+        return self.columns[0] if self.columns[0].kind == "text" else None
+
+    def inputs(self, table: Table, where: str, backbone: str | None = None) -> AnyArray:
         """Return float32 `(N, width)`; DataError if a column is missing, or a cell is not what the schema says."""
         self._refuse_absent(table, [column.name for column in self.columns], where)
-        return np.concatenate([column.encode(table[column.name], where) for column in self.columns], axis=1)
+        return np.concatenate([column.encode(table[column.name], where, backbone) for column in self.columns], axis=1)
 
     def labels(self, table: Table, where: str) -> AnyArray:
         """Return labels, as `label_kind` takes them; DataError if a column is missing, or a cell is no label."""
@@ -145,6 +156,8 @@ def read_schema(text: str, where: str) -> Schema:
     if len(text) > LONGEST_SCHEMA:
         raise ConfigError(f"{where}: expected a schema of at most {LONGEST_SCHEMA} characters, found {len(text)}")
     schema = check(Schema, text, where)
+    if len(schema.columns) > 1 and any(column.kind == "text" for column in schema.columns):
+        raise ConfigError(f"{where}: expected a column of texts to be the only one, found {len(schema.columns)}")
     named = [*schema.label, *(column.name for column in schema.columns)]
     twice = [name for name in named if named.count(name) > 1] + [
         word
@@ -181,9 +194,16 @@ def difference(ours: Schema, theirs: Schema) -> str:
 
 
 def propose(
-    table: Table, label: tuple[str, ...], where: str, owner: str | None = None, group: str | None = None
+    table: Table,
+    label: tuple[str, ...],
+    where: str,
+    owner: str | None = None,
+    group: str | None = None,
+    tokens: int = 0,
 ) -> Schema:
     """Propose what columns mean, from their values. Columns of many words, such as names, are left out.
+
+    If the network takes texts of at most so many `tokens`, the column with the most letters is the only one.
 
     Raises:
         DataError: There is no such column, or nothing to learn from.
@@ -193,8 +213,12 @@ def propose(
         raise DataError(
             f"{where}: expected --label COLUMN, one of {', '.join(table)}; found {', '.join(absent) or 'none'}"
         )
-    columns = [_propose(name, cells) for name, cells in table.items() if name not in (*label, owner, group)]
-    found = tuple(column for column in columns if column is not None)
+    others = {name: cells for name, cells in table.items() if name not in (*label, owner, group)}
+    if tokens and others:
+        columns = [Column(name=max(others, key=lambda name: sum(map(len, others[name]))), kind="text", length=tokens)]
+    else:
+        columns = [column for name, cells in others.items() if (column := _propose(name, cells))]
+    found = tuple(columns)
     if not found:
         raise DataError(f"{where}: expected columns beside the label with numbers or a few words, found none")
     classes = propose_classes(table, label)

@@ -18,6 +18,7 @@ from hyperbloom.common.data.own import build_pool
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
 from hyperbloom.common.data.spec import DataSpec
+from hyperbloom.common.data.texts import most_tokens
 from hyperbloom.common.errors import DataError
 
 _HEART = Path(__file__).with_name("heart_disease.csv")
@@ -26,7 +27,7 @@ _HEART = Path(__file__).with_name("heart_disease.csv")
 def read_table(spec: DataSpec) -> Pool:
     """Read the file `spec.data` by the schema `spec.schema`, or by one that is proposed from it."""
     table = read_cells(Path(spec.data))
-    return _pool(spec.data, table, schema_of(spec, table), spec.seed)
+    return _pool(spec.data, table, schema_of(spec, table), spec.seed, spec.backbone)
 
 
 def read_heart(spec: DataSpec) -> Pool:
@@ -45,15 +46,15 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
     """
     label = tuple(name.strip() for name in (spec.label or "").split(",") if name.strip())
     if spec.schema is None:
-        return propose(table, label, spec.data, spec.owner, spec.group)
+        return propose(table, label, spec.data, spec.owner, spec.group, most_tokens(spec.backbone))
     schema = load_schema(spec.schema)
     if label and label != schema.label:
         raise DataError(f"--label: expected {','.join(schema.label)} as in {spec.schema}, found {spec.label}")
     return schema
 
 
-def _pool(name: str, table: Table, schema: Schema, seed: int) -> Pool:
-    whole = Portion.of(ArrayBlock(schema.inputs(table, name)), schema.labels(table, name))
+def _pool(name: str, table: Table, schema: Schema, seed: int, backbone: str | None = None) -> Pool:
+    whole = Portion.of(ArrayBlock(schema.inputs(table, name, backbone)), schema.labels(table, name))
     columns = {kind: column for kind, column in (("owners", schema.owner), ("groups", schema.group)) if column}
     absent = [column for column in columns.values() if column not in table]
     if absent:

@@ -29,19 +29,25 @@ class Inputs:
 
 
 def is_unlabelled(path: Path) -> bool:
-    """Return whether a path holds inputs without labels: `.npy`, `.npz` without `y`, images or their folder."""
+    """Return whether a path holds inputs without labels: `.npy`, `.txt`, `.npz` without `y`, images or their folder."""
     if path.is_dir():
         entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
         return not any(entry.is_dir() for entry in entries) and any(_is_image(entry) for entry in entries)
     if path.suffix == ".npz" and path.is_file():
         return not any(key == "y" or key.startswith("y_") for key in read_arrays(path))
-    return path.suffix == ".npy" or _is_image(path)
+    return path.suffix in (".npy", ".txt") or _is_image(path)
 
 
 def read_inputs(
-    paths: Iterable[Path], input_shape: tuple[int, ...], scaling: Scaling, schema: Schema | None = None
+    paths: Iterable[Path],
+    input_shape: tuple[int, ...],
+    scaling: Scaling,
+    schema: Schema | None = None,
+    tokenizer: str | None = None,
 ) -> Iterator[Inputs]:
-    """Yield the inputs in images, `.npy`, `.npz` (key `x`), tables and folders of images, in batches.
+    """Yield the inputs in images, `.npy`, `.npz` (key `x`), tables, `.txt` and folders of images, in batches.
+
+    A line of `.txt` is a text.
 
     Images are converted to the size and the channels of the network, divided by 255 and normalised. Bytes in arrays are
     scaled as in training. Floats in arrays are inputs of the network without further scaling.
@@ -51,18 +57,20 @@ def read_inputs(
         input_shape: shape of one input.
         scaling: scaling of stored numbers in training.
         schema: what the columns of tables mean; None if the model takes none.
+        tokenizer: folder with the tokenizer of a model of texts.
 
     Raises:
         DataError: a file is missing, unreadable or of another shape.
     """
-    for is_image, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", *TABLES)):
+    for is_image, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", ".txt", *TABLES)):
         if is_image:
             while images := list(islice(some, FILES_AT_ONCE)):
                 stored = np.stack([_image(path, input_shape) for path in images])
                 yield Inputs(tuple(map(str, images)), replace(scaling, divisor=255.0).apply(stored))
         else:
             for path in some:
-                yield _table(path, schema) if path.suffix in TABLES else _array(path, input_shape, scaling)
+                rows = path.suffix in (".txt", *TABLES)
+                yield _table(path, schema, tokenizer) if rows else _array(path, input_shape, scaling)
 
 
 def scaling_of_bytes(scaling: Scaling) -> Scaling:
@@ -84,7 +92,9 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            raise DataError(f"{path}: expected an image, .npy, .npz, a table or a folder of images, found no such file")
+            raise DataError(
+                f"{path}: expected an image, .npy, .npz, .txt, a table or a folder of images, found no such file"
+            )
 
 
 def _image(path: Path, input_shape: tuple[int, ...]) -> AnyArray:
@@ -108,11 +118,21 @@ def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs
     return Inputs(tuple(names), values)
 
 
-def _table(path: Path, schema: Schema | None) -> Inputs:
-    if schema is None:
-        raise DataError(f"{path}: the model was not trained on tables; give it images, .npy or .npz")
-    values = torch.from_numpy(schema.inputs(read_cells(path), str(path)))
-    return Inputs(tuple(f"{path}:{row + FIRST_ROW}" for row in range(len(values))), values)
+def _table(path: Path, schema: Schema | None, tokenizer: str | None) -> Inputs:
+    texts, is_text = schema.text_column if schema else None, path.suffix == ".txt"
+    if schema is None or (is_text and texts is None):
+        what = "texts" if is_text else "tables"
+        raise DataError(f"{path}: the model was not trained on {what}; give it images, .npy or .npz")
+    table = {texts.name: _lines(path)} if texts and is_text else read_cells(path)
+    values, first = torch.from_numpy(schema.inputs(table, str(path), tokenizer)), 1 if is_text else FIRST_ROW
+    return Inputs(tuple(f"{path}:{row + first}" for row in range(len(values))), values)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a text in UTF-8, found: {error}") from None
 
 
 def _load(path: Path) -> AnyArray:

@@ -24,6 +24,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from jinja2 import Environment, StrictUndefined
 from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import Positive, Rate, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
+from hyperbloom.common.data.texts import TOKENIZER, copy_tokenizer
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
@@ -144,12 +146,17 @@ def write_model(
         write_bytes(draft / "model.json", f"{description.model_dump_json(indent=2)}\n".encode())
         write_tensors(draft / "model.safetensors", module.state_dict(), {"format": "pt"})
         write_adapter(draft / ADAPTER, adapted)
+        if schema and schema.text_column and spec.backbone:
+            copy_tokenizer(spec.backbone, draft / TOKENIZER)
         program = _trace(module, spec)
         torch.export.save(program, draft / "model.pt2")
         if all(importlib.util.find_spec(name) for name in _ONNX):
             _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
-        write_bytes(draft / "README.md", _readme(description, card, draft).encode())
-        files = sorted(path.name for path in draft.iterdir())
+        there = {path.name for path in draft.iterdir()}
+        takes = "IMAGE.png ..." if schema is None else "TEXTS.txt" if schema.text_column else "PATIENTS.csv"
+        readme = _README.render(model=description, card=card, there=there, takes=takes)
+        write_bytes(draft / "README.md", readme.encode())
+        files = sorted({*there, "README.md"})
         draft.rename(folder)
     return files
 
@@ -315,41 +322,11 @@ def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> flo
     return float(np.max(np.abs(found - expected) / np.maximum(1.0, np.abs(expected).max(axis=1, keepdims=True))))
 
 
-def _readme(model: ModelFile, card: Card, draft: Path) -> str:
-    scaling = model.preprocessing
-    normalised = f", minus {list(scaling.mean)}, by {list(scaling.std)} per channel" if scaling.mean else ""
-    facts = {
-        "architecture": f"{model.model}, size {model.size}",
-        "input": f"float32, batch x {' x '.join(map(str, model.input_shape))}",
-        "task": model.task,
-        "output": model.learned.describe(model.class_names),
-        "preprocessing": f"image files: divided by 255{normalised}; stored bytes: by {scaling.divisor:g}{normalised}",
-    }
-    lines = [f"# {card.title}", "", "## Where it comes from", "", *_table(card.origin)]
-    lines += ["", "## What left the client's machine for it", "", *_items(card.sent)]
-    lines += ["", "## Privacy", "", *_items(card.privacy or ("No guarantee was asked for: no noise was added.",))]
-    lines += ["", "## The model", "", *_table(facts)]
-    if card.remarks:
-        lines += ["", *_items(card.remarks)]
-    use = [
-        f"flower-client predict --model . {'PATIENTS.csv' if model.table else 'IMAGE.png ...'}",
-        "python -c 'import torch; model = torch.export.load(\"model.pt2\").module()'",
-    ]
-    if (draft / ADAPTER).exists():
-        use.append(f"python -c 'import peft; model = peft.PeftModel.from_pretrained(BACKBONE, \"{ADAPTER}\")'")
-    if (draft / "model.onnx").exists():
-        use.append("python -c 'import onnxruntime; model = onnxruntime.InferenceSession(\"model.onnx\")'")
-    return "\n".join([*lines, "", "## Use", "", *(f"    {line}" for line in use), ""])
-
-
-def _table(facts: Mapping[str, str]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {name} | {_plain(value)} |" for name, value in facts.items())]
-
-
-def _items(sentences: tuple[str, ...]) -> list[str]:
-    return [f"* {_plain(sentence)}" for sentence in sentences]
-
-
 def _plain(text: str) -> str:
     """Escape names that others chose, so that they are no markup."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+_TEMPLATES = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+_TEMPLATES.filters["plain"] = _plain
+_README = _TEMPLATES.from_string(Path(__file__).with_name("readme.md").read_text(encoding="utf-8"))

@@ -10,15 +10,15 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, nn
 
+from hyperbloom.common.data.texts import tokenizer_bytes
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merged, own_tensors
-from hyperbloom.common.models.cnn import HIDDEN, LAYERS, LeNet, PooledCNN
+from hyperbloom.common.models.cnn import LeNet
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.parts import features, last_layer, represent
 from hyperbloom.common.models.pretrained import head_of, load_backbone
-from hyperbloom.common.models.recurrent import TextLSTM
 from hyperbloom.common.models.residual import ARCHITECTURES, PLAIN, ResidualCNN
 from hyperbloom.common.models.unet import UNet
 from hyperbloom.common.program.plugins import find_plugin, plugins
@@ -46,17 +46,12 @@ class ModelInfo:
     description: str
 
 
-_CNN, _HAFL = {"S": 8, "M": 16, "L": 32}, {"S": 8, "M": 16, "L": 64}
+CNN, _HAFL = {"S": 8, "M": 16, "L": 32}, {"S": 8, "M": 16, "L": 64}
 
 MODELS: dict[str, ModelInfo] = {
-    "lenet": ModelInfo(LeNet, _CNN, "two 5x5 convolutions, three linear layers (pFedHN)"),
+    "lenet": ModelInfo(LeNet, CNN, "two 5x5 convolutions, three linear layers (pFedHN)"),
     "mlp": ModelInfo(MLP, {"S": 50, "M": 100, "L": 200}, "one hidden layer (pFedHN on MNIST)"),
-    "omniglot": ModelInfo(
-        partial(PooledCNN, "omniglot", (1, 2, 2, 2), HIDDEN[-1:]),
-        _CNN,
-        "four 3x3 convolutions, two linear layers (pFedHN)",
-    ),
-    "unet": ModelInfo(UNet, _CNN, "small U-Net for masks"),
+    "unet": ModelInfo(UNet, CNN, "small U-Net for masks"),
     **{
         f"hafl-{number}": ModelInfo(partial(ResidualCNN, f"hafl-{number}", steps), _HAFL, f"{text} (HAFL-GHN)")
         for number, (text, steps) in enumerate(ARCHITECTURES.items())
@@ -68,22 +63,6 @@ MODELS: dict[str, ModelInfo] = {
             f"{layers} layers of one type (HAFL-GHN)",
         )
         for layers in (4, 7, 10, 13)
-    },
-    **{
-        f"cnn-{number}": ModelInfo(
-            partial(
-                PooledCNN, f"cnn-{number}", [2**n for n in range(convolutions)], HIDDEN[len(HIDDEN) - linear + 1 :]
-            ),
-            _CNN,
-            f"convolutions: {convolutions}, linear layers: {linear} (FedHeNN)",
-        )
-        for number, (convolutions, linear) in enumerate(LAYERS, start=1)
-    },
-    **{
-        f"lstm-{layers}": ModelInfo(
-            partial(TextLSTM, layers), {"S": 32, "M": 64, "L": 128}, f"text: {layers}-layer LSTM, two linear (FedHeNN)"
-        )
-        for layers in (1, 2)
     },
 }
 
@@ -205,8 +184,8 @@ def first_values(spec: ModelSpec, layout: Layout, seed: int) -> Tensor:
 
 @cache
 def backbone_digest(spec: ModelSpec) -> str:
-    """Return the digest of all that is not adapted, whatever is, apart from the head."""
-    return digest_of(*_backbone(spec, build))
+    """Return the digest of all that is not adapted, whatever is, apart from the head, and of the tokenizer."""
+    return digest_of(*_backbone(spec, build), tokenizer_bytes(spec.backbone))
 
 
 def backbone_features(spec: ModelSpec, inputs: Tensor) -> Tensor:

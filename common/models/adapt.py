@@ -112,9 +112,9 @@ def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module
     return module
 
 
-def digest_of(backbone: nn.Module, head: tuple[str, ...]) -> str:
-    """Return the SHA-256 of the names, shapes and bytes of all tensors outside the head."""
-    found = hashlib.sha256()
+def digest_of(backbone: nn.Module, head: tuple[str, ...], tokenizer: bytes = b"") -> str:
+    """Return the SHA-256 of a tokenizer, and of the names, shapes and bytes of all tensors outside the head."""
+    found = hashlib.sha256(tokenizer)
     for name, tensor in sorted(backbone.state_dict().items()):
         if not name.startswith(head):
             found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())

@@ -89,6 +89,22 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
     return module.eval()
 
 
+def usual_shape(where: str) -> tuple[int, ...]:
+    """Return the shape of inputs that a folder's network was trained on; ModelError if its description has none."""
+    config = _config(Path(where).expanduser()) if ":" not in where or Path(where).is_dir() else {}
+    if config.get("library") == "torchvision":
+        return (3, 224, 224)
+    if "max_position_embeddings" in config or "vocab_size" in config:
+        return (8,)  # tokens: as many as one likes
+    side = config.get("image_size") or (config.get("model_args") or {}).get("img_size")
+    found = (config.get("pretrained_cfg") or {}).get("input_size") or (
+        side and (config.get("num_channels", 3), side, side)
+    )
+    if not found:
+        raise ModelError(f"--input-shape: expected one, as {where} does not say what it takes")
+    return tuple(found)
+
+
 def check_tokens(module: nn.Module, largest: float) -> None:
     """Raise a ModelError if the largest number of a token is beyond the vocabulary of a network for texts."""
     known = module.vocabulary if isinstance(module, Transformer) else 0

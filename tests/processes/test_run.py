@@ -94,7 +94,7 @@ def test_networks_that_share_nothing_are_aligned_on_public_inputs(site: Site, tm
     common = ["--data", "digits", "--size", "S"]
     clients = [
         site.client(f"c{n}", *common, "--partition", f"{n}/2", "--model", name)
-        for n, name in enumerate(("mlp", "lstm-1"))
+        for n, name in enumerate(("mlp", "plain-4"))
     ]
     assert server.wait() == 0, server.output
     assert [client.wait() for client in clients] == [0, 0]

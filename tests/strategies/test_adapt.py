@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hyperbloom.client.work import networks
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.encoding import describe
 from hyperbloom.client.work.networks import loaded_network
+from hyperbloom.common import models
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.encoders import EncoderSpec, build_encoder
 from hyperbloom.common.errors import ConfigError
@@ -118,7 +120,8 @@ def test_a_client_with_another_backbone_is_refused(tmp_path: Path, monkeypatch: 
 
     config = digits_config(strategy="fedavg", adapt="head", options={}, clients=3, cohort=3)
     federation = digits_federation(config, tmp_path)
-    monkeypatch.setattr(networks, "backbone_digest", lambda spec: "sha256:another")
+    other = SimpleNamespace(**vars(models) | {"backbone_digest": lambda spec: "sha256:another"})
+    monkeypatch.setattr(networks, "models", other)  # at the clients alone
     refused = federation.train().refused
     assert len(refused) == 3
     expected = federation.algorithm.setting.backbones[0]

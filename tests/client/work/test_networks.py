@@ -1,6 +1,7 @@
 """Networks are shared by all clients of a process; each one's personal part is its own, and on its disk."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,7 +161,8 @@ def test_clients_that_take_turns_in_one_process_share_networks_and_nothing_else(
         alone[name] = [worker.answer(train_order(private, round=number)) for number in rounds]
         forget_personal(worker)
     built: list[ModelSpec] = []
-    monkeypatch.setattr(networks, "build", lambda spec: built.append(spec) or build(spec))
+    counting = {"build": lambda spec: built.append(spec) or build(spec)}
+    monkeypatch.setattr(networks, "models", SimpleNamespace(**vars(networks.models) | counting))
     networks._network.cache_clear()
     workers = {name: make_worker(name) for name in names}
     for number in rounds:

@@ -41,6 +41,21 @@ def text_folder(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def add_tokenizer(folder: Path, words: str = "the ward was clean and quiet but food cold bad good never again") -> Path:
+    """Write a tokenizer that splits at blanks, and knows these words from number 3 on; 0 is padding, 1 unknown."""
+    import tokenizers
+    import transformers
+
+    known = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", *words.split()])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", model_max_length=LENGTH
+    ).save_pretrained(folder)
+    return folder
+
+
 def torchvision_folder(folder: Path) -> Path:
     """Write a network of torchvision for images `(3, 32, 32)`."""
     import torchvision

@@ -1,11 +1,12 @@
-"""FedHeNN's networks: layers, sizes, and that padding means nothing to those for text."""
+"""The networks of the papers: layers, sizes, and that padding means nothing to those for text."""
 
 import pytest
 import torch
 from torch import nn
 
+from figures.networks import TextLSTM
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.models import ModelSpec, TextLSTM, build, full_layout
+from hyperbloom.common.models import ModelSpec, build, full_layout
 
 CIFAR = (3, 32, 32)
 

@@ -1,0 +1,96 @@
+"""`flower-client backbone`: pretrained networks on this machine. Only `get` uses a network, and only if told to."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, ModelError
+from hyperbloom.common.program.commands import FOLDER, Flag, command, group
+
+PATTERNS = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", "*.model"]
+"""What is fetched: weights as safetensors, descriptions and tokenizers. No code, no pickles."""
+
+_ROOT = Flag("--root", "where networks are", type=FOLDER, show_default="$HYPERBLOOM_BACKBONES or ~/.cache/hyperbloom")
+_SHAPE = Flag("--input-shape", "of the data, such as 3,32,32", show_default="the network's own", metavar="C,H,W")
+
+
+@command(
+    "get",
+    click.Argument(["name"], help="name on the Hugging Face hub, such as google/vit-base-patch16-224"),
+    Flag("--revision", "commit or tag, so that all machines get the same", show_default="the newest"),
+    _ROOT,
+    example="flower-client backbone get google/vit-base-patch16-224 --revision 3f49326",
+)
+def _get(name: str, revision: str | None, root: Path | None) -> None:
+    """Fetch a network from the Hugging Face hub.
+
+    It is checked, and its folder named. A fetch that was cut off goes on where it stopped.
+    """
+    from hyperbloom.common.program.importing import describe
+
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ModelError("backbone get: needs huggingface_hub: pip install 'hyperbloom[backbone]'") from None
+    folder = _root(root) / name.replace("/", "--")
+    try:
+        huggingface_hub.snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=PATTERNS)
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise ConnectionFailed(f"cannot fetch {name}: {describe(error)[:300]}") from None
+    print(f"{folder}: {_told(folder, None)}")
+
+
+@command(
+    "check",
+    click.Argument(["where"], help="folder, or package.module:function"),
+    _SHAPE,
+    example="flower-client backbone check vit-tiny",
+)
+def _check(where: str, input_shape: str | None) -> None:
+    """Load a network, and print the digest that servers compare."""
+    print(f"{where}: {_told(where, input_shape)}")
+
+
+@command("list", _ROOT, example="flower-client backbone list")
+def _list(root: Path | None) -> int:
+    """List what `get` has fetched; code 1: one cannot be loaded."""
+    found, failed = sorted(path.parent for path in _root(root).glob("*/config.json")), 0
+    for folder in found:
+        try:
+            print(f"{folder}: {_told(folder, None)}", flush=True)
+        except HyperbloomError as error:
+            failed = 1
+            print(f"{folder}: {error}", flush=True)
+    if not found:
+        print(f"no networks in {_root(root)}; flower-client backbone get NAME fetches one")
+    return failed
+
+
+def _root(root: Path | None) -> Path:
+    return (root or Path(os.environ.get("HYPERBLOOM_BACKBONES") or "~/.cache/hyperbloom/backbones")).expanduser()
+
+
+def _told(where: Any, input_shape: str | None) -> str:
+    """Return a network's digest and size in words; ModelError if it cannot be loaded."""
+    from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build
+    from hyperbloom.common.models.pretrained import usual_shape
+
+    try:
+        shape = tuple(map(int, input_shape.split(","))) if input_shape else usual_shape(str(where))
+    except ValueError:
+        raise ModelError(f"--input-shape: expected numbers such as 3,32,32, found {input_shape}") from None
+    spec = ModelSpec(BACKBONE, "M", shape, 2, "head", str(where))
+    tensors = build(spec).state_dict().values()
+    return f"{backbone_digest(spec)}, {sum(each.numel() for each in tensors):,} numbers, inputs {shape}"
+
+
+backbone = group(
+    "backbone",
+    """Fetch, check and list pretrained networks (--backbone).
+
+    Nothing is fetched while a client runs.""",
+    *(_get, _check, _list),
+    example="flower-client backbone check vit-tiny",
+)
