@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperbloom.common.data.chest import read_chest_14
 from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
@@ -37,9 +36,6 @@ _REGISTERED = (
     DatasetInfo("fashion-mnist", read_published, (1, 28, 28), 10, "70,000 pictures of clothes"),
     DatasetInfo("cifar10", read_published, (3, 32, 32), 10, "60,000 colour photographs in 10 classes"),
     DatasetInfo("cifar100", read_published, (3, 32, 32), 100, "60,000 colour photographs in 100 classes"),
-    DatasetInfo(
-        "chest-xray-14", read_chest_14, (1, 128, 128), 14, "112,120 chest X-rays of 30,805 patients with 14 labels"
-    ),
 )
 DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info in _REGISTERED}
 

@@ -459,8 +459,6 @@ def test_download_fetches_what_is_missing_or_says_what_to_do(
     assert main(["download", "fashion-mnist", "--root", str(tmp_path)]) == 2
     assert fetched == [("FashionMNIST", tmp_path)]
     assert capsys.readouterr().err == "flower-client download: the publisher does not answer\n"
-    assert main(["download", "chest-xray-14", "--root", str(tmp_path)]) == 2
-    assert "Get it from https://nihcc.app.box.com/v/ChestXray-NIHCC, and unpack it into" in capsys.readouterr().err
     assert main(["download", "mnits"]) == 2
     assert "expected one of" in capsys.readouterr().err
     assert main(["download", "digits"]) == 0

@@ -1,8 +1,8 @@
 """All 112,120 chest X-rays of X. Wang et al., "ChestX-ray8", CVPR 2017, https://arxiv.org/abs/1705.02315, with labels.
 
-They are read in the published form: `Data_Entry_2017.csv` (or its version of 2020), the images in `images/` or
-`images_001/images/` and so on, and the official split by patient in the files `train_val_list.txt` and `test_list.txt`.
-We have not read the published files, only small ones of the same form.
+`--data figures.chest_xray_14:read` reads them from HYPERBLOOM_DATA in the published form: `Data_Entry_2017.csv` (or its
+version of 2020), the images in `images/` or `images_001/images/` and so on, and the official split by patient in the
+files `train_val_list.txt` and `test_list.txt`. We have not read the published files, only small ones of the same form.
 """
 
 from pathlib import Path
@@ -29,9 +29,9 @@ COLUMNS = ("Image Index", "Finding Labels", "Patient ID")
 HOW_14 = "Get it from https://nihcc.app.box.com/v/ChestXray-NIHCC, and unpack it into {root}."
 
 
-def read_chest_14(spec: DataSpec) -> Pool:
+def read() -> Pool:
     """Return the X-rays, resized to 1 x 128 x 128 on access, with 14 labels; an eighth of train_val validates."""
-    root = spec.folder
+    root = DataSpec().folder
     entries = first_existing([root / name for name in ENTRIES])
     if entries is None:
         raise missing(ENTRIES[-1], [root / ENTRIES[-1]], root, HOW_14)
@@ -49,12 +49,12 @@ def read_chest_14(spec: DataSpec) -> Pool:
     whole = Portion.of(
         ImageBlock(tuple(there[name] for name in names), (SIDE, SIDE), "L"), _findings(findings, entries)
     )
-    (whole,), _ = with_units([whole], {"groups": [np.array(patients)]}, spec.data)
+    (whole,), _ = with_units([whole], {"groups": [np.array(patients)]}, str(root))
     train_val, test = (whole.choose(_rows(path, names)) for path in lists)
     rng = generator(FIXED_SEED, "chest-xray-14")
     train, val = train_val.split(lambda strata: hold_out(strata, max(1, len(strata) // 8), rng))
-    check_groups(spec.data, (train, val, test))
-    return Pool(spec.data, train, val, test, tuple(FINDINGS), Scaling(255.0))
+    check_groups(str(root), (train, val, test))
+    return Pool("chest-xray-14", train, val, test, tuple(FINDINGS), Scaling(255.0))
 
 
 def _findings(texts: list[str], path: Path) -> AnyArray:
