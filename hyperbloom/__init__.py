@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedMA", "FedPer", "FedProx", "FedRep", "GHN"),
+    *("Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedPer", "FedProx", "FedRep", "GHN"),
     *("GHNServer", "HAFLDistillation", "LGFedAvg", "Local", "ODPFL", "PFLEnsemble", "PFLNearest", "PFLSampled"),
     *("PFedHN", "PFedHNHeads", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
 ]

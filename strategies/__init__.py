@@ -11,7 +11,6 @@ from hyperbloom.strategies.ditto import Ditto
 from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.fedavg_ft import FedAvgFT
 from hyperbloom.strategies.fedhenn import FedHeNN, FedHeNNHomogeneous
-from hyperbloom.strategies.fedma import FedMA
 from hyperbloom.strategies.fedper import FedPer
 from hyperbloom.strategies.fedprox import FedProx
 from hyperbloom.strategies.fedrep import FedRep
@@ -32,7 +31,6 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "fedavg-ft": FedAvgFT,
     "fedhenn": FedHeNN,
     "fedhenn-homogeneous": FedHeNNHomogeneous,
-    "fedma": FedMA,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,

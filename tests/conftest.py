@@ -10,7 +10,8 @@ os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
 import pytest
 import torch
 
-import figures.networks  # noqa: F401 - registers networks of the papers, which many tests use
+import figures.fedma
+import figures.networks  # noqa: F401 - both register what many tests use
 
 # Small products are many times slower on several threads of a busy machine, and equal to the bit on one.
 torch.set_num_threads(1)

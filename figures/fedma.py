@@ -1,4 +1,4 @@
-"""FedMA: match the neurons of clients' networks layer by layer, then average them.
+"""FedMA: match the neurons of clients' networks layer by layer, then average them. Importing this registers it.
 
 Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni: Federated Learning with Matched Averaging, ICLR 2020,
 https://arxiv.org/abs/2002.06440, algorithm 1, with communication as in its section 3.
@@ -36,6 +36,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ALL
 from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.common.wire.weights import Weights
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
@@ -178,3 +179,6 @@ class FedMA(FedAvg):
 
     def _length(self) -> int:
         return sum(self.whole.sizes[: len(self._names())])
+
+
+STRATEGIES["fedma"] = FedMA
