@@ -11,6 +11,7 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.models import MODELS
 from hyperbloom.common.program.plugins import plugin_lines
 from hyperbloom.common.tasks import TASKS
+from hyperbloom.server.watch.tracking import BUILT_IN as TRACKERS
 from hyperbloom.strategies import STRATEGIES, find_strategy
 
 
@@ -22,6 +23,8 @@ def print_catalogue(console: Console, as_json: bool = False) -> None:
         "models": {name: info.description for name, info in MODELS.items()} | plugin_lines("models", MODELS),
         "data sets": {name: info.description for name, info in DATASETS.items()} | plugin_lines("datasets", DATASETS),
         "tasks": {name: _first_line(kind.__doc__) for name, kind in TASKS.items()} | plugin_lines("tasks", TASKS),
+        "trackers": {name: f"--track; pip install 'hyperbloom[{name}]' brings it" for name in TRACKERS}
+        | plugin_lines("trackers", TRACKERS),
         "splits": {name: partitioner.description for name, partitioner in PARTITIONERS.items()},
     }
     if as_json:

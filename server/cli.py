@@ -14,7 +14,7 @@ from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.runs import app, compare, export, report, serve, watch
-from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, WEB, set_flag
+from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, TRACK, WEB, set_flag
 
 if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
@@ -99,7 +99,7 @@ _FLAGS = [
         "Watching (of any run: flower-server watch, flower-server report)",
         Flag("--web", WEB, metavar="[HOST:]PORT"),
         Flag("--metrics-port", _METRICS, metavar="[HOST:]PORT"),
-        Flag("--tensorboard", "write event files for TensorBoard to RUN/tensorboard", is_flag=True),
+        TRACK,
     ),
     Flag("--list", "list strategies, models, data sets and splits", is_flag=True),
     Flag("--json as_json", "with --list: print JSON for programs", is_flag=True),

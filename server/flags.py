@@ -15,8 +15,9 @@ INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)
 LISTENING = section("Where to listen", HOST, PORT, CERTS, INSECURE)
 OWN_CODE = Flag("--own-code", "import what the run folder names as package.module:name", is_flag=True)
 
-
 WEB = "serve the live page for browsers there, without a host on loopback; 0 takes a free port"
+_TRACK = "tell a tracker: mlflow[:URI], wandb[:PROJECT], tensorboard[:DIR], a plug-in; may be repeated"
+TRACK = Flag("--track", _TRACK, multiple=True, metavar="NAME[:WHERE]")
 
 SERIES = [
     Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),

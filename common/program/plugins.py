@@ -3,8 +3,9 @@
     [project.entry-points."hyperbloom.strategies"]
     momentum = "hospital_plugins.momentum:FedAvgM"
 
-The groups are `hyperbloom.strategies`, `hyperbloom.models`, `hyperbloom.datasets` and `hyperbloom.tasks`. A plug-in's
-name is a short form of its `package.module:name`. A plug-in is imported only when its name is used.
+The groups are `hyperbloom.strategies`, `hyperbloom.models`, `hyperbloom.datasets`, `hyperbloom.tasks` and
+`hyperbloom.trackers`. A plug-in's name is a short form of its `package.module:name`. A plug-in is imported only when
+its name is used.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -16,7 +17,7 @@ from typing import Literal
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.program.importing import find_function
 
-Kind = Literal["strategies", "models", "datasets", "tasks"]
+Kind = Literal["strategies", "models", "datasets", "tasks", "trackers"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import click
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, group, names
-from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, WEB, set_flag
+from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, TRACK, WEB, set_flag
 
 _RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
 
@@ -145,6 +145,7 @@ def export(
     Flag("--seeds", "how many, from the run's seed on", default=3),
     set_flag("set a key of the run (data.split=iid), or one strategy's option (pfedhn.learning_rate=0.05)"),
     *SERIES,
+    TRACK,
     JSON,
     example="flower-server compare --strategies pfedhn,fedavg,local --config run.yaml --seeds 3 --out runs/compared",
     epilog="exit codes: 0 all runs are complete, 2 wrong settings, 4 a strategy could not be trained, 130 Ctrl-C",
@@ -156,6 +157,7 @@ def compare(
     assignments: tuple[str, ...],
     out: Path | None,
     engine: str,
+    track: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Compare strategies on the same clients, data and seeds.
@@ -174,15 +176,18 @@ def compare(
 
     from hyperbloom.server.compare.comparison import check_cells, open_comparison, plan, run_cells, shared_by
     from hyperbloom.server.compare.table import write_table
+    from hyperbloom.server.watch.tracking import find_tracker
 
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
     check_cells(cells)
+    for spec in track:
+        find_tracker(spec)
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
     with open_comparison(out, shared_by(cells[0].config, engine), cells):
         going_on = f"the same command with --out {out} goes on where this one stops"
         told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")
-        failures = run_cells(cells, engine, Console(stderr=as_json))
+        failures = run_cells(cells, engine, Console(stderr=as_json), track)
         table = write_table(out, cells)
     print((out / "comparison.json").read_text() if as_json else f"\n{table}")
     told.print(f"everything is in {out}")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hyperbloom.server.loop.listener import Event, Kind
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over, locked
 from hyperbloom.server.runs.running import play
+from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView, print_line
 from hyperbloom.strategies import strategy_names
 
@@ -217,7 +219,7 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
             )
 
 
-def run_cells(cells: Sequence[Cell], engine: str, console: Console) -> list[HyperbloomError]:
+def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Sequence[str] = ()) -> list[HyperbloomError]:
     """Run the unfinished cells, each from its last checkpoint if it has one, and show them on a console.
 
     Returns:
@@ -237,7 +239,7 @@ def run_cells(cells: Sequence[Cell], engine: str, console: Console) -> list[Hype
         print_line(console, f"{name}: begins")
         start, view = time.perf_counter(), _View(console)
         try:
-            after = _run(cell, engine, view)
+            after = _run(cell, engine, view, track)
         except (CohortError, RefusedError) as error:
             failures.append(error)
             print_line(console, f"{name}: failed: {error}; {place}", "yellow")
@@ -250,7 +252,7 @@ def run_cells(cells: Sequence[Cell], engine: str, console: Console) -> list[Hype
     return failures
 
 
-def _run(cell: Cell, engine: str, view: TerminalView) -> int:
+def _run(cell: Cell, engine: str, view: TerminalView, track: Sequence[str]) -> int:
     """Run a cell, from its last checkpoint if it has one; return the round after which it was resumed, or 0."""
     config, folder = cell.config, cell.folder
     if is_over(folder, config):  # it was stopped before cell.json was written
@@ -264,7 +266,8 @@ def _run(cell: Cell, engine: str, view: TerminalView) -> int:
     else:
         _empty(folder)
     try:
-        _, session, _ = play(folder, config, machines, resumes, view, lambda text, style="": None)
+        with tracked(folder, track, partial(print_line, view.console)):
+            _, session, _ = play(folder, config, machines, resumes, view, lambda text, style="": None)
     except ConfigError as error:
         if not (text := str(error)).startswith("--resume: "):
             raise

@@ -60,7 +60,7 @@ class Machines(Section):
     superlink: str | None = None
     metrics_port: str | None = None
     web: str | None = None
-    tensorboard: bool = False
+    track: tuple[str, ...] = ()
 
     @field_validator("host", mode="before")
     @classmethod
@@ -113,7 +113,8 @@ class Machines(Section):
     def record(self) -> dict[str, Any]:
         """Return the flags for the run folder, with an absolute path, as a later process may start elsewhere."""
         certs = None if self.insecure or self.engine != "grpc" else str(Certificates(self.certs).folder.resolve())
-        return self.model_dump() | {"certs": certs}
+        # A tracker's address may hold a password, and no folder may decide where a run is told.
+        return self.model_dump(exclude={"track"}) | {"certs": certs}
 
     def certificates(self) -> Certificates | None:
         """Find and check the TLS files; return None for plain text. Of somebody else's SuperLink only the CA is needed.

@@ -11,8 +11,8 @@ from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render, render_blocks
-from hyperbloom.server.pages.report import REPORT
 from hyperbloom.server.pages.report_data import read_member
+from hyperbloom.server.runs.lines import REPORT
 from hyperbloom.server.watch.board import Board, Standing, amount, duration
 
 SCRIPT = (files("hyperbloom.server.pages") / "templates" / "live.js").read_text()

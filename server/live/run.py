@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.pages.report import REPORT
-from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, REPORT, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.watching import is_running

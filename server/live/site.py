@@ -32,7 +32,7 @@ from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.plain import is_loopback, listening_at
 from hyperbloom.server.live.parts import SCRIPT, overview_parts, page, run_parts
 from hyperbloom.server.live.run import LiveRun, find_runs
-from hyperbloom.server.pages.report import REPORT
+from hyperbloom.server.runs.lines import REPORT
 
 LOOK_EVERY_S = 0.5
 FIRST_LOOK_S = 0.2

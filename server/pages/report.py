@@ -17,10 +17,9 @@ from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
-from hyperbloom.server.runs.lines import Line
+from hyperbloom.server.runs.lines import REPORT, Line
+from hyperbloom.server.runs.recorded import flat
 from hyperbloom.server.watch.board import amount, duration
-
-REPORT = "report.html"
 
 BARS = 24
 """Most clients that have bars of their own."""
@@ -89,7 +88,7 @@ def _page(run: RunData) -> bytes:
         left_out_chart=_per_round(main, "clients left out", details.left_out_in),
         events=run.events[-EVENTS:],
         config=dump_run_config(run.config),
-        environment=list(_flat(run.environment)),
+        environment=list(flat(run.environment)),
     )
 
 
@@ -161,11 +160,3 @@ def _map(run: RunData) -> dict[str, Any]:
         "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, (), scale),
         "classes": [(label, class_colour(label)) for label in sorted(occurring)],
     }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hyperbloom.server.loop.listener import RoundReport
 
 METRICS, CLIENTS, EVENTS, GAINS = "metrics.jsonl", "clients.jsonl", "events.jsonl", "gains.jsonl"
+REPORT = "report.html"
 
 Line = dict[str, Any]
 
@@ -39,6 +40,7 @@ def metrics_line(report: "RoundReport") -> Line:
     if losses:
         line["loss"] = sum(losses) / len(losses)
     counted = {"late": report.late, "lied": len(outcome.lied), "quarantined": outcome.quarantined}
+    counted["left_out"] = len(outcome.refused)
     line |= {key: value for key, value in counted.items() if value}
     if outcome.staleness:
         line |= {"staleness_mean": fmean(outcome.staleness), "staleness_max": max(outcome.staleness)}

@@ -1,6 +1,6 @@
 """The configuration in a run folder. A folder may come from elsewhere, so no code that it names is run unasked."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
     if named:
         raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
     return config
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each value of nested mappings as text, with its dotted key."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _words(value: Any) -> Iterator[str]:

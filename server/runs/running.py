@@ -20,6 +20,7 @@ from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
+from hyperbloom.server.watch.tracking import find_tracker, tracked
 from hyperbloom.server.watch.view import TerminalView, results_table, results_title
 
 LARGEST_FOR_REPORT = 100_000_000
@@ -74,10 +75,8 @@ def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -
     if begins:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
     pick_device(machines.device, mps=False)
-    if machines.tensorboard:
-        from hyperbloom.server.watch.tensorboard import check_tensorboard
-
-        check_tensorboard()
+    for spec in machines.track:
+        find_tracker(spec)
     if listens and machines.engine == "grpc" and machines.port and not machines.superlink:
         check_port(machines.host, machines.port)
 
@@ -107,24 +106,25 @@ def run_federation(
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), sayer(console)
     say(f"run folder: {folder}")
-    try:
-        recorder, session, results = play(folder, config, machines, resume is not None, view, say, more, grid)
-    except OSError as error:
-        if error.errno not in _DISK:
-            raise
-        raise DiskError(
-            f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
-            f"flower-server --resume {folder}"
-        ) from None
-    finally:
-        view.close()
-    say(results_title(results))
-    examples = {client.client_id: client.about.train_examples for client in session.roster}
-    novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
-    console.print(results_table(results, examples, novel))
-    for line in recorder.privacy_report():
-        say(line)
-    _write_report(folder, say)
+    with tracked(folder, machines.track, say):
+        try:
+            recorder, session, results = play(folder, config, machines, resume is not None, view, say, more, grid)
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            raise DiskError(
+                f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
+                f"flower-server --resume {folder}"
+            ) from None
+        finally:
+            view.close()
+        say(results_title(results))
+        examples = {client.client_id: client.about.train_examples for client in session.roster}
+        novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
+        console.print(results_table(results, examples, novel))
+        for line in recorder.privacy_report():
+            say(line)
+        _write_report(folder, say)
     say(f"everything is in {folder}")
     return folder
 
@@ -146,12 +146,6 @@ def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> 
         metrics = RunMetrics()
         say(f"metrics: {stack.enter_context(served(metrics, machines.metrics_port))}")
         yield metrics
-    if machines.tensorboard:
-        from hyperbloom.server.watch.tensorboard import TensorBoard
-
-        board = TensorBoard(folder)
-        stack.callback(board.close)
-        yield board
 
 
 def _write_report(folder: Path, say: Say) -> None:

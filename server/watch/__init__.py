@@ -1,1 +1,1 @@
-"""Views of a running run: terminal, Prometheus, TensorBoard."""
+"""Views of a running run: terminal, Prometheus, trackers."""

@@ -38,6 +38,7 @@ from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.watch.tracking import BUILT_IN
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.parsing import flags, parse
 
@@ -835,6 +836,7 @@ def test_the_list_names_everything_that_is_registered(capsys: pytest.CaptureFixt
         "models": MODELS,
         "data sets": DATASETS,
         "tasks": TASKS,
+        "trackers": BUILT_IN,
         "splits": PARTITIONERS,
     }
     assert {title: set(names) for title, names in sections.items()} == {

@@ -228,14 +228,14 @@ def one_line_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_writes_its_report(one_line_commands: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY.split(), "--run-dir", "run", "--metrics-port", "0", "--tensorboard"]) == 0
+    assert main([*TINY.split(), "--run-dir", "run", "--metrics-port", "0", "--track", "tensorboard"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^metrics: http://127\.0\.0\.1:\d+/metrics$", said, re.M)
     assert "report: run/report.html\n" in said
     check_self_contained(Path("run/report.html"))
     page = Page(Path("run/report.html"))
     assert "After 2 rounds of pfedhn, 3 clients" in page.text
-    assert list(Path("run/tensorboard/pfedhn").iterdir())
+    assert list(Path("run/tensorboard/run").iterdir()), Path("run/track-tensorboard.log").read_text()
     assert "still running" not in page.text
 
 

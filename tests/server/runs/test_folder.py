@@ -179,7 +179,7 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
     assert metrics[:2] == [
         {"round": 1, "seconds": 0.5123, "clients": 2, "elapsed": 1.5123, "loss": 1.5, "late": 2}
         | {"bytes_down": 800, "bytes_up": 640}
-        | {"staleness_mean": 4, "staleness_max": 9},
+        | {"left_out": 1, "staleness_mean": 4, "staleness_max": 9},
         {"round": 2, "seconds": 0.5, "clients": 0, "elapsed": 2.0, "bytes_down": 0, "bytes_up": 0},
     ]
     line = {"round": 3, "seconds": 0.5, "clients": 1, "elapsed": 2.25, "loss": 1.0, "bytes_down": 0, "bytes_up": 0}
