@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.common.config import load_run_config
+from hyperbloom.common.data.texts import token_rows
 from hyperbloom.server.cli import main as flower_server
 from hyperbloom.server.runs.checkpoint import has_checkpoint, is_over
 
@@ -51,6 +52,7 @@ NOVEL = 25
 """Percent of the clients that never train, in the runs about newcomers."""
 
 INK = (0.078, 0.225)
+MOODS = ("negative", "neutral", "positive")
 CLASSES, USERS, TOKENS, WORDS = 20, 48, 48, 4000
 RUNS = {
     "drawings": ["--clients", "20", "--cohort", "5"],
@@ -70,7 +72,9 @@ def prepare(args: argparse.Namespace) -> None:
     if not (args.out / "drawings-vit").exists():
         _prepare_drawings(args.omniglot, args.out)
     if not (args.out / "tweets-bert").exists():
-        _prepare_tweets(args.reviews, args.tweets, args.out)
+        _pretrain_on_reviews(args.reviews, args.out)
+    for seed in range(args.seeds):
+        _write_tweets(args.tweets, args.out, seed)
 
 
 def _prepare_drawings(source: Path, out: Path) -> None:
@@ -133,7 +137,7 @@ def _turned(images: Tensor) -> Tensor:
     return nn.functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
-def _prepare_tweets(reviews: Path, tweets: Path, out: Path) -> None:
+def _pretrain_on_reviews(reviews: Path, out: Path) -> None:
     import tokenizers
     import transformers
 
@@ -168,13 +172,23 @@ def _prepare_tweets(reviews: Path, tweets: Path, out: Path) -> None:
         out / "tweets-bert",
     )
     tokenizer.save_pretrained(out / "tweets-bert")
+
+
+def _write_tweets(tweets: Path, out: Path, seed: int) -> None:
+    """Write the tweets of the users with the most, as tokens, split 60 / 20 / 20 within each user."""
     with tweets.open(encoding="utf-8-sig", newline="") as file:
         said = list(csv.DictReader(file))
-    most = {name for name, _ in Counter(row["name"] for row in said).most_common(USERS)}
-    with (out / "tweets.csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["user", "text", "sentiment"])
-        table.writerows([row["name"], row["text"], row["airline_sentiment"]] for row in said if row["name"] in most)
+    rng, arrays = np.random.default_rng(seed), dict[str, list[Any]]()
+    for name, count in Counter(row["name"] for row in said).most_common(USERS):
+        rows = [row for row in said if row["name"] == name]
+        tokens = token_rows([row["text"] for row in rows], TOKENS, str(out / "tweets-bert"), str(tweets))
+        fifth, order = max(1, count // 5), rng.permutation(count)
+        parts = {"val": order[:fifth], "test": order[fifth : 2 * fifth], "train": order[2 * fifth :]}
+        for part, places in parts.items():
+            arrays.setdefault(f"x_{part}", []).extend(tokens[places].astype(np.int32))
+            arrays.setdefault(f"y_{part}", []).extend(MOODS.index(rows[place]["airline_sentiment"]) for place in places)
+            arrays.setdefault(f"owner_{part}", []).extend([name] * len(places))
+    np.savez(out / f"tweets-{seed}.npz", **{key: np.array(values) for key, values in arrays.items()})
 
 
 def _reviews(folder: Path) -> tuple[list[str], list[int]]:
@@ -230,12 +244,9 @@ def _pretrain(
 def flags_of(task: str, method: str, rate: float, seed: int, out: Path, novel: bool, folder: Path) -> list[str]:
     """Return the flags of `flower-server` for a run."""
     strategy, adapt = METHODS[method]
-    data = {"drawings": ["drawings.npz"], "tweets": ["tweets.csv", "--set", "data.label=sentiment"]}[task]
+    data = {"drawings": "drawings.npz", "tweets": f"tweets-{seed}.npz"}[task]
     flags = ["--engine", "inline", "--strategy", strategy, "--run-dir", str(folder), *RUNS[task], "--seed", str(seed)]
-    flags += ["--data", str(out / data[0]), *data[1:], "--split", "owner"]
-    if task == "tweets":
-        flags += ["--set", "data.owner=user"]
-    flags += ["--rounds", str(ROUNDS), "--eval-every", "10"]
+    flags += ["--data", str(out / data), "--split", "owner", "--rounds", str(ROUNDS), "--eval-every", "10"]
     values = [*LOCAL, f"adapt={adapt}", f"backbone={out / {'drawings': 'drawings-vit', 'tweets': 'tweets-bert'}[task]}"]
     values += [f"local.learning_rate={rate}", *([f"novel={NOVEL}"] if novel else [])]
     return flags + [word for value in values for word in ("--set", value)]
@@ -363,6 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
             command.add_argument("--tweets", type=Path, required=True)
         if name == "run":
             command.add_argument("--tasks", default="drawings,tweets")
+        if name != "table":
             command.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args(arguments)
     if args.command == "table":
