@@ -27,7 +27,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 import figures.fedma
-import figures.networks  # noqa: F401 - both register what they have
+import figures.hafl_distillation
+import figures.networks
+import figures.pfedhn_heads  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies import find_strategy

@@ -6,8 +6,8 @@ from typing import Any
 
 __all__ = [
     *("Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedPer", "FedProx", "FedRep", "GHN"),
-    *("GHNServer", "HAFLDistillation", "LGFedAvg", "Local", "ODPFL", "PFLEnsemble", "PFLNearest", "PFLSampled"),
-    *("PFedHN", "PFedHNHeads", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
+    *("GHNServer", "LGFedAvg", "Local", "ODPFL", "PFLEnsemble", "PFLNearest", "PFLSampled"),
+    *("PFedHN", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
 ]
 
 # The four packages stand at the top of the repository, next to this folder; extending the path lets

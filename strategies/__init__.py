@@ -15,13 +15,11 @@ from hyperbloom.strategies.fedper import FedPer
 from hyperbloom.strategies.fedprox import FedProx
 from hyperbloom.strategies.fedrep import FedRep
 from hyperbloom.strategies.ghn import GHN, GHNServer
-from hyperbloom.strategies.hafl_distillation import HAFLDistillation
 from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
-from hyperbloom.strategies.pfedhn_heads import PFedHNHeads
 from hyperbloom.strategies.pfedme import PFedMe
 from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 
@@ -36,13 +34,11 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "fedrep": FedRep,
     "ghn": GHN,
     "ghn-server": GHNServer,
-    "hafl-distillation": HAFLDistillation,
     "lg-fedavg": LGFedAvg,
     "local": Local,
     "odpfl": ODPFL,
     "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
-    "pfedhn-heads": PFedHNHeads,
     "pfedhn-pc": PFedHNPC,
     "pfedme": PFedMe,
     "pfl-ensemble": PFLEnsemble,

@@ -10,8 +10,7 @@ os.environ.setdefault("FLWR_LOG_LEVEL", "ERROR")
 import pytest
 import torch
 
-import figures.fedma
-import figures.networks  # noqa: F401 - both register what many tests use
+import figures.paper_tables  # noqa: F401 - it registers what papers alone need, and many tests use
 
 # Small products are many times slower on several threads of a busy machine, and equal to the bit on one.
 torch.set_num_threads(1)

@@ -1,5 +1,7 @@
 """HAFL-distillation: FedAvg on one shared architecture, which every client distils into its own on its own data.
 
+Importing this module registers it.
+
 The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
 Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5. The authors' temperature is not known.
 """
@@ -13,6 +15,7 @@ from pydantic import Field
 from hyperbloom.common.config import Positive, Rate, Section
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.wire.orders import Introduction, Refinement
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Recipe
 from hyperbloom.strategies.fedavg import FedAvg
 
@@ -47,3 +50,6 @@ class HAFLDistillation(FedAvg):
             options.epochs, local.learning_rate, local.batch_size, distil_temperature=options.temperature
         )
         return replace(super().recipe(number), refinement=distillation)
+
+
+STRATEGIES["hafl-distillation"] = HAFLDistillation

@@ -1,5 +1,7 @@
 """pFedHN for clients with different models: one trunk, and a head for every architecture.
 
+Importing this module registers it.
+
 The baseline of Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using
 Graph HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5.1. It applies pFedHN (Shamsian et al., ICML 2021)
 to different networks. Clients of one architecture share a head. Different architectures share only the trunk, which
@@ -18,6 +20,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.orders import Introduction
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.ghn import disclosed_graph, models_of
@@ -84,3 +87,6 @@ class PFedHNHeads(PFedHN):
     def layout(self, client: Client) -> Layout:
         """Return the layout of all parameters of the client's own model."""
         return disclosed_graph(client.about).layout
+
+
+STRATEGIES["pfedhn-heads"] = PFedHNHeads
