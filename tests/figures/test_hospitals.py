@@ -1,0 +1,49 @@
+"""Ten seeds on the patients of four hospitals: each splits them anew, and only whole comparisons count."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from figures import hospitals
+from hyperbloom.common.data.load import load_client_data
+from hyperbloom.common.data.spec import DataSpec
+
+
+def test_each_seed_draws_other_test_patients_of_the_same_hospital(tmp_path: Path) -> None:
+    path = hospitals.write_table(tmp_path / "patients.csv")
+    specs = [DataSpec(path, schema=hospitals.SCHEMA, split="owner", partitions=4, partition=0, seed=s) for s in (0, 1)]
+    first, second = (load_client_data(spec) for spec in specs)
+    assert first.class_names == ("healthy", "disease")
+    wholes = [sum(len(part) for part in (data.train, data.val, data.test)) for data in (first, second)]
+    assert wholes[0] == wholes[1] and wholes[0] in (303, 294, 123, 200)
+    assert not torch.equal(first.test.inputs, second.test.inputs)
+
+
+def test_the_table_pairs_seeds_that_all_strategies_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results.jsonl"
+    found = {"pfedhn": (80, 90, 10), "local": (78, 84), "fedavg": (81, 91)}  # the third seed is not whole
+    lines = [
+        {"setting": "defaults", "strategy": name, "seed": seed, "round": 1, "test": [value - 1, value + 1]}
+        for name, values in found.items()
+        for seed, value in enumerate(values)
+    ]
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    hospitals.main(["--table", "--results", str(results)])
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].strip("|").split("|")]
+    assert cells[:5] == ["defaults", "2", "85.0", "81.0", "86.0"]
+    # Of two seeds, a resample has the one, the other or both: the ends are the extremes.
+    assert cells[5:] == ["+4.0 (+2.0 to +6.0)", "-1.0 (-1.0 to -1.0)"]
+
+    ran: list[tuple[str, str, int]] = []
+
+    def measure(setting: str, strategy: str, seed: int) -> hospitals.Line:
+        ran.append((setting, strategy, seed))
+        return lines[0]
+
+    monkeypatch.setattr(hospitals, "measure", measure)
+    hospitals.main(["--results", str(results), "--seeds", "1", "2", "--settings", "defaults"])
+    assert ran == [("defaults", "local", 2), ("defaults", "fedavg", 2)]
