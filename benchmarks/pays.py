@@ -1,0 +1,185 @@
+"""Does the federation pay for its sites? Strategies with their defaults on nine data sets that are unlike each other.
+
+Nothing is tuned: only the data, the number of clients, the cohort (half of them), the rounds and the seed are set. Each
+run asks its clients for their gain over training alone (docs/pays.md). A line per run goes into `--results`; what is
+there already is not run again, and a run that was killed goes on from its last checkpoint.
+
+    python -m benchmarks.pays --data-dir DIR                       # everything: 40 rounds first, then 200
+    python -m benchmarks.pays --data-dir DIR --rounds 40 --seeds 0 --sets heart digits
+    python -m benchmarks.pays --table                              # what there is, as Markdown
+    python -m benchmarks.pays --page docs/pays.md                  # the same, written between the page's marks
+
+Two figures decide: the mean gain over the better of `local` and `fedavg` (the better one by mean test accuracy, which
+favours it), with an interval over sites; and the share of sites that lose more than a point against training alone,
+where the site keeps the model that it chose by validation, and where it takes the federation's model of the selected
+round. A site counts once for each seed.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import bootstrap
+
+from benchmarks.pays_sets import SETS
+from hyperbloom.common.config import make_run_config
+from hyperbloom.common.gains import RESAMPLES
+from hyperbloom.server.library import run as play
+from hyperbloom.server.runs.lines import read_gains
+
+STRATEGIES = ("local", "fedavg", "fedavg-ft", "fedper", "ditto", "pfedhn", "pfedhn-pc")
+BUDGETS = (40, 200)
+BEGIN, END = "<!-- benchmarks.pays: begin -->", "<!-- benchmarks.pays: end -->"
+POINT = 1.0
+Line = dict[str, Any]
+
+
+def measure(args: argparse.Namespace, name: str, rounds: int, strategy: str, seed: int) -> Line:
+    """Run one strategy, or go on with it, and return its line; accuracies and gains are in percent."""
+    federation, folder = SETS[name], args.work / f"{list(SETS).index(name)}-{rounds}-{strategy}-{seed}"
+    values = {
+        "strategy": strategy,
+        "rounds": rounds,
+        "clients": federation.clients,
+        "cohort": federation.cohort,
+        "seed": seed,
+        "gains": strategy != "local",
+        "data": federation.data(args.data_dir, args.shared, args.work),
+    }
+    done = play(make_run_config({}, values, "benchmarks.pays"), run_dir=folder)
+    selected = {row["client"]: row["test_accuracy"] for row in done.accuracy}
+    sites, gains = sorted(selected), {site: gain for site, (_, gain) in read_gains(folder).items()}
+    (summary,) = json.loads((folder / "summary.json").read_text(encoding="utf-8")).values()
+    line = {"set": name, "rounds": rounds, "strategy": strategy, "seed": seed, "selected": summary["round"]}
+    line |= {"val": round(summary["metrics"]["val_mean"], 2), "test": [round(selected[site], 2) for site in sites]}
+    if gains:
+        line["chosen"] = [gains[site].chosen for site in sites]
+        line["gain"] = [round(100 * gains[site].value, 2) for site in sites]
+        line["alone"] = [round(100 * gains[site].test[gains[site].models.index("alone")], 2) for site in sites]
+    shutil.rmtree(folder)
+    return line
+
+
+def key(line: Line) -> tuple[Any, ...]:
+    """Return what tells a run from all others."""
+    return line["set"], line["rounds"], line["strategy"], line["seed"]
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file of results, none if it is not there."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def over_better(lines: Iterable[Line], strategy: str) -> np.ndarray | None:
+    """Return the gains over the better of `local` and `fedavg` on one set `(seeds, sites)`; None without all three."""
+    runs: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    for line in lines:
+        runs[line["strategy"]][line["seed"]] = line["test"]
+    seeds = sorted(runs[strategy].keys() & runs["local"].keys() & runs["fedavg"].keys())
+    if not seeds:
+        return None
+    mine, *others = (np.array([runs[name][seed] for seed in seeds]) for name in (strategy, "local", "fedavg"))
+    better: np.ndarray = max(others, key=lambda each: float(each.mean()))
+    return mine - better
+
+
+def losers(lines: Iterable[Line]) -> tuple[float, float, int] | None:
+    """Return which percent of sites lose more than a point with and without the choice, and the number of sites."""
+    pairs = [
+        pair for line in lines if "gain" in line for pair in zip(line["gain"], line["test"], line["alone"], strict=True)
+    ]
+    if not pairs:
+        return None
+    chosen = sum(gain < -POINT for gain, _, _ in pairs)
+    taken = sum(test - alone < -POINT for _, test, alone in pairs)
+    return 100 * chosen / len(pairs), 100 * taken / len(pairs), len(pairs)
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Return what there is, as Markdown: accuracies by set, then the figures that decide."""
+    parts = []
+    for rounds in sorted({line["rounds"] for line in lines}):
+        some = [line for line in lines if line["rounds"] == rounds]
+        parts += [f"{rounds} rounds, mean test accuracy in percent at the round that validation selected:\n"]
+        parts += [_row(["data", "seeds", *STRATEGIES]), _row(["---"] * (2 + len(STRATEGIES)))]
+        for name in SETS:
+            here = {
+                strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
+            }
+            counts = {len(runs) for runs in here.values() if runs}
+            if counts:
+                seeds = "-".join(str(count) for count in sorted({min(counts), max(counts)}))
+                parts.append(_row([name, seeds, *(_mean(runs) for runs in here.values())]))
+        heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
+        parts += ["", _row([f"{rounds} rounds", *heads]), _row(["---"] * 6)]
+        parts += [_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"] + [""]
+    return "\n".join(parts)
+
+
+def _deciding(lines: Sequence[Line], strategy: str) -> list[str]:
+    found = [over_better([x for x in lines if x["set"] == name], strategy) for name in SETS]
+    sites = [one.mean(0) for one in found if one is not None]
+    if not sites:
+        return [""] * 5
+
+    def mean(*sets: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.stack([each.mean(axis) for each in sets]).mean(0)
+
+    # Sites are drawn within their set, of which each weighs the same.
+    low, high = bootstrap(sites, mean, method="percentile", n_resamples=RESAMPLES, rng=0).confidence_interval
+    lost = losers([line for line in lines if line["strategy"] == strategy])
+    shares = [f"{lost[0]:.1f} %", f"{lost[1]:.1f} %", str(lost[2])] if lost else [""] * 3
+    return [f"{float(mean(*sites)):+.1f} ({low:+.1f} to {high:+.1f})", str(len(sites)), *shares]
+
+
+def _mean(runs: Sequence[Line]) -> str:
+    return f"{statistics.mean(statistics.mean(line['test']) for line in runs):.1f}" if runs else ""
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def with_table(page: str, lines: Sequence[Line]) -> str:
+    """Return a page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(lines)}\n{END}{rest.partition(END)[2]}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run what is missing, or show what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with the published files")
+    parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with tables and X-rays")
+    parser.add_argument("--work", type=Path, default=Path("runs/pays"), help="folder for runs that are not over")
+    parser.add_argument("--results", type=Path, default=Path("figures/pays.jsonl"))
+    parser.add_argument("--rounds", type=int, nargs="+", default=BUDGETS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--table", action="store_true", help="print the table of what there is")
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    args = parser.parse_args(words)
+    if args.page:
+        args.page.write_text(with_table(args.page.read_text(encoding="utf-8"), read(args.results)), encoding="utf-8")
+        return
+    if not args.table:
+        args.work.mkdir(parents=True, exist_ok=True)
+        names = [name for name in SETS if name.startswith(tuple(args.sets))]
+        wanted = [(n, r, s, seed) for r in args.rounds for seed in args.seeds for n in names for s in args.strategies]
+        for name, rounds, strategy, seed in wanted:
+            if (name, rounds, strategy, seed) not in {key(line) for line in read(args.results)}:
+                line = measure(args, name, rounds, strategy, seed)
+                with args.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+    print(table(read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

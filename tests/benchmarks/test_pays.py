@@ -1,0 +1,92 @@
+"""The program that asks whether the federation pays: its sets, its figures by hand, and that it goes on."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import pays, pays_sets
+from hyperbloom.common.config import make_run_config
+
+pytestmark = pytest.mark.usefixtures("clean_process")
+
+
+def line(strategy: str, test: list[float], seed: int = 0, **more: object) -> pays.Line:
+    return {"set": "digits, two codes", "rounds": 40, "strategy": strategy, "seed": seed, "test": test, **more}
+
+
+def test_the_gain_is_over_the_baseline_that_is_better_on_average() -> None:
+    lines = [line("local", [80.0, 60.0]), line("fedavg", [50.0, 92.0]), line("ditto", [81.0, 90.0])]
+    np.testing.assert_allclose(pays.over_better(lines, "ditto"), [[31.0, -2.0]])  # over fedavg: 71 against 70
+    lines.append(line("local", [90.0, 90.0], seed=1))  # no other strategy ran with this seed
+    np.testing.assert_allclose(pays.over_better(lines, "ditto"), [[31.0, -2.0]])
+    assert pays.over_better(lines, "fedper") is None and pays.over_better(lines[:1], "local") is None
+
+
+def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() -> None:
+    one = line("ditto", [70.0, 79.0, 78.5, 90.0], alone=[80.0, 80.0, 80.0, 80.0], gain=[0.0, -1.0, -1.5, 9.0])
+    assert pays.losers([one, line("local", [1.0])]) == (25.0, 50.0, 4)
+    assert pays.losers([line("local", [1.0])]) is None
+
+
+def test_every_set_weighs_the_same_in_the_mean_gain() -> None:
+    lines = [line("local", [50.0] * 6), line("fedavg", [40.0] * 6), line("ditto", [52.0] * 6)]
+    other = {"set": "heart disease, hospitals"}
+    lines += [x | other | {"test": x["test"][:1] * 4} for x in lines[:2]] + [line("ditto", [56.0] * 4) | other]
+    text = pays.table(lines)
+    row = next(row for row in text.splitlines() if row.startswith("| ditto |"))
+    assert row.startswith("| ditto | +4.0 (") and row.split("|")[3].strip() == "2"  # not 3.6, the mean over sites
+    assert "| heart disease, hospitals | 1 | 50.0 | 40.0 |  |  | 56.0 |" in text
+
+
+def test_owners_and_features_of_the_files_that_are_made(tmp_path: Path) -> None:
+    head = "airline_sentiment,name,text\n"
+    (tmp_path / "airline_tweets.csv").write_text(head + "neutral,ann,a late late flight\nnegative,bob,late\n")
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (2, 128, 128), dtype=np.uint8)
+    np.savez(tmp_path / "nih_chestxray_1000.npz", x=x, y=np.array([0, 1]), patient=np.array([7, 9]))
+    tweets, chests = (
+        pays_sets.tweets(tmp_path / "airline_tweets.csv"),
+        pays_sets.chests(tmp_path / "nih_chestxray_1000.npz"),
+    )
+    assert list(tweets["owner"]) == ["ann", "bob"] and list(tweets["class_names"][tweets["y"]]) == [
+        "neutral",
+        "negative",
+    ]
+    np.testing.assert_array_equal(tweets["x"].sum(1), [3, 1])  # words of one letter do not count
+    assert (tweets["x"][0] == 2 * tweets["x"][1])[tweets["x"][1] > 0].all()
+    assert chests["x"].shape == (2, 32, 32) and list(chests["owner"]) == ["7", "9"]
+    assert abs(chests["x"][1, 3, 5] - x[1, 12:16, 20:24].mean()) <= 0.5
+    with pytest.raises(FileNotFoundError, match=r"expected airline_tweets\.csv in"):
+        pays_sets.SETS["airline tweets, users"].data(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path)
+
+
+def test_every_set_is_a_run_that_can_be_described(tmp_path: Path) -> None:
+    for name, federation in pays_sets.SETS.items():
+        data = {"name": federation.name, "split": federation.split, "alpha": federation.alpha}
+        config = make_run_config({}, {"clients": federation.clients, "cohort": federation.cohort, "data": data}, name)
+        assert 2 * config.cohort == config.clients
+    assert len(pays_sets.SETS) == 10
+
+
+def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
+    results, page = tmp_path / "pays.jsonl", tmp_path / "page.md"
+    words = ["--work", str(tmp_path / "work"), "--results", str(results)]
+    more = ["--rounds", "1", "--seeds", "0", "--sets", "heart", "--strategies", "local", "fedavg"]
+    pays.main([*words, *more])
+    first = results.read_text()
+    local, fedavg = map(json.loads, first.splitlines())
+    assert "gain" not in local and len(fedavg["gain"]) == len(fedavg["test"]) == 4
+    pays.main([*words, *more])
+    assert results.read_text() == first
+    page.write_text(f"before\n{pays.BEGIN}\nold\n{pays.END}\nafter\n")
+    pays.main([*words, "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "| heart disease, hospitals | 1 |" in text
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    page = Path("docs/pays.md").read_text(encoding="utf-8")
+    assert pays.with_table(page, pays.read(Path("figures/pays.jsonl"))) == page
