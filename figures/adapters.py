@@ -18,6 +18,7 @@ what is there is not run again. A run that was killed goes on from its last chec
 
 import argparse
 import csv
+import hashlib
 import json
 import math
 import shutil
@@ -37,7 +38,7 @@ from hyperbloom.common.data.texts import token_rows
 from hyperbloom.server.cli import main as flower_server
 from hyperbloom.server.runs.checkpoint import has_checkpoint, is_over
 
-LORA = "lora:r=2"
+LORA = "lora:r=2,targets=q_proj|v_proj|query|value"
 METHODS = {
     "local, head": ("local", "head"),
     "local, LoRA": ("local", LORA),
@@ -47,6 +48,7 @@ METHODS = {
     "pFedHN, LoRA": ("pfedhn", LORA),
     "ODPFL-HN, LoRA": ("odpfl", LORA),
 }
+NETWORKS = {"drawings": "drawings-vit", "tweets": "tweets-bert"}
 RATES = (0.005, 0.02, 0.1)
 NOVEL = 25
 """Percent of the clients that never train, in the runs about newcomers."""
@@ -247,7 +249,7 @@ def flags_of(task: str, method: str, rate: float, seed: int, out: Path, novel: b
     data = {"drawings": "drawings.npz", "tweets": f"tweets-{seed}.npz"}[task]
     flags = ["--engine", "inline", "--strategy", strategy, "--run-dir", str(folder), *RUNS[task], "--seed", str(seed)]
     flags += ["--data", str(out / data), "--split", "owner", "--rounds", str(ROUNDS), "--eval-every", "10"]
-    values = [*LOCAL, f"adapt={adapt}", f"backbone={out / {'drawings': 'drawings-vit', 'tweets': 'tweets-bert'}[task]}"]
+    values = [*LOCAL, f"adapt={adapt}", f"backbone={out / NETWORKS[task]}"]
     values += [f"local.learning_rate={rate}", *([f"novel={NOVEL}"] if novel else [])]
     return flags + [word for value in values for word in ("--set", value)]
 
@@ -256,7 +258,9 @@ def run(
     task: str, method: str, rate: float, seed: int, args: argparse.Namespace, novel: bool = False
 ) -> dict[str, Any]:
     """Return the line of a run: from the results if it is there, else by running it."""
+    weights = (args.out / NETWORKS[task] / "model.safetensors").read_bytes()
     key = {"task": task, "method": method, "rate": rate, "seed": seed, "rounds": ROUNDS, "novel": novel}
+    key |= {"network": hashlib.sha256(weights).hexdigest()[:12]}  # another pretraining gives another network
     for line in read(args.results):
         if all(line[name] == value for name, value in key.items()):
             return line
