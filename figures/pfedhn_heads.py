@@ -32,6 +32,7 @@ class PFedHNHeadsOptions(PFedHNOptions):
     """Options of pFedHN with heads."""
 
     hypernetwork: Literal["mlp"] = Field("mlp", description="only the MLP has a head for each architecture")
+    start: Literal["hypernetwork"] = Field("hypernetwork", description="networks that differ have no common start")
     max_parameters: Positive = Field(
         300_000_000, description="parameters of all heads beyond which a client with a new architecture is refused"
     )

@@ -9,7 +9,8 @@ https://arxiv.org/abs/2103.04628.
     server:    (d theta_i / d[phi, v_i])^T (-delta_i)   is the gradient for its persistent optimiser
 
 Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
-per round. Secure aggregation is impossible, because the server needs each client's own delta.
+per round. With `options.start=common` h writes deviations from one network, which are zero at first. Secure aggregation
+is impossible, because the server needs each client's own delta.
 """
 
 from collections import deque
@@ -66,6 +67,9 @@ class PFedHNOptions(Section):
     )
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
+    start: Literal["hypernetwork", "common"] = Field(
+        "hypernetwork", description="first weights: what the hypernetwork draws; common: one network's, for all clients"
+    )
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
     spectral_norm: bool = Field(False, description="normalise every layer of the hypernetwork (table 4)")
@@ -115,9 +119,10 @@ class PFedHN(Algorithm):
             )
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
-        if (self.config.adapt != ALL or self.config.backbone) and options.spectral_norm:
+        if (self.config.adapt != ALL or self.config.backbone or options.start == "common") and options.spectral_norm:
             raise ConfigError(
-                "options.spectral_norm: expected adapt: all and no backbone; a start at zero has no spectral norm"
+                "options.spectral_norm: expected adapt: all, no backbone and start: hypernetwork; "
+                "a start at zero has no spectral norm"
             )
         if options.hypernetwork != "mlp" and options.spectral_norm:
             raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
@@ -146,7 +151,7 @@ class PFedHN(Algorithm):
                 network = MLPHypernetwork(
                     layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
                 )
-            if not self.setting.spec.is_new:  # a pretrained network is where every client starts
+            if options.start == "common" or not self.setting.spec.is_new:  # or where a pretrained network is
                 network.start_at({size: self.setting.first_values(size, self.config.seed) for size in layouts})
         self.learner = HypernetworkLearner(
             network.to(self.device),

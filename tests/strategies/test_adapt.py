@@ -87,6 +87,28 @@ def test_the_hypernetworks_first_models_are_the_backbone_to_the_bit(tmp_path: Pa
         assert not views["fc1.lora_B.default.weight"].any() and views["fc1.lora_A.default.weight"].any()
 
 
+@pytest.mark.parametrize("hypernetwork", ["mlp", "linear", "chunked"])
+def test_a_common_start_is_torchs_own_and_deviations_are_learned_from_zero(hypernetwork: str) -> None:
+    """One step from the start: theta_i moves by rate * (features_i . features_j + 1) * delta_j for a linear head."""
+    options = {"hypernetwork": hypernetwork, "start": "common", "update": "mean", "weight_decay": 0.0}
+    options |= {"learning_rate": 0.1}
+    config = digits_config(strategy="pfedhn", options=options)
+    algorithm = joined(config, *(introduction(str(at), input_shape=(1, 8, 8), num_classes=10) for at in range(2)))
+    clients, start = list(algorithm.clients.values()), algorithm.setting.first_values("S", config.seed)
+    sent = algorithm.weights(clients)
+    assert all(torch.equal(one.values, start) for one in sent)
+    network, table = algorithm.learner.hypernetwork, algorithm.learner.table.weight.detach().clone()
+    with torch.no_grad():
+        gram = network.gram(network.features(table, "S"))
+    delta = 0.01 * torch.randn(start.numel(), generator=torch.Generator().manual_seed(0))
+    algorithm.learn([update_of(clients[0], delta, layout=sent[0].layout, sent=sent[0])])
+    moved = [one.values - start for one in algorithm.weights(clients)]
+    assert moved[0].dot(delta) > 0 and not torch.equal(moved[0], moved[1])
+    if hypernetwork != "chunked":
+        for row in range(2):
+            torch.testing.assert_close(moved[row], 0.1 * gram[row, 0] * delta, rtol=1e-3, atol=1e-6)
+
+
 def test_clients_get_models_of_their_own_after_some_rounds(tmp_path: Path) -> None:
     config = digits_config(strategy="pfedhn", adapt=LORA, rounds=3, cohort=3)
     federation = digits_federation(config, tmp_path)
