@@ -178,7 +178,7 @@ def test_a_tracker_that_fails_hangs_or_dies_never_touches_the_run(
     tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     install(raises="ours_trackers:Raises", hangs="ours_trackers:Hangs", kills="ours_trackers:Kills")
-    monkeypatch.setattr(tracking, "PATIENCE_S", 10.0)
+    monkeypatch.setattr(tracking, "PATIENCE_S", 30.0)
     assert main([*TINY.split(), "--run-dir", str(tmp_path / "alone" / "run")]) == 0
     capfd.readouterr()
     flags = [word for name in ("raises", "hangs", "kills") for word in ("--track", name)]
