@@ -26,10 +26,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+import figures.dss
 import figures.fedma
 import figures.hafl_distillation
 import figures.networks
-import figures.pfedhn_heads  # noqa: F401 - all register what they have
+import figures.pfedhn_heads
+import figures.set_transformer  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies import find_strategy

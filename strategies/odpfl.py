@@ -82,7 +82,9 @@ class ODPFL(PFedHN):
         super().check()
         options = self.options
         if options.encoder not in ENCODERS:
-            raise ConfigError(f"options.encoder: expected one of {', '.join(ENCODERS)}, found {options.encoder!r}")
+            raise ConfigError(
+                f"options.encoder: expected one of {', '.join(sorted(ENCODERS))}, found {options.encoder!r}"
+            )
         for key, expected in (("freeze", (False,)), ("descriptor", ("learned",)), ("embeddings", ("dense",))):
             if getattr(options, key) not in expected:
                 raise ConfigError(f"options.{key}: odpfl has no use for {getattr(options, key)!r}; leave it out")

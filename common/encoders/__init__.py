@@ -12,17 +12,13 @@ from torch import Tensor
 
 from hyperbloom.common.encoders.base import Encoder, encode, encode_backward
 from hyperbloom.common.encoders.deepset import DeepSet
-from hyperbloom.common.encoders.dss import DSS
 from hyperbloom.common.encoders.private import Private
-from hyperbloom.common.encoders.set_transformer import SetTransformer
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 
-ENCODERS: Mapping[str, Callable[[tuple[int, ...], int], Encoder]] = {
+ENCODERS: dict[str, Callable[[tuple[int, ...], int], Encoder]] = {
     "deepset": DeepSet,
-    "dss": DSS,
     "private": Private,
-    "set-transformer": SetTransformer,
 }
 
 
@@ -42,7 +38,7 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
         ModelError: there is no encoder of this name, or the input shape or `dim` is not positive.
     """
     if spec.name not in ENCODERS:
-        raise ModelError(f"encoder: expected one of {', '.join(ENCODERS)}, found {spec.name!r}")
+        raise ModelError(f"encoder: expected one of {', '.join(sorted(ENCODERS))}, found {spec.name!r}")
     if spec.dim < 1 or not spec.input_shape or min(spec.input_shape) < 1:
         raise ModelError(f"encoder: expected inputs and a dimension, found shape {spec.input_shape}, {spec.dim}")
     return ENCODERS[spec.name](spec.input_shape, spec.dim)

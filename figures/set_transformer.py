@@ -1,5 +1,7 @@
 """Set transformer: samples attend to each other, and attention pools them.
 
+Importing this module registers it as an encoder of odpfl.
+
 Lee et al., Set Transformer, ICML 2019, https://arxiv.org/abs/1810.00825: two induced self-attention blocks (equation 9)
 and pooling by multi-head attention with one seed (equation 11), on features from a network per sample.
 """
@@ -7,6 +9,7 @@ and pooling by multi-head attention with one seed (equation 11), on features fro
 import torch
 from torch import Tensor, nn
 
+from hyperbloom.common.encoders import ENCODERS
 from hyperbloom.common.encoders.base import Encoder, per_sample
 
 WIDTH, HEADS, INDUCING = 64, 4, 16
@@ -56,3 +59,6 @@ class SetTransformer(Encoder):
         x = self.between(self.features(inputs)[None])  # (1, N, d)
         descriptor: Tensor = self.tail(self.pool(self.seed, x)[0, 0])
         return descriptor
+
+
+ENCODERS["set-transformer"] = SetTransformer

@@ -1,5 +1,7 @@
 """Deep sets for symmetric elements: every layer reads a sample and the mean of all samples.
 
+Importing this module registers it as an encoder of odpfl.
+
 Maron, Litany, Chechik, Fetaya: On Learning Sets of Symmetric Elements, ICML 2020, https://arxiv.org/abs/2002.08599.
 """
 
@@ -8,6 +10,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyperbloom.common.encoders import ENCODERS
 from hyperbloom.common.encoders.base import DENSE, Encoder, is_image
 
 
@@ -53,3 +56,6 @@ class DSS(Encoder):
         x = self.fc2(self.fc1(x.flatten(1)).relu()).relu()
         descriptor: Tensor = self.tail(x.mean(0))
         return descriptor
+
+
+ENCODERS["dss"] = DSS
