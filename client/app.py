@@ -8,6 +8,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from hyperbloom.client.keep.sent import Sent
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.client.work.comparison import compare
@@ -22,8 +23,17 @@ from hyperbloom.client.work.training import fit, train
 from hyperbloom.common.errors import HyperbloomError, attempt
 from hyperbloom.common.wire import exchanges
 from hyperbloom.common.wire.masks import ConfirmOrder, KeysOrder, MaskedOrder, SharesOrder, UnmaskOrder
-from hyperbloom.common.wire.orders import CompareOrder, EvaluateOrder, Failed, Greeting, Notice, Order, TrainOrder
-from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.orders import (
+    CompareOrder,
+    EvaluateOrder,
+    EvaluateResult,
+    Failed,
+    Greeting,
+    Notice,
+    Order,
+    TrainOrder,
+)
+from hyperbloom.common.wire.pack import FAILED, pack, unpack, unpack_answer, weigh
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -81,6 +91,25 @@ def _reply(message: Message, outcome: object) -> Message:
 
 def _client(context: Context) -> Client:
     return client_for(ClientSettings.from_node_config(context.node_config))
+
+
+SCORED = {order.message_type: order.answer for order in (EvaluateOrder, CompareOrder)}
+
+
+def counting(sent: Sent) -> Callable[[Message, Context], Message]:
+    """Return the app of a live client, whose answers are counted before they leave."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply, kind = app(message, context), message.metadata.message_type
+        outcome = attempt(unpack_answer, SCORED[kind], reply.content) if kind in SCORED else None
+        score = None
+        if isinstance(outcome, EvaluateResult):
+            test = outcome.test
+            score = {"total": test.total, "metrics": dict(zip(test.metrics, test.values, strict=True))}
+        sent.add("failed" if FAILED in reply.content else kind, weigh(reply.content), score)
+        return reply
+
+    return answer
 
 
 app = ClientApp()

@@ -4,13 +4,14 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hyperbloom.client import flags as shared
-from hyperbloom.client.commands import COMMANDS
+from hyperbloom.client.commands import COMMANDS, WEB
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 from hyperbloom.common.program.names import check_name, default_state_dir
 
@@ -40,6 +41,7 @@ _FLAGS = [
         Flag("--state-dir", "identity and personal classifier live here", type=FOLDER),
         Flag("--stay", "wait for the next run when one is over", is_flag=True),
         shared.VERBOSE,
+        WEB,
         Flag("--parent-pid", "", type=int, hidden=True),
     ),
     *section(
@@ -120,8 +122,9 @@ def _join(flags: Mapping[str, Any]) -> None:
     from hyperbloom.client.link.flower import without_servers
 
     with without_servers():
-        from hyperbloom.client.app import app
+        from hyperbloom.client.app import counting
         from hyperbloom.client.link.runtime import exit_with_parent, run_client
+    from hyperbloom.client.keep.sent import Sent
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
 
@@ -133,10 +136,19 @@ def _join(flags: Mapping[str, Any]) -> None:
     config = settings.to_node_config()
     # Load the client before connecting. The app finds it in the cache, because it takes the same way to the settings.
     worker = client_for(ClientSettings.from_node_config(config))
-    with worker.state.lock():
+    with ExitStack() as stack:
+        stack.enter_context(worker.state.lock())
+        sent = Sent(worker.settings, worker.releases)
+        sent.write()
+        stack.callback(sent.write)
         if flags["parent_pid"]:
             exit_with_parent(flags["parent_pid"])
-        run_client(link, app, config, stay=flags["stay"])
+        if flags["web"]:
+            from hyperbloom.common.pages.serving import serve_in_child
+
+            command = ["hyperbloom.client", "watch", "--state-dir", str(worker.settings.folder)]
+            print(stack.enter_context(serve_in_child(command, flags["web"])), flush=True)
+        run_client(link, counting(sent), config, stay=flags["stay"])
 
 
 def _show_graph(flags: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command
 from hyperbloom.common.program.names import default_state_dir
 
 _STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
+_WEB = "serve this client's own page for browsers there, without a host on loopback; 0 takes a free port"
+WEB = Flag("--web", _WEB, metavar="[HOST:]PORT")
 _MOST_IN_REPORT = 100
 _MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)
 
@@ -162,6 +164,24 @@ def _export(out: Path, client_id: str, state_dir: Path | None, run: str | None, 
 
 
 @command(
+    "watch",
+    Flag("--client-id", "names the default state folder", default="client"),
+    _STATE,
+    WEB,
+    example="flower-client watch --client-id ward-7 --web 8080",
+)
+def _watch(client_id: str, state_dir: Path | None, web: str | None) -> None:
+    """Show a browser what has left this machine, until Ctrl-C.
+
+    When the client last trained, what has left by kind, its privacy budget, its accuracy against training alone, and
+    how to leave. The page is made from the state folder alone; the client may run or not.
+    """
+    from hyperbloom.client.page import serve
+
+    serve(state_dir or default_state_dir(client_id), web or "0", lambda line: print(line, flush=True))
+
+
+@command(
     "predict",
     click.Argument(
         ["files"], help="image, .npy, .npz, .txt, table or folder of images", nargs=-1, required=True, type=FILE
@@ -297,4 +317,4 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
     print(f"{out}: {', '.join(newcomer.write(out))}")
 
 
-COMMANDS = (backbone, _doctor, _download, _export, _join, _keygen, _predict, _schema)
+COMMANDS = (backbone, _doctor, _download, _export, _join, _keygen, _predict, _schema, _watch)

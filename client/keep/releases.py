@@ -33,7 +33,7 @@ class Releases:
         self.path = settings.folder / "releases.json"
         self._settings = settings
         insists = settings.min_noise is not None or settings.min_masked is not None
-        self._most: dict[Kind, int | None] = {
+        self.most: dict[Kind, int | None] = {
             "changes": MOST_CHANGES if settings.max_changes is None and insists else settings.max_changes,
             "scores": 0 if settings.max_scores is None and insists else settings.max_scores,
         }
@@ -41,7 +41,7 @@ class Releases:
     @property
     def bounded(self) -> bool:
         """Whether there is any bound. If so, the client does not send losses, which are not counted."""
-        return any(most is not None for most in self._most.values())
+        return any(most is not None for most in self.most.values())
 
     def check_change(self, noise: float | None = None, masked: bool = False) -> None:
         """Check and count a release of kind `changes` (--min-noise, --min-masked, --max-changes).
@@ -82,7 +82,7 @@ class Releases:
             HyperbloomError: the bound is reached, or the ledger is damaged.
             ConfigError: the ledger cannot be written.
         """
-        most = self._most[kind]
+        most = self.most[kind]
         if most is None:
             return
         if most == 0:

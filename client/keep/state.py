@@ -8,6 +8,7 @@
     STATE/earlier/                       earlier personal parts and residuals, for a server that goes back after a crash
     STATE/scored/RUN.safetensors         the model with which the client was last scored, if no one else has all of it
     STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last set only
+    STATE/releases.json, sent.json       what has left, for its bounds and for people
 
 The client sends the secret to the server only. It never sends any other of these files.
 """

@@ -9,11 +9,11 @@ import logging
 import random
 import signal
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.connection import WAIT_S, Connection
@@ -27,6 +27,8 @@ from hyperbloom.common.wire.pack import unpack
 
 log = logging.getLogger("hyperbloom.client")
 
+App = Callable[[Message, Context], Message]
+
 RECONNECT_DELAY_S = 10
 
 # Status codes of a server that is away or too busy. It cancels calls of a machine that was suspended.
@@ -38,7 +40,7 @@ class _Finished(Exception):
     """The server said that the run is over."""
 
 
-def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bool = False) -> None:
+def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = False) -> None:
     """Serve `app` until the server says that the run is over, or until Ctrl-C. With `stay`, wait for the next run.
 
     It reconnects without a time limit when the network or the server fails.
@@ -61,7 +63,7 @@ def run_client(link: Link, app: ClientApp, node_config: dict[str, Any], stay: bo
             time.sleep(delay)
 
 
-def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
+def _serve(link: Link, app: App, node_config: dict[str, Any]) -> None:
     """Hold one session with the SuperLink and return when it is lost."""
     connection = Connection(link, _retries(link))
     try:
@@ -82,7 +84,7 @@ def _serve(link: Link, app: ClientApp, node_config: dict[str, Any]) -> None:
 class _Session:
     """One node's session: receive an order, let the app answer it, send the answer."""
 
-    def __init__(self, app: ClientApp, node_config: dict[str, Any], connection: Connection) -> None:
+    def __init__(self, app: App, node_config: dict[str, Any], connection: Connection) -> None:
         self.app, self.node_config, self.connection = app, node_config, connection
 
     def run(self) -> None:

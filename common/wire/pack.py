@@ -34,7 +34,7 @@ LONGEST_REASON = 300
 
 LONGEST_TENSOR_NAME, MOST_DIMENSIONS, LONGEST_SIDE = 1000, 16, 2**40
 
-_KEY, _FAILED = "hyperbloom", "hyperbloom.failed"
+_KEY, FAILED = "hyperbloom", "hyperbloom.failed"
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 _WEIGHTS = ("tensors", "dtype", "values")
 
@@ -50,7 +50,7 @@ MessageT = TypeVar("MessageT")
 
 def pack(message: Any) -> RecordDict:
     """Return the content of a Flower message for an order or an answer, which is a frozen dataclass."""
-    key = _FAILED if isinstance(message, Failed) else _KEY
+    key = FAILED if isinstance(message, Failed) else _KEY
     return RecordDict({key: ConfigRecord(_flat(message, ""), keep_input=False)})
 
 
@@ -68,7 +68,7 @@ def unpack(kind: type[MessageT], content: RecordDict) -> MessageT:
 
 def unpack_answer(kind: type[MessageT], content: RecordDict) -> MessageT | Failed:
     """Read a client's answer, or its `Failed`; WireError as in `unpack`."""
-    record = content.get(_FAILED)
+    record = content.get(FAILED)
     if not isinstance(record, ConfigRecord):
         return unpack(kind, content)
     failed = _read(Failed, dict(record))

@@ -7,29 +7,24 @@ and then, as server-sent events, the parts of it that have changed. A page loads
 import asyncio
 import hashlib
 import json
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import uvicorn
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.common.program.plain import is_loopback, listening_at
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.pages.serving import HEADERS, read_only, serve_at, serve_in_child
+from hyperbloom.common.program.plain import listening_at
 from hyperbloom.server.live.parts import SCRIPT, overview_parts, page, run_parts
 from hyperbloom.server.live.run import LiveRun, find_runs
 from hyperbloom.server.runs.lines import REPORT
@@ -37,14 +32,6 @@ from hyperbloom.server.runs.lines import REPORT
 LOOK_EVERY_S = 0.5
 FIRST_LOOK_S = 0.2
 """Longest reading before a page is sent. What is not read by then follows as events."""
-
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 Parts = Mapping[str, Markup]
 
@@ -153,32 +140,18 @@ async def _script(request: Request) -> Response:
     return Response(SCRIPT, headers=HEADERS, media_type="text/javascript")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    text = error.detail if isinstance(error, HTTPException) else str(error)
-    return Response(f"{text}\n", status, HEADERS, "text/plain")
-
-
 def application(folder: Path, host: str) -> Starlette:
-    """Return the web application on a run's folder, or on a folder of runs.
-
-    If `host`, where it listens, is on loopback, requests that name another host are refused: so a page from elsewhere
-    cannot read this one by pointing its own name at this machine.
-    """
+    """Return the web application on a run's folder, or on a folder of runs, which listens at `host`."""
     site = _Site(folder)
-    hosts = ["localhost", "127.0.0.1", "[::1]", host] if is_loopback(host) else ["*"]
-    return Starlette(
-        routes=[
-            Route("/", site.front),
-            Route("/live.js", _script),
-            Route("/changes", site.changes),
-            Route("/changes/{name:path}", site.changes),
-            Route("/report/{name:path}", site.report),
-            Route("/run/{name:path}", site.runs),
-        ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
-        exception_handlers={HTTPException: _refused, ConfigError: _refused},
-    )
+    routes = [
+        Route("/", site.front),
+        Route("/live.js", _script),
+        Route("/changes", site.changes),
+        Route("/changes/{name:path}", site.changes),
+        Route("/report/{name:path}", site.report),
+        Route("/run/{name:path}", site.runs),
+    ]
+    return read_only(routes, host)
 
 
 def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
@@ -188,42 +161,16 @@ def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
         ConfigError: the address is invalid, or the folder holds no run.
         ConnectionFailed: the server cannot listen there.
     """
-    host, port = listening_at("--web", address)
+    listening_at("--web", address)
     if not find_runs(folder):
         raise ConfigError(f"expected the folder of a run, or of runs, found none in {folder}")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConnectionFailed(f"--web {address}: cannot listen there: {error.strerror or error}") from None
-    with listening:
-        shown = f"[{host}]" if ":" in host else host
-        say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
-        # uvloop loses a SIGTERM that comes while it starts, and then never ends.
-        how: dict[str, Any] = {"loop": "asyncio", "log_level": "warning", "access_log": False}
-        config = uvicorn.Config(application(folder, host), timeout_graceful_shutdown=1, **how)
-        uvicorn.Server(config).run(sockets=[listening])
+    serve_at(address, partial(application, folder), say)
 
 
-@contextmanager
-def served_beside(folder: Path, address: str) -> Iterator[str]:
+def served_beside(folder: Path, address: str) -> AbstractContextManager[str]:
     """Serve a run's live page in a child process; yield the line with its address.
 
     Raises:
         ConnectionFailed: the server cannot start; the message is its own.
     """
-    listening_at("--web", address)
-    arguments = [sys.executable, "-m", "hyperbloom.server", "watch", str(folder), "--web", address]
-    child = subprocess.Popen(
-        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert child.stdout is not None
-    try:
-        line = child.stdout.readline().strip()
-        if not line.startswith("live page:"):
-            raise ConnectionFailed(line or f"--web {address}: the live page could not be started")
-        yield line
-    finally:
-        child.terminate()
-        child.wait()
-        child.stdout.close()
+    return serve_in_child(["hyperbloom.server", "watch", str(folder)], address)

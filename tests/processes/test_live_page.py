@@ -1,5 +1,6 @@
 """The live page in a real browser, beside a real run."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -48,6 +49,13 @@ def shown(browser: Any, part: str) -> str:
     return str(browser.execute_script(f"return document.querySelector('[data-part={part}]').innerText"))
 
 
+def sizes(browser: Any) -> list[int]:
+    """Return how wide the page is, and how much of it is seen."""
+    script = "const root = document.documentElement; return [root.scrollWidth, root.clientWidth]"
+    found: list[int] = browser.execute_script(script)
+    return found
+
+
 def test_a_browser_sees_rounds_arrive_and_the_run_does_not_need_the_page(
     site: Site, tmp_path: Path, browser: Any, until: Until
 ) -> None:
@@ -83,19 +91,51 @@ def test_runs_stand_side_by_side_and_names_are_text(site: Site, tmp_path: Path, 
     browser.get(server.output.split()[-1])
     browser.find_element("partial link text", "side by side").click()
 
-    def sizes() -> list[int]:
-        found: list[int] = browser.execute_script(
-            "const root = document.documentElement; return [root.scrollWidth, root.clientWidth]"
-        )
-        return found
-
     for width in (1280, 500):
         browser.set_window_size(width, 900)
         # The window has its new size some time after the command; one script sees one layout.
-        until(lambda width=width: sizes()[1] in range(width - 100, width + 1), f"a window {width} pixels wide")
-        wide, seen = sizes()
+        until(lambda width=width: sizes(browser)[1] in range(width - 100, width + 1), f"a window {width} pixels wide")
+        wide, seen = sizes(browser)
         assert wide <= seen, "nothing is wider than the screen"
     assert names[0] in shown(browser, "clients") and names[1] in shown(browser, "clients")
     assert browser.title == "two and one · live" or browser.title == "one and two · live"
     assert len(browser.find_elements("css selector", "[data-changes] svg path.line")) == 4
+    assert browser.get_log("browser") == []
+
+
+def test_a_site_sees_its_own_page_and_a_name_is_text(site: Site, tmp_path: Path, browser: Any, until: Until) -> None:
+    args = ["--strategy", "pfedhn-pc", "--rounds", "6", "--clients", "1", "--eval-every", "2", "--set", "gains=true"]
+    site.server(*args, "--baselines", "local", "--set", "local.steps=2", "--run-dir", str(tmp_path / "run"))
+    client = site.client("north", "--partition", "0/2", "--max-changes", "500", "--stay", "--web", "0")
+    client.wait_for("live page: http://")
+    address = client.output.split("live page: ")[1].split()[0]
+
+    def told() -> str:
+        browser.get(address)
+        return str(browser.execute_script("return document.body.innerText"))
+
+    until(lambda: "north: " in told(), "the page has the sentence on what the run gained this site")
+    text = told()
+    assert "Last trained 20" in text and "\n6 of 500 changes made of training examples" in text
+    assert "weights or their changes, mean training losses" in text and "kill " in text
+    (child,) = subprocess.run(
+        ["pgrep", "--parent", str(client.popen.pid), "--full", "watch .* --web"], capture_output=True, text=True
+    ).stdout.split()
+    subprocess.run(["kill", "-KILL", child], check=True)
+    assert client.popen.poll() is None, "the client does not need its page"
+    client.interrupt()
+    assert client.wait() == 0, client.output
+
+    ledger = site.folder / "state" / "north" / "sent.json"
+    name = "<script>document.title='hacked'</script>"
+    ledger.write_text(json.dumps(json.loads(ledger.read_text()) | {"client": name, "server": name}))
+    page = site.start("hyperbloom.client", "watch", "watch", "--state-dir", str(ledger.parent))
+    page.wait_for("live page: ")
+    address = page.output.split()[-1]
+    assert name in told() and "not running" in told() and "hacked" not in browser.title.replace(name, "")
+    for width in (1280, 500):
+        browser.set_window_size(width, 900)
+        until(lambda width=width: sizes(browser)[1] in range(width - 100, width + 1), f"a window {width} pixels wide")
+        wide, seen = sizes(browser)
+        assert wide <= seen, "nothing is wider than the screen"
     assert browser.get_log("browser") == []
