@@ -25,19 +25,13 @@ from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.models import ALL
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
-from hyperbloom.strategies.hypernetworks import (
-    ChunkedHypernetwork,
-    EmbeddingTable,
-    Hypernetwork,
-    LinearHypernetwork,
-    MLPHypernetwork,
-)
+from hyperbloom.strategies.hypernetworks import ChunkedHypernetwork, EmbeddingTable, Hypernetwork, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule, by_size
 
 OVERLAP = 32
@@ -62,8 +56,8 @@ class PFedHNOptions(Section):
     descriptor: Literal["learned", "class-shares"] = Field(
         "learned", description="class-shares: given by the clients (--disclose-class-shares), not learned"
     )
-    hypernetwork: Literal["mlp", "linear", "chunked"] = Field(
-        "mlp", description="linear: theta = W v (section 4.1); chunked: one head for all chunks of a large network"
+    hypernetwork: Literal["mlp", "chunked"] = Field(
+        "mlp", description="chunked: one head writes all chunks of a large network, one after the other"
     )
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
@@ -72,7 +66,6 @@ class PFedHNOptions(Section):
     )
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
-    spectral_norm: bool = Field(False, description="normalise every layer of the hypernetwork (table 4)")
     clip_deltas: Rate | Literal["median"] | None = Field(
         None, description="norm to which each client's change is clipped, or median: the cohort's (docs/failures.md)"
     )
@@ -119,13 +112,6 @@ class PFedHN(Algorithm):
             )
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
-        if (self.config.adapt != ALL or self.config.backbone or options.start == "common") and options.spectral_norm:
-            raise ConfigError(
-                "options.spectral_norm: expected adapt: all, no backbone and start: hypernetwork; "
-                "a start at zero has no spectral norm"
-            )
-        if options.hypernetwork != "mlp" and options.spectral_norm:
-            raise ConfigError(f"options.spectral_norm: expected hypernetwork: mlp, found {options.hypernetwork}")
         self.keeps_sent = options.update == "target"
         self._known_rows = 0  # number of rows that came with a frozen hypernetwork; they stay fixed
 
@@ -140,17 +126,7 @@ class PFedHN(Algorithm):
         options, layouts = self.options, dict(self.setting.layouts)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "hypernetwork"))
-            network: Hypernetwork
-            if options.hypernetwork == "linear":
-                network = LinearHypernetwork(layouts, dim)
-            elif options.hypernetwork == "chunked":
-                network = ChunkedHypernetwork(
-                    layouts, dim, options.hidden_dim, options.hidden_layers, options.chunk, options.chunk_dim
-                )
-            else:
-                network = MLPHypernetwork(
-                    layouts, dim, options.hidden_dim, options.hidden_layers, options.spectral_norm
-                )
+            network = self.hypernetwork(layouts, dim)
             if options.start == "common" or not self.setting.spec.is_new:  # or where a pretrained network is
                 network.start_at({size: self.setting.first_values(size, self.config.seed) for size in layouts})
         self.learner = HypernetworkLearner(
@@ -165,6 +141,15 @@ class PFedHN(Algorithm):
             freeze=options.freeze,
         )
         self._applied: deque[Reply] = deque(maxlen=OVERLAP)
+
+    def hypernetwork(self, layouts: Mapping[str, Layout], dim: int) -> Hypernetwork:
+        """Return a new hypernetwork for descriptors of dimension `dim`."""
+        options = self.options
+        if options.hypernetwork == "mlp":
+            return MLPHypernetwork(layouts, dim, options.hidden_dim, options.hidden_layers)
+        return ChunkedHypernetwork(
+            layouts, dim, options.hidden_dim, options.hidden_layers, options.chunk, options.chunk_dim
+        )
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse a client without class shares if they are the descriptors."""

@@ -43,7 +43,7 @@ def encode_with_feedback(
     total = delta if owed is None else delta + owed
     norm = float(total.double().norm())
     if not norm <= LARGEST_NORM:
-        state.forget_residual()
+        state.residual_path.unlink(missing_ok=True)
         raise HyperbloomError(
             f"training diverged (norm of the change {norm:.1e}); lower local.learning_rate", reason=Reason.DIVERGED
         )

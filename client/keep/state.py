@@ -67,8 +67,8 @@ class ClientState:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._earlier, self._scored = folder / "earlier", folder / "scored"
-        self._residual_path = folder / "residual.safetensors"
-        self._encoder_path = folder / "encoder.safetensors"
+        self.residual_path = folder / "residual.safetensors"
+        self.encoder_path = folder / "encoder.safetensors"
         self._reference_path = folder / "reference.safetensors"
 
     @contextmanager
@@ -175,10 +175,6 @@ class ClientState:
             metadata = {"run": scope.run_id, "layout": layout.digest}
             self._residual(scope.run_id).write({"values": values}, metadata, scope)
 
-    def forget_residual(self) -> None:
-        """Delete the residual."""
-        self._residual_path.unlink(missing_ok=True)
-
     def forget_earlier(self, run_id: str) -> None:
         """Delete the earlier versions for a complete run and its baselines, which nobody will resume."""
         for path in self._earlier.glob("*.safetensors"):
@@ -208,16 +204,12 @@ class ClientState:
     def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
         """Write the encoder `(numel,)` and its descriptor `(k,)`, in place of any other."""
         tensors = {"values": values, "descriptor": descriptor}
-        write_tensors(self._encoder_path, tensors, {"run": run_id, "version": version})
+        write_tensors(self.encoder_path, tensors, {"run": run_id, "version": version})
 
     def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
         """Return encoder `(numel,)` and descriptor `(k,)`, or None if this run and version have none."""
-        tensors = _read_known(self._encoder_path, {"run": run_id, "version": version})
+        tensors = _read_known(self.encoder_path, {"run": run_id, "version": version})
         return (tensors["values"], tensors["descriptor"]) if tensors else None
-
-    def forget_encoder(self) -> None:
-        """Delete the encoder."""
-        self._encoder_path.unlink(missing_ok=True)
 
     def save_reference(self, digest: str, inputs: Tensor) -> None:
         """Write a reference set `(n, *shape)` in place of another one; HyperbloomError if it cannot be written."""
@@ -241,7 +233,7 @@ class ClientState:
         return Versioned(self._personal_path(run_id), self._earlier, run_id)
 
     def _residual(self, run_id: str) -> Versioned:
-        return Versioned(self._residual_path, self._earlier, f"residual-{_file_name(run_id)}")
+        return Versioned(self.residual_path, self._earlier, f"residual-{_file_name(run_id)}")
 
     def _personal_path(self, run_id: str) -> Path:
         return self.folder / "personal" / f"{_file_name(run_id)}.safetensors"

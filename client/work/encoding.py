@@ -62,7 +62,7 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
     now = encoders.encode_backward(module, inputs.to(values.dtype), order.weights.values.to(inputs.device)).cpu()
     if not torch.allclose(now, before, rtol=1e-4, atol=1e-5):
         raise HyperbloomError("the examples are no longer those that were described")
-    client.state.forget_encoder()
+    client.state.encoder_path.unlink(missing_ok=True)
     return BackpropResult(order.version, Weights(part.layout, part.gradient.cpu().clone()))
 
 

@@ -3,4 +3,4 @@
 from hyperbloom.strategies.hypernetworks.chunked import ChunkedHypernetwork
 from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable
 from hyperbloom.strategies.hypernetworks.learner import Hypernetwork
-from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks.mlp import MLPHypernetwork

@@ -12,13 +12,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from hyperbloom.strategies.hypernetworks.chunked import ChunkedHypernetwork
 from hyperbloom.strategies.hypernetworks.embedding import EmbeddingTable, append_row
-from hyperbloom.strategies.hypernetworks.mlp import LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks.mlp import MLPHypernetwork
 
-Hypernetwork = MLPHypernetwork | LinearHypernetwork | ChunkedHypernetwork
+Hypernetwork = MLPHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
 
@@ -105,7 +104,6 @@ class HypernetworkLearner:
     @torch.no_grad()
     def write(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)` for any descriptors `(C, k)`."""
-        self.hypernetwork.eval()
         weights: Tensor = self.hypernetwork(descriptors.to(self._device), size)
         return weights.cpu()
 
@@ -187,15 +185,8 @@ class HypernetworkLearner:
         features: Tensor = self.hypernetwork.features(self.table(rows), replies[0].size)
         return features
 
-    def _forward(self, rows: Sequence[int], size: str) -> Tensor:
-        index = torch.tensor(rows, device=self._device)
-        weights: Tensor = self.hypernetwork(self.table(index), size)
-        return weights
-
     def _backward(self, reply: Reply, gradient: Tensor) -> None:
         """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""
-        # Evaluation mode, as in `generate`: a power iteration of spectral norm would change the network.
-        self.hypernetwork.eval()
         features = self._features([reply])
         self._backward_heads(features, features.new_ones(1), reply.size, gradient[None].to(self._device))
 
@@ -206,7 +197,6 @@ class HypernetworkLearner:
         the features, `M D W`, is `M (D W)`. So `M` is applied to the features, which are a thousand times smaller than
         the weights. The weights are processed for as many clients at a time as memory allows.
         """
-        self.hypernetwork.eval()
         features = self._features(replies)
         leaf = features.detach().requires_grad_()  # backpropagate through the trunk once, after all clients
         mixed = mixing(self.hypernetwork.gram(leaf.detach()))
@@ -258,20 +248,8 @@ class HypernetworkLearner:
             self._step_rows(rows)
         else:
             self.optimizer.step()
-        self._iterate_spectral_norm(rows)
         # None, not zero: momentum and weight decay must skip a head whose size was not in the cohort.
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _iterate_spectral_norm(self, rows: Sequence[int]) -> None:
-        """Run one power iteration for the changed weights; spectral norm does this in training mode only."""
-        network = self.hypernetwork
-        trained = any(parameter.grad is not None for parameter in network.parameters())
-        if trained and isinstance(network, MLPHypernetwork) and any(is_parametrized(x) for x in network.modules()):
-            network.train()
-            with torch.no_grad():
-                for size in network.heads:
-                    self._forward(rows[:1], size)
-            network.eval()
 
     def _step_rows(self, rows: Sequence[int]) -> None:
         """Take the step, then restore the embedding rows and momentum of clients outside the cohort."""

@@ -1,15 +1,14 @@
 """Hypernetworks that map a descriptor to all weights of a target network, with one matrix product per cohort.
 
 Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021,
-https://arxiv.org/abs/2103.04628, sections 3 and 4.1, appendix B and table 4.
+https://arxiv.org/abs/2103.04628, section 3 and appendix B.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, cat, nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.nn.utils.parametrizations import spectral_norm as normalise
 
 from hyperbloom.common.layout import Layout
 
@@ -56,29 +55,21 @@ class MLPHypernetwork(StartingNetwork):
         embedding_dim: dimension k of a descriptor.
         hidden_dim: width H of the trunk.
         hidden_layers: number of hidden H x H layers; 3 in the paper.
-        spectral_norm: divide every layer by its largest singular value (table 4), each tensor's head separately.
     """
 
     def __init__(
-        self,
-        layouts: Mapping[str, Layout],
-        embedding_dim: int,
-        hidden_dim: int = 100,
-        hidden_layers: int = 3,
-        spectral_norm: bool = False,
+        self, layouts: Mapping[str, Layout], embedding_dim: int, hidden_dim: int = 100, hidden_layers: int = 3
     ) -> None:
         super().__init__()
-        layers = trunk(embedding_dim, hidden_dim, hidden_layers)
-        self.trunk = nn.Sequential(*(normalise(x) if spectral_norm and isinstance(x, nn.Linear) else x for x in layers))
-        self._hidden_dim, self._splits = hidden_dim, spectral_norm
+        self.trunk = trunk(embedding_dim, hidden_dim, hidden_layers)
+        self.hidden_dim = hidden_dim
         self.heads = nn.ModuleDict()
         for size, layout in layouts.items():
             self.add_head(size, layout)
 
     def add_head(self, size: str, layout: Layout) -> nn.Module:
         """Add and return a head for another target network, initialised from torch's global generator."""
-        width, splits = self._hidden_dim, self._splits
-        self.heads[size] = _SplitHead(width, layout) if splits else nn.Linear(width, layout.numel)
+        self.heads[size] = nn.Linear(self.hidden_dim, layout.numel)
         return self.heads[size]
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
@@ -92,47 +83,10 @@ class MLPHypernetwork(StartingNetwork):
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)`, linear in features `(C, H)` and in `ones` `(C,)`, which scale the bias."""
-        head = self.heads[size]
-        parts: Iterable[Any] = head.parts if isinstance(head, _SplitHead) else [head]
-        made = [linear(features, part.weight).addcmul(ones[:, None], part.bias) for part in parts]
-        return self.from_start(cat(made, dim=-1), size, ones)
+        head: Any = self.heads[size]
+        return self.from_start(linear(features, head.weight).addcmul(ones[:, None], head.bias), size, ones)
 
     def gram(self, features: Tensor) -> Tensor:
         """Return the inner products `(C, C)` of a head's inputs: features `(C, H)` and the bias's one."""
         gram: Tensor = features @ features.T + 1
         return gram
-
-
-class _SplitHead(nn.Module):
-    """One normalised linear layer per tensor; the spectral norm of the stacked matrix would be different."""
-
-    def __init__(self, hidden_dim: int, layout: Layout) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(normalise(nn.Linear(hidden_dim, size)) for size in layout.sizes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return cat([part(features) for part in self.parts], dim=-1)
-
-
-class LinearHypernetwork(StartingNetwork):
-    """`theta_i = W v_i` (section 4.1). For orthonormal linear regression, its optimum is PCA of the local solutions."""
-
-    def __init__(self, layouts: Mapping[str, Layout], embedding_dim: int) -> None:
-        super().__init__()
-        self.heads = nn.ModuleDict({s: nn.Linear(embedding_dim, x.numel, bias=False) for s, x in layouts.items()})
-
-    def forward(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return the weights of a cohort of one size."""
-        return self.from_start(self.heads[size](descriptors), size)
-
-    def features(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return a head's inputs: the descriptors `(C, k)`."""
-        return descriptors
-
-    def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
-        """Return the weights `(C, P)` for features `(C, k)`; there is no bias."""
-        return self.from_start(self.heads[size](features), size, ones)
-
-    def gram(self, features: Tensor) -> Tensor:
-        """Return the inner products `(C, C)` of a head's inputs."""
-        return features @ features.T

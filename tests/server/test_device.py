@@ -29,9 +29,9 @@ GRAPHS = {"latent": 8, "hidden": 4, "refine_epochs": 0}
 RUNS: dict[str, dict[str, Any]] = {
     **{rule: {"options": {"hidden_dim": 8, "update": rule}} for rule in ("proximal", "mean", "sequential", "target")},
     "chunked": {"options": {"hypernetwork": "chunked", "chunk": 100, "hidden_dim": 8}},
-    "linear": {"options": {"hypernetwork": "linear"}},
+    "linear": {"strategy": "figures.linear:PFedHNLinear"},
     "sparse": {"options": {"hidden_dim": 8, "embeddings": "sparse"}},
-    "spectral": {"options": {"hidden_dim": 8, "spectral_norm": True}},
+    "spectral": {"strategy": "figures.spectral_norm:PFedHNSpectral", "options": {"hidden_dim": 8}},
     "robust": {"options": {"hidden_dim": 8, "clip_deltas": "median"}, "cohort": 4},
     "asynchronous": {"options": {"hidden_dim": 8}, "asynchronous": True},
     "pfedhn-heads": {"strategy": "pfedhn-heads", "models": ("mlp", "cnn-1")},

@@ -176,9 +176,9 @@ def test_a_strategy_that_crashes_and_goes_on_equals_one_that_does_not(tmp_path: 
 @pytest.mark.parametrize(
     ("strategy", "changes"),
     [
-        ("pfedhn-pc", {"sizes": ("S", "M"), "options": {"hidden_dim": 8, "spectral_norm": True}}),
+        ("figures.spectral_norm:PFedHNSpectral", {"sizes": ("S", "M"), "options": {"hidden_dim": 8}}),
         ("pfedhn", {"options": {"hidden_dim": 8, "embeddings": "sparse"}, "compression": "top-k:0.1"}),
-        ("pfedhn", {"options": {"descriptor": "class-shares", "hypernetwork": "linear"}}),
+        ("figures.linear:PFedHNLinear", {"options": {"descriptor": "class-shares"}}),
         ("fedavg", {"compression": "int8"}),
         # So small a rate makes nothing better: round 4 is the last of both.
         ("fedavg", {"patience": 1, "rounds": 8, "baselines": ("local",), "local": LocalConfig(learning_rate=1e-12)}),

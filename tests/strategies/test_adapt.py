@@ -46,7 +46,7 @@ SPEC = ModelSpec("mlp", "S", (1, 8, 8), 10, LORA)
     [
         ("pfedhn", {}),
         ("pfedhn", {"options": {"hypernetwork": "chunked", "chunk": 100}}),
-        ("pfedhn", {"options": {"hypernetwork": "linear"}}),
+        ("figures.linear:PFedHNLinear", {"options": {}}),
         ("pfedhn-pc", {}),
         ("odpfl", {}),
         ("fedavg", {"options": {}}),
@@ -77,7 +77,7 @@ def test_a_run_sends_trains_and_scores_what_is_adapted_alone(
 
 
 def test_the_hypernetworks_first_models_are_the_backbone_to_the_bit(tmp_path: Path) -> None:
-    for hypernetwork in ("mlp", "linear", "chunked"):
+    for hypernetwork in ("mlp", "chunked"):
         config = digits_config(strategy="pfedhn", adapt=LORA, options={"hypernetwork": hypernetwork})
         algorithm = joined(config, *(introduction(str(at), input_shape=(1, 8, 8), num_classes=10) for at in range(2)))
         one, other = algorithm.weights(list(algorithm.clients.values()))
@@ -87,7 +87,7 @@ def test_the_hypernetworks_first_models_are_the_backbone_to_the_bit(tmp_path: Pa
         assert not views["fc1.lora_B.default.weight"].any() and views["fc1.lora_A.default.weight"].any()
 
 
-@pytest.mark.parametrize("hypernetwork", ["mlp", "linear", "chunked"])
+@pytest.mark.parametrize("hypernetwork", ["mlp", "chunked"])
 def test_a_common_start_is_torchs_own_and_deviations_are_learned_from_zero(hypernetwork: str) -> None:
     """One step from the start: theta_i moves by rate * (features_i . features_j + 1) * delta_j for a linear head."""
     options = {"hypernetwork": hypernetwork, "start": "common", "update": "mean", "weight_decay": 0.0}
@@ -150,10 +150,10 @@ def test_a_client_with_another_backbone_is_refused(tmp_path: Path, monkeypatch: 
     assert all(f"expected backbone {expected}, found sha256:another" in each.text for each in refused.values())
 
 
-@pytest.mark.parametrize(("strategy", "options"), [("ghn", {}), ("fedma", {}), ("pfedhn", {"spectral_norm": True})])
-def test_strategies_that_write_whole_networks_say_so(strategy: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("strategy", ["ghn", "fedma", "figures.spectral_norm:PFedHNSpectral"])
+def test_strategies_that_write_whole_networks_say_so(strategy: str) -> None:
     with pytest.raises(ConfigError, match=r"expected .*all"):
-        make_algorithm(digits_config(strategy=strategy, adapt="head", options=options))
+        make_algorithm(digits_config(strategy=strategy, adapt="head", options={}))
 
 
 # ---------------------------------------------------------------------- pretrained networks

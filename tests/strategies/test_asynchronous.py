@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from figures.linear import LinearHypernetwork
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import TrainOrder
@@ -18,7 +19,7 @@ from hyperbloom.server.loop.exchange import Evaluated
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.strategies import STRATEGIES
-from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply
 from hyperbloom.strategies.pfedhn import OVERLAP
 from tests.strategies.conftest import (

@@ -1,14 +1,14 @@
-"""The networks that write networks: one fused head is many, spectral norms are one, rows know no order."""
+"""The networks that write networks: one fused head is many, rows know no order."""
 
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyperbloom.common.layout import Layout
-from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
 from tests.strategies.reference import PlainHypernetwork
 
 LAYOUTS = {
@@ -54,54 +54,6 @@ def test_a_fused_head_starts_as_separate_heads_do() -> None:
     bound = 1 / math.sqrt(25)
     for values in (head.weight, head.bias):
         assert 0.99 * bound < float(values.detach().abs().max()) <= bound
-
-
-def test_a_linear_hypernetwork_is_a_matrix() -> None:
-    network: Any = LinearHypernetwork(LAYOUTS, 3)
-    descriptors = torch.randn(5, 3)
-    for size, layout in LAYOUTS.items():
-        matrix = network.heads[size].weight
-        assert matrix.shape == (layout.numel, 3)
-        torch.testing.assert_close(network(descriptors, size), descriptors @ matrix.T)
-    assert len(list(network.parameters())) == len(LAYOUTS)  # no bias: v = 0 gives the zero network
-
-
-def test_spectral_norm_leaves_every_layer_and_every_tensors_head_with_norm_one() -> None:
-    network = mlp(spectral_norm=True)
-    network.train()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(3.0)  # away from where the constructor has iterated already
-        for _ in range(300):
-            for size in LAYOUTS:
-                network(torch.zeros(1, 3, dtype=torch.float64), size)
-    network.eval()
-    heads = [part for size in LAYOUTS for part in network.heads[size].parts]
-    layers = [x for x in network.trunk if isinstance(x, nn.Linear)]
-    assert [len(network.heads[size].parts) for size in LAYOUTS] == [3, 2]
-    for layer in [*layers, *heads]:
-        assert float(torch.linalg.matrix_norm(layer.weight.detach(), ord=2)) == pytest.approx(1, abs=1e-8)
-    # Stacking the parts first and normalising then would be another network.
-    stacked = torch.cat([part.weight.detach() for part in network.heads["S"].parts])
-    assert float(torch.linalg.matrix_norm(stacked, ord=2)) > 1.05
-
-
-def test_spectral_norm_divides_what_is_generated_by_the_norms() -> None:
-    network = mlp(3, hidden_layers=0, spectral_norm=True)
-    for _ in range(300):
-        network(torch.zeros(1, 3, dtype=torch.float64), "S")
-    network.eval()
-    v = torch.randn(1, 3, dtype=torch.float64)
-
-    def normalised(layer: Any, x: Tensor) -> Tensor:
-        matrix: Tensor = layer.parametrizations.weight.original.detach()
-        bias: Tensor = layer.bias.detach()
-        largest: Tensor = torch.linalg.svdvals(matrix)[0]
-        return x @ (matrix / largest).T + bias
-
-    features = normalised(network.trunk[0], v)
-    expected = torch.cat([normalised(part, features) for part in network.heads["S"].parts], dim=1)
-    torch.testing.assert_close(network(v, "S").detach(), expected, rtol=0, atol=1e-9)
 
 
 def test_a_row_depends_on_the_seed_and_the_name_and_not_on_who_joined_before() -> None:

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from figures.linear import LinearHypernetwork
+from figures.spectral_norm import SpectralHypernetwork
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import SGD
-from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from tests.strategies.conftest import assert_same
 from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN
@@ -60,11 +62,14 @@ def learner(
     **options: Any,
 ) -> HypernetworkLearner:
     """Return a learner in double precision."""
-    sized = {"hidden_dim": HIDDEN, "spectral_norm": spectral_norm} if network is MLPHypernetwork else {}
+    network = SpectralHypernetwork if spectral_norm else network
+    sized = {} if network is LinearHypernetwork else {"hidden_dim": HIDDEN}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         hypernetwork: Any = network(layouts, dim, **sized).double()
     made = HypernetworkLearner(hypernetwork, EmbeddingTable(dim, seed).double(), **options)
+    if spectral_norm:
+        made.optimizer.register_step_post_hook(hypernetwork.iterate)
     for client in range(clients):
         made.grow(f"client-{client}")
     return made

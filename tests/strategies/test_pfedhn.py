@@ -19,7 +19,7 @@ from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, TrainOr
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import draw
-from hyperbloom.strategies.hypernetworks import LinearHypernetwork, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import UpdateRule
 from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions
 from tests.strategies.conftest import (
@@ -174,10 +174,7 @@ def test_options_reach_the_hypernetwork_and_its_optimiser() -> None:
     assert isinstance(network, MLPHypernetwork)
     assert [tuple(p.shape) for p in network.trunk.parameters()] == [(9, 7), (9,), (9, 9), (9,)]
     assert [group["lr"] for group in learner.optimizer.param_groups] == [1e-2, 0.3]
-    linear = built(options={"hypernetwork": "linear", "embeddings": "sparse"}).learner
-    assert isinstance(linear.hypernetwork, LinearHypernetwork)
-    assert linear.sparse and not learner.sparse
-    assert len(built(options={"spectral_norm": True}).learner.hypernetwork.heads["S"].parts) == 4
+    assert built(options={"embeddings": "sparse"}).learner.sparse and not learner.sparse
 
 
 @pytest.mark.parametrize(
@@ -185,7 +182,6 @@ def test_options_reach_the_hypernetwork_and_its_optimiser() -> None:
     [
         ({"freeze": True}, "options.freeze: expected init_from to name the run"),
         ({"freeze": True, "descriptor": "class-shares"}, "options.freeze: expected descriptor: learned"),
-        ({"hypernetwork": "linear", "spectral_norm": True}, "options.spectral_norm: expected hypernetwork: mlp"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], text: str) -> None:
@@ -258,11 +254,11 @@ def test_a_run_repeats_to_the_bit_whoever_joins_first(tmp_path: Path) -> None:
     assert runs["one"][0] != runs["seed"][0]
 
 
-@pytest.mark.parametrize("options", [{}, {"spectral_norm": True}])
-def test_looking_more_often_does_not_change_what_is_learned(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["pfedhn", "figures.spectral_norm:PFedHNSpectral"])
+def test_looking_more_often_does_not_change_what_is_learned(strategy: str, tmp_path: Path) -> None:
     states = []
     for every in (1, 4):
-        config = digits_config(eval_every=every, options={"hidden_dim": 8, **options})
+        config = digits_config(strategy=strategy, eval_every=every, options={"hidden_dim": 8})
         federation = digits_federation(config, tmp_path / str(every))
         federation.run()
         states.append(federation.state())

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from figures.linear import LinearHypernetwork
 from hyperbloom.common.layout import Layout
-from hyperbloom.strategies.hypernetworks import EmbeddingTable, LinearHypernetwork, MLPHypernetwork, learner
+from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork, learner
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply
 
 LAYOUTS = {"S": Layout((("w", (4,)),)), "M": Layout((("w", (7,)),))}
