@@ -79,6 +79,13 @@ class FedRep(Method):
         return 2
 
 
+class HyperFL(FedRep):
+    """As FedRep, but the embedding trains with the body, and the head at `head_rate` times the rate."""
+
+    kind: Literal["hyperfl"] = "hyperfl"  # type: ignore[assignment]
+    head_rate: Rate
+
+
 class PerFedAvg(Method):
     """SGD on the loss after one step of rate `alpha`."""
 
@@ -123,5 +130,5 @@ class Aligned(Method):
     draw: int  # seed that selects them
 
 
-_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, PerFedAvg, PFedMe, Frozen, Aligned)
+_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, PerFedAvg, PFedMe, Frozen, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

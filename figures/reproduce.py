@@ -286,7 +286,7 @@ def program(
 ) -> int:
     """Run a table of a paper, and print our numbers beside it.
 
-    --list shows the tables of the four papers, their columns, and what can be run; it also says where a column stands
+    --list shows the tables of the papers, their columns, and what can be run; it also says where a column stands
     in for data that cannot be had. Call the command again to go on: what is finished is kept. Full runs take hours to
     days. --rounds, --seeds, --methods and --set make them smaller, and the table names what they change.
     """

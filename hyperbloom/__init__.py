@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = [
     *("Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedPer", "FedProx", "FedRep", "GHN"),
-    *("GHNServer", "LGFedAvg", "Local", "ODPFL", "PFLEnsemble", "PFLNearest", "PFLSampled"),
+    *("GHNServer", "HyperFL", "LGFedAvg", "Local", "ODPFL", "PFLEnsemble", "PFLNearest", "PFLSampled"),
     *("PFedHN", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
 ]
 

@@ -15,6 +15,7 @@ from hyperbloom.strategies.fedper import FedPer
 from hyperbloom.strategies.fedprox import FedProx
 from hyperbloom.strategies.fedrep import FedRep
 from hyperbloom.strategies.ghn import GHN, GHNServer
+from hyperbloom.strategies.hyperfl import HyperFL
 from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
@@ -34,6 +35,7 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "fedrep": FedRep,
     "ghn": GHN,
     "ghn-server": GHNServer,
+    "hyperfl": HyperFL,
     "lg-fedavg": LGFedAvg,
     "local": Local,
     "odpfl": ODPFL,

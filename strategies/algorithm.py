@@ -133,7 +133,8 @@ class Algorithm(ABC):
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
-        if (models.Adapt.parse(config.adapt).kind != models.ALL or config.backbone) and self.own_models == "must":
+        adapts = models.Adapt.parse(config.adapt).kind != models.ALL or config.backbone
+        if adapts and (self.own_models == "must" or self.adapt != config.adapt):
             raise ConfigError(f"adapt: expected all, and no backbone, with {config.strategy}; it writes whole networks")
         self.check()
 
@@ -141,6 +142,11 @@ class Algorithm(ABC):
         """Raise a ConfigError for settings that cannot work together; called before anything starts."""
 
     # ------------------------------------------------------------------ who takes part
+
+    @property
+    def adapt(self) -> str:
+        """Return what of the target network is adapted, for `ModelSpec.adapt`."""
+        return self.config.adapt
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -157,7 +163,7 @@ class Algorithm(ABC):
         of = {"head": models.body_layout, "body": models.head_layout}.get(self.private, models.full_layout)
         data = (about.input_shape, about.num_classes)
         task = make_task(TaskSpec(about.task))
-        specs = [target_spec(self.config, size, *data, task) for size in self.config.sizes]
+        specs = [replace(target_spec(self.config, size, *data, task), adapt=self.adapt) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
         if largest == 0:

@@ -12,7 +12,7 @@ from hyperbloom.common.models import BACKBONE, ModelSpec, build_own, own_tensors
 from hyperbloom.common.tasks import TaskSpec
 
 _KEPT = {
-    "head": ("The prediction head never left it.",),
+    "head": ("The prediction head never left it, nor, in runs of hyperfl, did the embedding.",),
     "body": ("All but the prediction head never left it.",),
     "all": ("The model never left it; in runs of fedhenn, what it makes of public inputs did.",),
     "copy": ("The model never left it; another one, beside which it was trained, did.",),

@@ -12,7 +12,7 @@ from hyperbloom.client.work.refinement import distil, refine
 from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.models import OWN, ModelSpec
+from hyperbloom.common.models import ALL, FORM, OWN, ModelSpec
 from hyperbloom.common.models.parts import running_norms
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore
 
@@ -92,7 +92,7 @@ def keep_scored(
         moments=(*target.task.mean, *target.task.std),
         metrics=dict(zip(test.metrics, test.values, strict=True)),
         total=test.total,
-        adapt=target.adapt,
+        adapt=FORM.sub(ALL, target.adapt) if lone else target.adapt,
         gain=gain,
     )
     try:

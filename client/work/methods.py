@@ -7,6 +7,7 @@ clipped and keeps its momentum, and weight decay applies to both. All return the
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, st
 from hyperbloom.common.alignment import check_factor, distance
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
@@ -81,9 +82,14 @@ def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedR
     """SGD on the head only, then on the body only, with at least one step each."""
     head_steps = min(max(1, round(settings.head_share * sgd.steps)), sgd.steps - 1)
     batches, total = start(network, data, sgd, seed)
-    for part, some in ((network.personal, batches[:head_steps]), (network.shared, batches[head_steps:])):
-        with _only(network.module, {name for name, _ in part.layout.shapes}):
-            take_steps(network, [part], data, sgd, some, total)
+    head, body, faster = [network.personal], [network.shared], sgd
+    if isinstance(settings, HyperFL):  # the embedding comes first; neither keeps its momentum
+        embedding, last = network.personal.cut()
+        head, body = [last], [embedding, network.shared]
+        faster = replace(sgd, learning_rate=settings.head_rate * sgd.learning_rate)
+    for parts, how, some in ((head, faster, batches[:head_steps]), (body, sgd, batches[head_steps:])):
+        with _only(network.module, {name for part in parts for name, _ in part.layout.shapes}):
+            take_steps(network, parts, data, how, some, total)
     return (total / sgd.steps).item()
 
 
@@ -217,6 +223,7 @@ LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "fedprox": fedprox,
     "fedrep": fedrep,
     "frozen": frozen,
+    "hyperfl": fedrep,
     "per-fedavg": per_fedavg,
     "pfedme": pfedme,
 }

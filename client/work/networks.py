@@ -81,7 +81,7 @@ def load(client: Client, scope: Scope, target: Target, weights: Weights | None) 
 
 def load_alone(client: Client, scope: Scope, target: Target) -> Loaded:
     """Return the network with which a client trains by itself, at its first values: those of the strategy `local`."""
-    target = replace(target, private="all", hypernetwork=None)
+    target = replace(target, private="all", hypernetwork=None, adapt=models.FORM.sub(models.ALL, target.adapt))
     with client.hide_own_model():
         own = client.own and _private_network(replace(client.own, adapt=target.adapt), client.device)
         network = own or loaded_network(client, target, None)
@@ -118,7 +118,7 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
     if target.private not in PRIVATE:
         raise WireError(f"order: expected private to be one of {PRIVATE}, found {target.private!r}")
     try:
-        models.Adapt.parse(target.adapt)
+        models.Adapt.parse(models.FORM.sub(models.ALL, target.adapt))
     except ConfigError as error:
         raise WireError(f"order: {error}") from None
     if target.model == models.OWN:

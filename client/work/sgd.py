@@ -38,6 +38,13 @@ class Flat:
         self.momentum: Tensor | None = None
         self.frozen: list[Tensor] = []
 
+    def cut(self) -> "tuple[Flat, Flat]":
+        """Return the first parameter and all others, as views with momenta of their own."""
+        shapes, sizes = self.layout.shapes, [self.layout.sizes[0], sum(self.layout.sizes[1:])]
+        first, rest = map(Flat, (Layout(shapes[:1]), Layout(shapes[1:])), self.values.split(sizes))
+        first.gradient, rest.gradient = self.gradient.split(sizes)
+        return first, rest
+
     @torch.no_grad()
     def load(self, values: Tensor) -> None:
         """Copy weights and forget the momentum, because weights from the server start with a fresh optimiser."""

@@ -40,6 +40,7 @@ from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
+from hyperbloom.common.models.generated import Generated
 from hyperbloom.common.program.importing import describe
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
@@ -129,7 +130,8 @@ def write_model(
         ConfigError: the folder is not empty, or cannot be written.
         ModelError: torch cannot trace the network, or ONNX runtime computes other logits.
     """
-    adapted, module = module, _detached(merged(module))
+    adapted = module.release() if isinstance(module, Generated) else module
+    module = _detached(merged(adapted))
     description = ModelFile(
         model=spec.name,
         size=spec.size,

@@ -16,6 +16,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merged, own_tensors
 from hyperbloom.common.models.cnn import LeNet
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
+from hyperbloom.common.models.generated import FORM, Generated
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.parts import features, last_layer, represent
 from hyperbloom.common.models.pretrained import head_of, load_backbone
@@ -85,7 +86,7 @@ class ModelSpec:
     @property
     def is_new(self) -> bool:
         """Whether all of the network is made here and adapted."""
-        return self.adapt == ALL and self.backbone is None
+        return FORM.sub(ALL, self.adapt) == ALL and self.backbone is None
 
     @classmethod
     def choose(
@@ -132,6 +133,8 @@ def build(spec: ModelSpec) -> nn.Module:
     """
     if not spec.is_new:
         return adapted(*_backbone(spec, build), Adapt.parse(spec.adapt))
+    if found := FORM.fullmatch(spec.adapt):
+        return Generated(build(replace(spec, adapt=ALL)), HEAD, int(found[1]), int(found[2]))
     info = find_model(spec.name)
     if spec.size not in info.widths:
         raise ModelError(f"size: expected one of {', '.join(info.widths)}, found {spec.size!r}")
@@ -151,7 +154,7 @@ def build_own(spec: ModelSpec) -> nn.Module:
         return adapted(*_backbone(spec, build_own), Adapt.parse(spec.adapt))
     if ":" in spec.name:
         return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
-    return build(ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes))
+    return build(ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes, adapt=spec.adapt))
 
 
 def full_layout(spec: ModelSpec) -> Layout:
@@ -201,6 +204,8 @@ def backbone_shape(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def _head(spec: ModelSpec) -> tuple[str, ...]:
+    if FORM.fullmatch(spec.adapt):
+        return ("embedding", f"network.{HEAD}")
     return (HEAD,) if spec.is_new else _backbone(spec, build)[1]
 
 

@@ -3,13 +3,25 @@
 import pytest
 
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import METHODS, Aligned, Ditto, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import (
+    METHODS,
+    Aligned,
+    Ditto,
+    FedProx,
+    FedRep,
+    Frozen,
+    HyperFL,
+    Method,
+    PerFedAvg,
+    PFedMe,
+)
 from hyperbloom.common.wire.orders import PRIVATE
 
 EXAMPLES: list[Method] = [
     FedProx(mu=0.1),
     Ditto(lamda=0.1),
     FedRep(head_share=0.9),
+    HyperFL(head_share=0.2, head_rate=5.0),
     PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
     PFedMe(lamda=15.0, inner_steps=5, inner_rate=0.05),
     Frozen(names=("fc1.weight", "fc1.bias")),

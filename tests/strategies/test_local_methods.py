@@ -21,8 +21,19 @@ from tests.strategies.reference import seed_of
 from tests.strategies.test_baselines import LOCAL, config, data_of, flat, plain_net
 
 BODY, HEAD = ["fc1.weight", "fc1.bias"], ["head.weight", "head.bias"]
-PERSONAL = ["ditto", "fedper", "fedrep", "lg-fedavg", "pfedme"]
-AVERAGED = ["ditto", "fedavg-ft", "fedma", "fedper", "fedprox", "fedrep", "lg-fedavg", "per-fedavg", "pfedme"]
+PERSONAL = ["ditto", "fedper", "fedrep", "hyperfl", "lg-fedavg", "pfedme"]
+AVERAGED = [
+    "ditto",
+    "fedavg-ft",
+    "fedma",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "hyperfl",
+    "lg-fedavg",
+    "per-fedavg",
+    "pfedme",
+]
 
 
 def run(strategy: str, folder: Path, **changes: Any) -> tuple[Inline, History]:
@@ -48,6 +59,7 @@ def tensors(federation: Inline, kind: type[Order], orders: bool) -> list[list[st
     [
         ("fedper", BODY),
         ("fedrep", BODY),
+        ("hyperfl", [f"hypernetwork.{layer}.{leaf}" for layer in (0, 2) for leaf in ("weight", "bias")]),
         ("fedprox", BODY + HEAD),
         ("fedavg-ft", BODY + HEAD),
         ("per-fedavg", BODY + HEAD),
@@ -122,6 +134,34 @@ def test_fedavg_as_a_special_case_to_the_bit(
     assert [each.results.keys() for each in history.rounds] == [each.results.keys() for each in expected.rounds]
     if strategy != "fedavg-ft":
         assert history.rounds[-1].evaluation == expected.rounds[-1].evaluation
+
+
+def test_hyperfl_averages_what_its_clients_send(tmp_path: Path) -> None:
+    federation, _ = run("hyperfl", tmp_path, rounds=1, eval_every=1, cohort=3, options={"hidden_dim": 8})
+    answers = federation.grid.answers(TrainOrder)
+    total = sum(client.about.train_examples for client in federation.roster)
+    rows = {client.client_id: client.about.train_examples / total for client in federation.roster}
+    assert len(answers) == len(rows) == 3
+    found = torch.cat([values.flatten() for values in federation.state().values()])
+    sent = torch.stack([answer.weights.values for answer in answers]).double()
+    expected = torch.tensor(list(rows.values()), dtype=torch.float64) @ sent
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+    heads = [load_file(path)["values"] for path in tmp_path.glob("*/personal/*.safetensors")]
+    assert len(heads) == 3 and all(len(each) == 64 + 510 for each in heads)
+    assert not torch.equal(heads[0][:64], heads[1][:64])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"options": {"embedding_dim": 1000}}, "embedding_dim: expected less than or equal to 999, found 1000"),
+        ({"adapt": "head"}, "adapt: expected all, and no backbone, with hyperfl; it writes whole networks"),
+        ({"local": LOCAL.model_copy(update={"steps": 1})}, "local.steps: hyperfl needs at least 2"),
+    ],
+)
+def test_what_hyperfl_refuses(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make_algorithm(config("hyperfl", **changes))
 
 
 @pytest.mark.parametrize("strategy", ["fedprox", "per-fedavg", "pfedme", "fedrep"])

@@ -68,6 +68,7 @@ def twice(input_shape, num_classes):
 CASES = {
     "local": ["--strategy", "local"],
     "head at home": ["--strategy", "pfedhn-pc"],
+    "head and embedding at home": ["--strategy", "hyperfl", "--set", "hidden_dim=8"],
     "body at home": ["--strategy", "lg-fedavg"],
     "copy at home": ["--strategy", "pfedme"],
     "adapted": ["--strategy", "fedavg-ft"],

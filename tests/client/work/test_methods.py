@@ -13,8 +13,9 @@ from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, draw_batches, train
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
 from hyperbloom.common.models import HEAD
+from hyperbloom.common.models.generated import Generated
 from hyperbloom.common.wire.orders import SGD
 
 from .test_sgd import SEED, STEPS, build, network, some_examples
@@ -140,6 +141,51 @@ def test_fedrep_keeps_the_momentum_of_the_head_and_not_of_the_body() -> None:
         train_by(FedRep(head_share=0.5), made, DATA, STEPS, SEED)
         outcomes.append(personal.values.clone())
     assert not torch.allclose(outcomes[0], outcomes[1])
+
+
+# ---------------------------------------------------------------------- hyperfl
+
+
+def generated() -> tuple[Generated, Network]:
+    """Return a small network that writes its body, and its parts as a client has them."""
+    torch.manual_seed(3)
+    module = Generated(build("mlp"), HEAD, 3, 4).to(DATA.inputs.dtype)
+    shapes, own = Layout.of(module).shapes, ("embedding", "network.")
+    shared = FlatPart(module, Layout(tuple(each for each in shapes if not each[0].startswith(own))))
+    return module, Network(module, shared, FlatPart(module, Layout(tuple(x for x in shapes if x[0].startswith(own)))))
+
+
+def test_hyperfl_trains_the_head_then_embedding_and_hypernetwork() -> None:
+    """A loop of the paper with explicit products, and with the optimisers and parts of the authors' code."""
+    given = replace(STEPS, steps=6, clip=0.5)
+    module, made = generated()
+    v, w1, b1, w2, b2, head, bias = [nn.Parameter(each.detach().clone()) for each in module.parameters()]
+    plain = build("mlp").to(DATA.inputs.dtype)
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        body = module.layout.views(w2 @ (w1 @ v + b1).relu() + b2)
+        return F.cross_entropy(
+            torch.func.functional_call(plain, {**body, "head.weight": head, "head.bias": bias}, (batch[0],)), batch[1]
+        )
+
+    drawn = batches(given)
+    first, second = (
+        sgd([head, bias], replace(given, learning_rate=3 * given.learning_rate)),
+        sgd([v, w1, b1, w2, b2], given),
+    )
+    for number, batch in enumerate(drawn):
+        for each in (v, w1, b1, w2, b2, head, bias):
+            each.grad = None
+        loss(batch).backward()
+        if number >= 2:
+            nn.utils.clip_grad_norm_([w1, b1, w2, b2], given.clip)
+        (first if number < 2 else second).step()
+    method = HyperFL(head_share=1 / 3, head_rate=3)
+    check_method(method, "head", given.steps)
+    train_by(method, made, DATA, given, SEED)
+    for found, wanted in zip(module.parameters(), (v, w1, b1, w2, b2, head, bias), strict=True):
+        assert_close(found.detach(), wanted.detach(), 1e-8)  # torch's clipping adds 1e-6 to norms
+    assert made.personal.momentum is None  # each round starts with fresh optimisers
 
 
 # ---------------------------------------------------------------------- per-fedavg

@@ -469,7 +469,7 @@ def test_an_answer_of_the_round_before_is_of_no_use(kind: Any, learns: bool, lie
 # ---------------------------------------------------------------------- with real clients
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "lg-fedavg", "pfedme", "fedprox"])
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "hyperfl", "lg-fedavg", "pfedme", "fedprox"])
 def test_strategies_learn_as_from_plain_replies(name: str, tmp_path: Path) -> None:
     plain = digits_config(strategy=name, options={}, cohort=3, rounds=2, local={"steps": 10, "batch_size": 16})
     states, selections = [], []

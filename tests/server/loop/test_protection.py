@@ -44,6 +44,7 @@ SUMS = {
     "fedprox",
     "fedrep",
     "hafl-distillation",
+    "hyperfl",
     "lg-fedavg",
     "per-fedavg",
     "pfedme",
