@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from flwr.app import Context, Message
@@ -16,7 +15,6 @@ from hyperbloom.client.work.encoding import backprop, describe
 from hyperbloom.client.work.evaluation import evaluate_order
 from hyperbloom.client.work.introduction import introduce, take_notice
 from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_masked, unmask
-from hyperbloom.client.work.others import send_errors, send_moments, try_many
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
@@ -53,9 +51,6 @@ HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
     UnmaskOrder: unmask,
     EvaluateOrder: evaluate_order,
     CompareOrder: compare,
-    exchanges.TryOrder: try_many,
-    exchanges.MomentsOrder: send_moments,
-    exchanges.ErrorsOrder: send_errors,
 }
 """The handler of each kind of order, which returns the order's `answer`."""
 
@@ -69,6 +64,12 @@ def serve(app: ClientApp, kind: type[Order], handler: Callable[[Context, Any], A
     category, _, action = kind.message_type.partition(".")
     register = {"query": app.query, "train": app.train, "evaluate": app.evaluate}[category]
     (register(action) if action else register())(respond)
+
+
+def take(kind: type[Order], handler: Callable[[Client, Any], Any]) -> None:
+    """Let the clients of this process answer a kind of order."""
+    HANDLERS[kind] = handler
+    serve(app, kind, lambda context, order: handler(_client(context), order))
 
 
 def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
@@ -113,5 +114,5 @@ def counting(sent: Sent) -> Callable[[Message, Context], Message]:
 
 
 app = ClientApp()
-for _kind, _handler in HANDLERS.items():
-    serve(app, _kind, partial(lambda handle, context, order: handle(_client(context), order), _handler))
+for _kind, _handler in list(HANDLERS.items()):
+    take(_kind, _handler)

@@ -31,6 +31,7 @@ import figures.fedma
 import figures.hafl_distillation
 import figures.networks
 import figures.pfedhn_heads
+import figures.pfl
 import figures.set_transformer  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError

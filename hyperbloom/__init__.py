@@ -6,8 +6,7 @@ from typing import Any
 
 __all__ = [
     *("Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedPer", "FedProx", "FedRep", "GHN"),
-    *("GHNServer", "HyperFL", "LGFedAvg", "Local", "ODPFL", "PFLEnsemble", "PFLNearest", "PFLSampled"),
-    *("PFedHN", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
+    *("GHNServer", "HyperFL", "LGFedAvg", "Local", "ODPFL", "PFedHN", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
 ]
 
 # The four packages stand at the top of the repository, next to this folder; extending the path lets

@@ -22,7 +22,6 @@ from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 from hyperbloom.strategies.pfedme import PFedMe
-from hyperbloom.strategies.pfl import PFLEnsemble, PFLNearest, PFLSampled
 
 STRATEGIES: dict[str, type[Algorithm]] = {
     "ditto": Ditto,
@@ -43,9 +42,6 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "pfedhn": PFedHN,
     "pfedhn-pc": PFedHNPC,
     "pfedme": PFedMe,
-    "pfl-ensemble": PFLEnsemble,
-    "pfl-nearest": PFLNearest,
-    "pfl-sampled": PFLSampled,
 }
 
 

@@ -98,12 +98,6 @@ def keep_personal(client: Client, scope: Scope, network: Loaded) -> None:
         network.holds = _holder(client, scope)
 
 
-def check_common_model(client: Client, target: Target) -> None:
-    """Raise a WireError if the network is the client's own: the answer would disclose sizes of its layers."""
-    if client.own is not None and (target.model == models.OWN or target.private == "all"):
-        raise WireError("order: expected a model that the server chose, found the client's own")
-
-
 def spec_of(client: Client, target: Target) -> models.ModelSpec:
     """Return the model that the server chose, for this client's data and size; WireError if it has no backbone."""
     backbone = client.settings.data.backbone if target.model == models.BACKBONE else None

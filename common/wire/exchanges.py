@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyperbloom.common.wire.orders import EvaluateOrder, Order, Scope, Target, TrainOrder, TrainResult
+from hyperbloom.common.wire.orders import Order, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 
 
@@ -122,41 +122,3 @@ class FitOrder(TrainOrder, message_type="train.fit", answer=FitResult):
     """Train, and fit the encoder to the descriptor that the server has learned."""
 
     fit: Fit
-
-
-@dataclass(frozen=True, kw_only=True)
-class TryOrder(EvaluateOrder, message_type="evaluate.many"):
-    """Evaluate many models, the rows of one tensor `models`: each by itself, or together by their mean logits."""
-
-    together: bool
-
-
-@dataclass(frozen=True)
-class MomentsResult:
-    """One tensor `moments` `(1 + F, F)`: the mean of the features in the first row, then their covariance."""
-
-    weights: Weights
-
-
-@dataclass(frozen=True)
-class MomentsOrder(EvaluateOrder, message_type="evaluate.moments", answer=MomentsResult):
-    """Describe the training examples, without labels, by the moments of the features that enter the head."""
-
-
-@dataclass(frozen=True)
-class ErrorsResult:
-    """The error rate of each classifier on the client's examples."""
-
-    errors: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorsOrder(EvaluateOrder, message_type="evaluate.errors", answer=ErrorsResult):
-    """Return the error rates of linear classifiers `(M, F + 1)` that tell two clients' features apart.
-
-    Attributes:
-        sign: correct sign of the classifiers' values on this client's validation examples, 1 or -1.
-    """
-
-    sign: int
-    classifiers: Weights

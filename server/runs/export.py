@@ -33,10 +33,6 @@ _SENT = (
     "validation and test examples"
 )
 _SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
-_MOMENTS = (
-    "To find the nearest client: mean and covariance of what the last layer sees of its training inputs, and how often "
-    "classifiers made of such moments are wrong about its validation inputs."
-)
 
 
 @dataclass(frozen=True)
@@ -144,8 +140,7 @@ def _sent(config: RunConfig) -> tuple[str, ...]:
     noisy = config.privacy.where == "client"
     change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
     masked = [_SUM_ALONE] if config.secure_aggregation else []
-    described = [_MOMENTS] if config.strategy == "pfl-nearest" else []
-    return (_SENT.format(change=change), *masked, *described)
+    return (_SENT.format(change=change), *masked)
 
 
 def _check(strategy: Algorithm, run: Path) -> None:

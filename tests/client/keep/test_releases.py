@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from figures.pfl_client import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom.client.keep.releases import MOST_CHANGES, Releases
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import training
@@ -23,12 +24,9 @@ from hyperbloom.common.secrecy.sums import pack_places
 from hyperbloom.common.wire.exchanges import (
     BackpropOrder,
     DescribeOrder,
-    ErrorsOrder,
     Fit,
     FitOrder,
-    MomentsOrder,
     RepresentOrder,
-    TryOrder,
 )
 from hyperbloom.common.wire.masks import MaskedOrder, SharesResult
 from hyperbloom.common.wire.orders import EvaluateOrder, Noise, Refinement

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from figures.pfl_client import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom import __version__
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
@@ -25,7 +26,7 @@ from hyperbloom.common.graphs import LayerType, Settings
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire.exchanges import ErrorsOrder, MomentsOrder, ReferenceOrder, RepresentOrder, TryOrder
+from hyperbloom.common.wire.exchanges import ReferenceOrder, RepresentOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Order, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from figures.pfl_client import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain
@@ -27,18 +28,13 @@ from hyperbloom.common.wire.exchanges import (
     BackpropResult,
     DescribeOrder,
     DescribeResult,
-    ErrorsOrder,
-    ErrorsResult,
     Fit,
     FitOrder,
     FitResult,
-    MomentsOrder,
-    MomentsResult,
     ReferenceOrder,
     ReferenceResult,
     RepresentOrder,
     RepresentResult,
-    TryOrder,
 )
 from hyperbloom.common.wire.masks import (
     ConfirmOrder,
@@ -239,7 +235,7 @@ def subclasses(kind: type) -> set[type]:
 
 def test_the_list_above_holds_every_message() -> None:
     """A message that is added to the wire must be added to the tests."""
-    orders = {kind for kind in subclasses(Order) if kind.__module__.startswith("hyperbloom.")}
+    orders = {kind for kind in subclasses(Order) if kind.__module__.startswith(("hyperbloom.", "figures."))}
     assert {type(message) for message in MESSAGES} == {*orders, *(kind.answer for kind in orders), Failed}
 
 

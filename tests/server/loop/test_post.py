@@ -7,8 +7,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire.exchanges import DescribeOrder, MomentsOrder, ReferenceOrder, RepresentOrder
-from hyperbloom.common.wire.orders import SGD, EvaluateOrder, Notice, Order, Scope, Target, TrainOrder
+from hyperbloom.common.wire.exchanges import DescribeOrder, ReferenceOrder, RepresentOrder
+from hyperbloom.common.wire.orders import SGD, CompareOrder, EvaluateOrder, Notice, Order, Scope, Target, TrainOrder
 from hyperbloom.common.wire.pack import weigh
 from hyperbloom.server.loop import post as module
 from hyperbloom.server.loop.post import UNREADABLE, Failure, Letter, Post, Traffic
@@ -193,7 +193,7 @@ def test_an_answer_from_another_node_is_held_against_nobody(
         (ReferenceOrder, True),
         (RepresentOrder, True),
         (EvaluateOrder, False),
-        (MomentsOrder, False),
+        (CompareOrder, False),
         (Notice, False),
     ],
 )

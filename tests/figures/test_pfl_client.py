@@ -1,23 +1,26 @@
 """What a client makes of other clients' models: each quantity against its definition."""
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from hyperbloom.client.work.others import domain_errors, moments_of, score_all
+from figures.pfl_client import ErrorsOrder, MomentsOrder, TryOrder, domain_errors, moments_of, score_all
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import build
 from hyperbloom.common.models.parts import features
-from hyperbloom.common.wire.exchanges import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom.common.wire.weights import Weights
+from tests.client.conftest import SHARE
+from tests.client.orders import FULL, SPEC, Worker, evaluate_order, initial
+from tests.scores import count_right
 
-from ...scores import count_right
-from ..orders import FULL, SPEC, Worker, evaluate_order, initial
 
-MakeWorker = Callable[..., Worker]
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(ClientSettings("client-0", SHARE, "cpu", "M", tmp_path))
 
 
 def rows(*seeds: int) -> Weights:
@@ -30,8 +33,7 @@ def try_order(weights: Weights, together: bool = False) -> TryOrder:
     return TryOrder(**vars(evaluate_order(weights=weights)), together=together)
 
 
-def test_one_model_is_scored_as_ever_and_several_by_the_mean_of_their_answers(make_worker: MakeWorker) -> None:
-    worker = make_worker()
+def test_one_model_is_scored_as_ever_and_several_by_the_mean_of_their_answers(worker: Worker) -> None:
     alone = [worker.answer(evaluate_order(weights=initial(seed=seed))) for seed in (1, 2)]
     one = worker.answer(try_order(rows(1)))
     assert (count_right(one.test), one.test.total) == (count_right(alone[0].test), alone[0].test.total)
@@ -41,8 +43,8 @@ def test_one_model_is_scored_as_ever_and_several_by_the_mean_of_their_answers(ma
     assert both.val.loss == pytest.approx((alone[0].val.loss + alone[1].val.loss) / 2, rel=1e-5)
 
 
-def test_together_the_mean_of_logits_decides(make_worker: MakeWorker) -> None:
-    worker, models = make_worker(), [build(SPEC) for _ in range(2)]
+def test_together_the_mean_of_logits_decides(worker: Worker) -> None:
+    models = [build(SPEC) for _ in range(2)]
     for model, seed in zip(models, (1, 2), strict=True):
         model.load_state_dict(FULL.views(initial(seed=seed).values))
     data = worker.test_data
@@ -53,8 +55,8 @@ def test_together_the_mean_of_logits_decides(make_worker: MakeWorker) -> None:
     assert count_right(score_all(models[:1], data, together=True)) == count_right(evaluate(models[0], data))
 
 
-def test_moments_are_mean_and_covariance_of_what_the_head_sees(make_worker: MakeWorker) -> None:
-    worker, model = make_worker(), build(SPEC)
+def test_moments_are_mean_and_covariance_of_what_the_head_sees(worker: Worker) -> None:
+    model = build(SPEC)
     model.load_state_dict(FULL.views(initial().values))
     seen = features(model, worker.train_data.inputs)
     assert torch.equal(model.head(seen), model(worker.train_data.inputs))  # type: ignore[operator]
@@ -65,12 +67,12 @@ def test_moments_are_mean_and_covariance_of_what_the_head_sees(make_worker: Make
     torch.testing.assert_close(moments_of(seen).detach(), moments)
 
 
-def test_errors_are_the_shares_on_the_other_side(make_worker: MakeWorker) -> None:
+def test_errors_are_the_shares_on_the_other_side(worker: Worker) -> None:
     seen = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])
     classifiers = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 3.0]])  # the last column is the threshold
     assert domain_errors(seen, classifiers, 1) == (0.5, 0.0)
     assert domain_errors(seen, classifiers, -1) == (0.75, 1.0)
-    worker, width = make_worker(), dict(FULL.shapes)["head.weight"][1] + 1
+    width = dict(FULL.shapes)["head.weight"][1] + 1
     sent = Weights(Layout((("classifiers", (2, width)),)), torch.randn(2 * width))
     order = ErrorsOrder(**vars(evaluate_order()), sign=1, classifiers=sent)
     model = build(SPEC)
@@ -79,8 +81,7 @@ def test_errors_are_the_shares_on_the_other_side(make_worker: MakeWorker) -> Non
     assert worker.answer(order).errors == expected
 
 
-def test_what_does_not_fit_the_network_is_refused(make_worker: MakeWorker) -> None:
-    worker = make_worker()
+def test_what_does_not_fit_the_network_is_refused(worker: Worker) -> None:
     wrong = Weights(Layout((("models", (2, 3)),)), torch.zeros(6))
     with pytest.raises(WireError, match=rf"expected models of {FULL.numel} weights each, found"):
         worker.answer(try_order(wrong))

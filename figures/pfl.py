@@ -1,5 +1,7 @@
 """Three ways to use a trained pFedHN for a novel client without labels: the comparisons of ODPFL-HN.
 
+Importing this module registers them, and their orders with clients in this process: they need the engine `inline`.
+
 Amosy, Eyal, Chechik, https://arxiv.org/abs/2111.08356, section 6.2. Training is pFedHN's. With `init_from`, a trained
 run is used as it is and nothing is learned, so that one run serves all three.
 
@@ -25,12 +27,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from figures.pfl_client import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, head_layout
-from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.wire.orders import EvaluateResult, Introduction
 from hyperbloom.common.wire.weights import Weights
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
 from hyperbloom.strategies.pfedhn import PFedHN
@@ -237,3 +240,6 @@ class PFLNearest(_PFL):
         size = network.layout.numel
         answers = yield from ask(Ask(asked, lambda some: [order(c) for c in some], check, size, quorum=False))
         return {pair: e for client, found in answers for pair, e in zip(of(client), found.errors, strict=True)}
+
+
+STRATEGIES |= {"pfl-sampled": PFLSampled, "pfl-ensemble": PFLEnsemble, "pfl-nearest": PFLNearest}

@@ -10,21 +10,20 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 
+from figures.pfl import a_distance, discriminant
+from figures.pfl_client import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, domain_errors, moments_of
 from hyperbloom.client.app import HANDLERS
 from hyperbloom.client.work.client import Client, client_for
-from hyperbloom.client.work.others import domain_errors, features, moments_of
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, build, full_layout
-from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult
+from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import EvaluateResult, Order
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
-from hyperbloom.strategies.pfl import a_distance, discriminant
-
-from ..scores import count_right
-from .conftest import Inline, digits_config, digits_federation, digits_settings, play, turn
+from tests.scores import count_right
+from tests.strategies.conftest import Inline, digits_config, digits_federation, digits_settings, play, turn
 
 SPEC = ModelSpec("mlp", "S", (1, 8, 8), 10)
 

@@ -1,25 +1,66 @@
 """Novel clients and the models of other clients: score all of them, or find the client with the most similar data.
 
-`pfl-sampled`, `pfl-ensemble` and `pfl-nearest` use these functions (`strategies/pfl.py`).
+The orders of `figures/pfl.py`, and what clients do with them. Importing this module registers them in this process, so
+clients of the engine `inline` take them, and no others do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
+from hyperbloom.client.app import take
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.evaluation import count_score
-from hyperbloom.client.work.networks import check_common_model, load, loaded_network
+from hyperbloom.client.work.networks import load, loaded_network
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.models import OWN
 from hyperbloom.common.models.parts import features
-from hyperbloom.common.wire.exchanges import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
-from hyperbloom.common.wire.orders import EvaluateResult, SplitScore
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore, Target
 from hyperbloom.common.wire.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryOrder(EvaluateOrder, message_type="evaluate.many"):
+    """Evaluate many models, the rows of one tensor `models`: each by itself, or together by their mean logits."""
+
+    together: bool
+
+
+@dataclass(frozen=True)
+class MomentsResult:
+    """One tensor `moments` `(1 + F, F)`: the mean of the features in the first row, then their covariance."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class MomentsOrder(EvaluateOrder, message_type="evaluate.moments", answer=MomentsResult):
+    """Describe the training examples, without labels, by the moments of the features that enter the head."""
+
+
+@dataclass(frozen=True)
+class ErrorsResult:
+    """The error rate of each classifier on the client's examples."""
+
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorsOrder(EvaluateOrder, message_type="evaluate.errors", answer=ErrorsResult):
+    """Return the error rates of linear classifiers `(M, F + 1)` that tell two clients' features apart.
+
+    Attributes:
+        sign: correct sign of the classifiers' values on this client's validation examples, 1 or -1.
+    """
+
+    sign: int
+    classifiers: Weights
 
 
 def try_many(client: Client, order: TryOrder) -> EvaluateResult:
@@ -47,6 +88,12 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
 
     parts = (client.val_data, client.test_data)
     return EvaluateResult(*(score_all(models(), data, order.together, order.metrics) for data in parts))
+
+
+def check_common_model(client: Client, target: Target) -> None:
+    """Raise a WireError if the network is the client's own: the answer would disclose sizes of its layers."""
+    if client.own is not None and (target.model == OWN or target.private == "all"):
+        raise WireError("order: expected a model that the server chose, found the client's own")
 
 
 def send_moments(client: Client, order: MomentsOrder) -> MomentsResult:
@@ -108,3 +155,8 @@ def domain_errors(seen: Tensor, classifiers: Tensor, sign: int) -> tuple[float, 
     """
     values = sign * (seen @ classifiers[:, :-1].T + classifiers[:, -1])  # (N, M)
     return tuple((values <= 0).double().mean(0).tolist())
+
+
+take(TryOrder, try_many)
+take(MomentsOrder, send_moments)
+take(ErrorsOrder, send_errors)
