@@ -2,23 +2,29 @@
 
 The attack is gradient inversion of Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 2020,
 https://arxiv.org/abs/2003.14053: Adam on images whose gradient has the direction of the client's change, with a
-penalty on their total variation. It is the server's best case. Each client has `--images` images and makes one step
-with all of them, and the server knows their labels. It has the weights that it sent, and what its strategy learns from:
-after decompression, with the clients' noise, or the mean alone under secure aggregation. Where the head stays at the
-client, the server guesses one and improves the guess as it goes.
+penalty on their total variation. It is the server's best case. Each client has one image or eight and makes one step
+with all of them (HyperFL: one for the head and one for the rest), and the server knows their labels. It has the weights
+that it sent, and what its strategy learns from: after decompression, with the clients' noise, or the mean alone under
+secure aggregation. What stays at the client the server guesses, and improves the guess as it goes.
 
 * PSNR (dB) and SSIM of the rebuilt images beside the true ones, a mean over clients. Pixels are between 0 and 1.
   Images of a batch or of a sum are paired in the best way. `blind` is the mean of all digits in place of each image.
-* accuracy: the mean over clients at the last round of an ordinary run, 40 images each.
+* advantage of membership inference (`figures.membership`), a mean over clients: the server puts what it has after the
+  last round of an ordinary run in the network, its guess in place of all else, and calls examples with a small loss
+  members. The threshold is chosen on the same examples, so that a guess has some advantage, too: that of `blind`.
+* accuracy: the mean over clients at the last round of that run, 40 images each.
 
-    python -m figures.inversion [--clients 8] [--images 1] [--steps 800] [--rounds 40] [--seed 0]
+Without `--measure` it prints the table of `inversion.jsonl`.
+
+    python -m figures.inversion [--measure] [--clients 8] [--steps 800] [--rounds 40] [--seed 0]
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from figures.membership import losses, threshold
 from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.models import build
@@ -40,6 +47,28 @@ from hyperbloom.strategies.exchange import Update
 
 VARIATION = 1e-3
 RATE = 0.1
+
+
+IMAGES = (1, 8)
+FOUND = Path(__file__).with_suffix(".jsonl")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table; `psnr_8` is for eight images in a batch, and so on."""
+
+    label: str
+    psnr_1: float
+    ssim_1: float
+    psnr_8: float
+    ssim_8: float
+    advantage: float
+    accuracy: float | None
+
+
+def read() -> list[Row]:
+    """Return the rows that were measured."""
+    return [Row(**json.loads(line)) for line in FOUND.read_text().splitlines()]
 
 
 @dataclass(frozen=True)
@@ -59,6 +88,9 @@ CASES = (
     Case("fedavg", "fedavg"),
     Case("pfedhn", "pfedhn"),
     Case("pfedhn-pc, head at the client", "pfedhn-pc"),
+    Case("hyperfl, embedding and head at the client", "hyperfl"),
+    Case("hyperfl, masks: the mean of all clients", "hyperfl", {"secure_aggregation": True}),
+    Case("hyperfl, noise 0.03 at clients", "hyperfl", _noise(0.03)),
     Case("fedavg, int8", "fedavg", {"compression": "int8"}),
     Case("fedavg, top-k:0.05", "fedavg", {"compression": "top-k:0.05"}),
     Case("pfedhn, noise 0.03 at clients", "pfedhn", _noise(0.03)),
@@ -68,15 +100,15 @@ CASES = (
 
 
 class Spy(Listener):
-    """Keeps what the strategy of a run is given to learn from in its first round."""
+    """Keeps what the strategy of a run is given to learn from in its first and in its last round."""
 
     def phase(self, strategy: Algorithm, name: str) -> None:
         """Listen at its `learn`."""
-        self.strategy, self.updates = strategy, list[Update]()
+        self.strategy, self.updates, self.last = strategy, list[Update](), list[Update]()
         learn: Callable[[Sequence[Update]], None] = strategy.learn
 
         def overheard(updates: Sequence[Update]) -> None:
-            self.updates = self.updates or list(updates)
+            self.updates, self.last = self.updates or list(updates), list(updates)
             learn(updates)
 
         strategy.keeps_sent = True
@@ -147,7 +179,8 @@ def _config(case: Case, clients: int, seed: int, **changes: Any) -> RunConfig:
 def attack(case: Case, clients: int, images: int, steps: int, seed: int) -> tuple[float, float]:
     """Play one round in which each client makes one step with all its images; return PSNR and SSIM."""
     client_for.cache_clear()
-    local = LocalConfig(steps=1, batch_size=images, learning_rate=0.01, momentum=0.0, weight_decay=0.0)
+    steps_each = 2 if case.strategy == "hyperfl" else 1
+    local = LocalConfig(steps=steps_each, batch_size=images, learning_rate=0.01, momentum=0.0, weight_decay=0.0)
     data = DataConfig(split="iid", max_train=images)
     config = _config(case, clients, seed, rounds=1, eval_every=1, local=local, data=data)
     spy = Spy()
@@ -195,29 +228,70 @@ def blind(clients: int, images: int, seed: int) -> tuple[float, float]:
     return psnr, ssim
 
 
-def accuracy(case: Case, clients: int, rounds: int, seed: int) -> float:
-    """Return the mean test accuracy in percent after an ordinary run."""
+def membership(case: Case, clients: int, rounds: int, seed: int) -> tuple[float, float, float]:
+    """Return the advantage of a threshold on losses after a run, without anything but a guess, and the accuracy (%)."""
     client_for.cache_clear()
     usual = {"local": LocalConfig(learning_rate=0.05), "data": DataConfig(split="iid", max_train=40)}
     config = _config(case, clients, seed, rounds=rounds, eval_every=rounds, **usual)
+    spy = Spy()
     with tempfile.TemporaryDirectory() as name:
-        (selection,) = Session(config, inline_grid(config, Path(name)), "accuracy", []).run().values()
-    return selection.metrics["test_mean"]
+        folder = Path(name)
+        (selection,) = Session(config, inline_grid(config, folder), "membership", [spy]).run().values()
+        workers = [client_for(client_settings(config, index, folder)) for index in range(clients)]
+    torch.manual_seed(seed)
+    module = build(spy.strategy.setting.spec)
+    guess = {name: value.detach() for name, value in module.named_parameters()}
+    found, guessed = [], []
+    for update, worker in zip(spy.last, workers, strict=True):
+        assert update.layout is not None and update.sent is not None and update.returned is not None
+        values = update.returned + (0 if spy.strategy.reply == "weights" else update.sent)
+        for row, parameters in ((found, guess | update.layout.views(values)), (guessed, guess)):
+            members, others = (losses(module, parameters, part)[0] for part in (worker.train_data, worker.test_data))
+            row.append(threshold(members, others)[1])
+    return statistics.fmean(found), statistics.fmean(guessed), selection.metrics["test_mean"]
 
 
-def main(clients: int, images: int, steps: int, rounds: int, seed: int) -> None:
-    """Print the table."""
-    print("| what travels | PSNR | SSIM | accuracy |\n|" + "---|" * 4)
-    for case in CASES:
-        psnr, ssim = attack(case, clients, images, steps, seed)
-        print(f"| {case.label} | {psnr:.1f} | {ssim:.3f} | {accuracy(case, clients, rounds, seed):.1f} |", flush=True)
-    psnr, ssim = blind(clients, images, seed)
-    print(f"| blind | {psnr:.1f} | {ssim:.3f} | |")
+def play(case: Case, clients: int, steps: int, rounds: int, seed: int) -> Row:
+    """Return a row of the table."""
+    shown = [attack(case, clients, images, steps, seed) for images in IMAGES]
+    advantage, _, accuracy = membership(case, clients, rounds, seed)
+    return Row(case.label, *shown[0], *shown[1], advantage, accuracy)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the table of the page."""
+    head = "| what travels | PSNR, SSIM of 1 image | of 8 images | membership advantage | accuracy |\n|" + "---|" * 5
+    cells = [
+        f"| {row.label} | {row.psnr_1:.1f}, {row.ssim_1:.3f} | {row.psnr_8:.1f}, {row.ssim_8:.3f} | "
+        f"{row.advantage:.3f} | {'' if row.accuracy is None else f'{row.accuracy:.1f} '}|"
+        for row in rows
+    ]
+    return "\n".join([head, *cells])
+
+
+def measure(clients: int, steps: int, rounds: int, seed: int) -> None:
+    """Play the cases that are not in `inversion.jsonl` yet."""
+    FOUND.touch()
+    known = {row.label for row in read()}
+    for case in (*CASES, None):
+        if (case.label if case else "blind") in known:
+            continue
+        if case:
+            row = play(case, clients, steps, rounds, seed)
+        else:
+            unseen = [blind(clients, images, seed) for images in IMAGES]
+            row = Row("blind", *unseen[0], *unseen[1], membership(CASES[0], clients, rounds, seed)[1], None)
+        with FOUND.open("a") as file:
+            file.write(f"{json.dumps(asdict(row))}\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, default in (("clients", 8), ("images", 1), ("steps", 800), ("rounds", 40), ("seed", 0)):
+    for flag, default in (("clients", 8), ("steps", 800), ("rounds", 40), ("seed", 0)):
         parser.add_argument(f"--{flag}", type=int, default=default)
+    parser.add_argument("--measure", action="store_true", help=f"first measure what {FOUND.name} does not have")
+    args = vars(parser.parse_args())
     torch.set_num_threads(1)
-    main(**vars(parser.parse_args()))
+    if args.pop("measure"):
+        measure(**args)
+    print(table(read()))

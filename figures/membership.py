@@ -96,13 +96,14 @@ def attack(strategy: Algorithm, weights: Sequence[Tensor], workers: Sequence[Cli
     module = build(strategy.setting.spec)
     for client, theta, worker in zip(strategy.clients.values(), weights, workers, strict=True):
         parameters = strategy.layout(client).views(theta)
-        members, others = (_losses(module, parameters, part) for part in (worker.train_data, worker.test_data))
+        members, others = (losses(module, parameters, part) for part in (worker.train_data, worker.test_data))
         found.append((*threshold(members[0], others[0]), members[1], others[1]))
     return Attack(*(statistics.fmean(column) for column in zip(*found, strict=True)))
 
 
 @torch.no_grad()
-def _losses(module: torch.nn.Module, parameters: dict[str, Tensor], data: Examples) -> tuple[Tensor, float]:
+def losses(module: torch.nn.Module, parameters: dict[str, Tensor], data: Examples) -> tuple[Tensor, float]:
+    """Return the loss `(N,)` of each example, and the accuracy in percent."""
     logits = functional_call(module, parameters, (data.inputs,))
     right = (logits.argmax(1) == data.labels).double().mean()
     return F.cross_entropy(logits, data.labels, reduction="none").double(), 100 * float(right)

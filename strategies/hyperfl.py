@@ -7,7 +7,8 @@ https://arxiv.org/abs/2412.07187.
     server:  phi <- sum_i n_i phi_i / sum_i n_i
 
 As in the authors' code, the head has a sixth of `local.steps` and five times the rate, and optimisers are fresh each
-round. Unlike there, the embedding's gradient is not clipped. HyperFL-LPM, which writes adapters, is not here.
+round. Unlike there, the first weights are a network's own (common/models/generated.py), and the embedding's gradient is
+not clipped. HyperFL-LPM, which writes adapters, is not here.
 """
 
 from pydantic import Field
