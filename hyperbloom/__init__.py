@@ -5,8 +5,21 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedPer", "FedProx", "FedRep", "GHN"),
-    *("GHNServer", "HyperFL", "LGFedAvg", "Local", "ODPFL", "PFedHN", "PFedHNPC", "PFedMe", "PerFedAvg", "Run", "run"),
+    *("Client", "Ditto", "FedAvg", "FedAvgFT", "FedHeNN", "FedHeNNHomogeneous", "FedPer", "FedProx", "FedRep", "GHN"),
+    *(
+        "GHNServer",
+        "HyperFL",
+        "LGFedAvg",
+        "Local",
+        "ODPFL",
+        "PFedHN",
+        "PFedHNPC",
+        "PFedMe",
+        "PerFedAvg",
+        "Report",
+        "Run",
+        "run",
+    ),
 ]
 
 # The four packages stand at the top of the repository, next to this folder; extending the path lets
@@ -21,7 +34,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 def __getattr__(name: str) -> Any:
     """Import a name of `__all__` when it is first used: torch and Flower take seconds."""
-    if name in ("Run", "run"):
+    if name in ("Client", "Report", "Run", "run"):
         from hyperbloom.server import library
 
         return getattr(library, name)

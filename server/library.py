@@ -3,15 +3,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.gains import Gain
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.runs.checkpoint import begun_as
-from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_lines
+from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_gains, read_lines
 from hyperbloom.server.runs.running import run_federation
 
 Table = list[dict[str, Any]]
@@ -49,6 +52,21 @@ class Run:
             for client, accuracy in chosen["test_accuracy"].items()
         ]
 
+    @property
+    def report(self) -> "Report":
+        """Write the report of what there is so far, and return it; ConfigError if no round is over."""
+        from hyperbloom.server.pages.report import write_report
+
+        return Report(write_report(self.folder))
+
+    def client(self, name: str) -> "Client":
+        """Return a client of the run; ConfigError if there is none of this name."""
+        roster = json.loads((self.folder / "roster.json").read_text(encoding="utf-8"))["clients"]
+        about = {entry["client_id"]: entry["about"] for entry in roster}
+        if name not in about:
+            raise ConfigError(f"client: expected one of {', '.join(about)}, found {name!r}")
+        return Client(self, name, about[name])
+
     def _rows(self, file: str) -> Table:
         config = self.config
         return [
@@ -56,6 +74,53 @@ class Run:
             for name in (config.strategy, *config.baselines)
             for line in read_lines(phase_folder(self.folder, config, name) / file)
         ]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of a run; `about` is what it told when it joined: sizes, shapes, classes."""
+
+    run: Run
+    name: str
+    about: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> Table:
+        """Return the client's rows of `run.clients`."""
+        return [row for row in self.run.clients if row["client"] == self.name]
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Return its test accuracy in percent by strategy, at the round that validation selected."""
+        return {row["strategy"]: row["test_accuracy"] for row in self.run.accuracy if row["client"] == self.name}
+
+    @property
+    def gain(self) -> tuple[str, Gain] | None:
+        """Return what the federation gains it, in a sentence and in numbers; None if it has not told (`gains`)."""
+        return read_gains(self.run.folder).get(self.name)
+
+    def export(self, out: str | Path) -> Path:
+        """Write its personal model into a new folder, and return it.
+
+        Raises:
+            ConfigError: the server does not have the model, or the folder cannot be written.
+        """
+        from hyperbloom.server.runs.export import Export
+
+        models = Export(self.run.folder)
+        ((folder, _),) = models.write(models.clients(self.name), {self.name: Path(out)})
+        return folder
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a run: a page for a browser, which a notebook shows."""
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        page = escape(self.path.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="700" title="report"></iframe>'
 
 
 def run(

@@ -111,8 +111,6 @@ def export(
     """
     if (client is None) != every:
         raise ConfigError("expected one of --client NAME and --all")
-    from hyperbloom.common.data.schema import read_schema
-    from hyperbloom.common.files.export import write_model
     from hyperbloom.server.runs.export import Export
 
     models = Export(run, own_code)
@@ -121,18 +119,8 @@ def export(
     taken = [out / each.client_id for each in clients if (out / each.client_id).exists()]
     if taken:
         raise ConfigError(f"--out: expected nothing there yet, found {taken[0]}")
-    given = tuple(names(class_names))
-    for personal in models.models(clients):
-        classes = personal.spec.num_classes
-        if given and len(given) != classes:
-            raise ConfigError(f"--class-names: expected {classes} names, found {len(given)}")
-        about = personal.client.about
-        schema = read_schema(about.schema, f"the schema of {about.client_id}") if about.schema else None
-        known = (schema.classes or schema.label) if schema else ()
-        called = given or known or tuple(str(label) for label in range(classes))
-        folder = out / personal.client.client_id
-        facts = (personal.scaling, personal.card, personal.task, schema)
-        files = write_model(folder, personal.module, personal.spec, called, *facts)
+    folders = {each.client_id: out / each.client_id for each in clients}
+    for folder, files in models.write(clients, folders, tuple(names(class_names))):
         print(f"{folder}: {', '.join(files)}", flush=True)
     if "model.onnx" not in files:
         print("no ONNX: pip install 'hyperbloom[export]' brings what it takes")

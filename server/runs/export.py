@@ -1,7 +1,7 @@
 """Personal models from a run folder, as far as the server can generate them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.files.export import Card
+from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.gains import MODELS
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of, title_of
@@ -98,6 +99,27 @@ class Export:
                     module.get_parameter(name).copy_(value)
             scaling, remark = self.trained.scaling
             yield Personal(client, spec, module, scaling, self._card(client, remark), task.spec)
+
+    def write(
+        self, clients: Sequence[Client], folders: Mapping[str, Path], class_names: tuple[str, ...] = ()
+    ) -> Iterator[tuple[Path, Sequence[str]]]:
+        """Write the models of clients into folders by their names; yield each folder with its files.
+
+        Classes have their names in the client's schema, else numbers, unless `class_names` has others.
+
+        Raises:
+            ConfigError: as `models`; there is another number of classes; or a folder cannot be written.
+        """
+        for personal in self.models(clients):
+            classes, about = personal.spec.num_classes, personal.client.about
+            if class_names and len(class_names) != classes:
+                raise ConfigError(f"--class-names: expected {classes} names, found {len(class_names)}")
+            schema = read_schema(about.schema, f"the schema of {about.client_id}") if about.schema else None
+            known = (schema.classes or schema.label) if schema else ()
+            called = class_names or known or tuple(str(label) for label in range(classes))
+            facts = (personal.scaling, personal.card, personal.task, schema)
+            folder = folders[about.client_id]
+            yield folder, write_model(folder, personal.module, personal.spec, called, *facts)
 
     def _card(self, client: Client, remark: str) -> Card:
         value, metric = self.trained.test_accuracy.get(client.client_id), self.trained.strategy.metrics[0]

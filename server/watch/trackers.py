@@ -13,7 +13,8 @@ from hyperbloom.server.watch.tracking import Subject, Tracker, curves
 class MLflow(Tracker):
     """Numbers as metrics, keys as parameters, files by reference as tags. A run that is told again replaces itself.
 
-    `where` is the tracking URI, by default as MLflow finds it.
+    `where` is the tracking URI, by default as MLflow finds it. With HYPERBLOOM_REGISTER=NAME in the environment, the
+    exported models in RUN/models are new versions of the registered models NAME-CLIENT.
     """
 
     def __init__(self, where: str, subject: Subject) -> None:
@@ -44,7 +45,18 @@ class MLflow(Tracker):
         self._log(selected, time.time(), 0)
         for key, address in files.items():
             self._client.set_tag(self._id, f"hyperbloom.{key}", address)
+        name, folder = os.environ.get("HYPERBLOOM_REGISTER"), self.subject["folder"]
+        exported = (
+            sorted((folder / "models").glob("*/model.json")) if name and self.subject["name"] == folder.name else ()
+        )
+        for path in exported:
+            self._register(f"{name}-{path.parent.name}", path.parent.as_uri())
         self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
+
+    def _register(self, name: str, source: str) -> None:
+        if not self._client.search_registered_models(f"name = '{name}'"):
+            self._client.create_registered_model(name)
+        self._client.create_model_version(name, source, self._id)
 
     def _log(self, numbers: Mapping[str, float], seconds: float, step: int) -> None:
         metrics = [self._metric(key, value, round(1000 * seconds), step) for key, value in numbers.items()]

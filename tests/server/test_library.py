@@ -1,8 +1,11 @@
 """Runs from a program: the same as the command's, in tables."""
 
+import html
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import hyperbloom
 from hyperbloom.common.errors import ConfigError
@@ -41,6 +44,26 @@ def test_a_file_describes_it_and_a_complete_folder_is_refused(tmp_path: Path) ->
         hyperbloom.run(tmp_path / "run.yaml", run_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^rounds: expected .* found 0 in run\(\)$"):
         hyperbloom.run({"rounds": 0})
+
+
+def test_a_client_of_a_run_and_its_report(tmp_path: Path) -> None:
+    run = hyperbloom.run({**KEYS, "baselines": ["local"], "gains": True}, run_dir=tmp_path / "run")
+    client = run.client("client-1")
+    assert isinstance(client, hyperbloom.Client) and client.about["train_examples"] > 0
+    assert {row["client"] for row in client.rounds} == {"client-1"} and client.rounds
+    told = {row["strategy"]: row["test_accuracy"] for row in run.accuracy if row["client"] == "client-1"}
+    assert client.accuracy == told and set(told) == {"pfedhn", "local"}
+    says, gain = client.gain or ("", None)
+    assert says.startswith("client-1") and gain is not None and len(gain.models) == len(gain.test)
+    module = torch.export.load(client.export(tmp_path / "model") / "model.pt2").module()
+    scores = torch.as_tensor(module(torch.zeros(1, 1, 8, 8)))
+    assert scores.shape == (1, 10)
+    with pytest.raises(ConfigError, match=r"^client: expected one of client-0, client-1, client-2, found 'ward'"):
+        run.client("ward")
+    shown = run.report._repr_html_()
+    assert run.report.path == run.folder / "report.html"
+    frame = re.fullmatch('<iframe srcdoc="([^"<>]*)" sandbox="allow-scripts" .*></iframe>', shown, re.DOTALL)
+    assert frame and html.unescape(frame[1]) == run.report.path.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import hyperbloom
 from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.cli import main
 from hyperbloom.server.runs.lines import metrics_line
@@ -68,6 +69,24 @@ def test_every_round_is_there_once_however_often_it_is_told(tmp_path: Path, monk
     assert [(each.step, each.value, each.timestamp - begun) for each in history] == [
         (number, 10 * number + 1.0, 500 * number) for number in (2, 4, 6)
     ]
+
+
+def test_exported_models_are_registered_by_client_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    keys = {"strategy": "pfedhn", "baselines": ["local"], "clients": 2, "cohort": 2, "rounds": 1, "local.steps": 1}
+    ran = hyperbloom.run(keys, run_dir=tmp_path / "run")
+    ran.client("client-1").export(ran.folder / "models" / "client-1")
+    client = tracking.MlflowClient(store := f"sqlite:///{tmp_path}/mlflow.db")
+    follow(ran.folder, f"mlflow:{store}", lambda: False)
+    assert not client.search_registered_models()
+    monkeypatch.setenv("HYPERBLOOM_REGISTER", "wards")
+    for _ in range(2):
+        follow(ran.folder, f"mlflow:{store}", lambda: False)
+    (model,) = client.search_registered_models()
+    found = {each.version: each.source for each in client.search_model_versions(f"name = '{model.name}'")}
+    assert model.name == "wards-client-1"
+    source = (ran.folder / "models" / "client-1").resolve().as_uri()
+    assert found == {"1": source, "2": source} or found == {1: source, 2: source}
 
 
 # ---------------------------------------------------------------------- TensorBoard
