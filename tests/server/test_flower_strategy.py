@@ -131,7 +131,7 @@ def test_it_goes_on_in_a_folder_where_the_run_has_begun(config: RunConfig, tmp_p
 
 def test_each_algorithm_is_a_strategy_of_the_library(tmp_path: Path) -> None:
     ours = {each.__name__ for each in STRATEGIES.values() if each.__module__.startswith("hyperbloom.")}
-    assert set(hyperbloom.__all__) == ours | {"Run", "run"}
+    assert set(hyperbloom.__all__) == ours | {"Client", "Report", "Run", "run"}
     strategy = hyperbloom.PFedHN(clients=2, embedding_dim=5, local={"steps": 7}, run_dir=tmp_path)
     assert isinstance(strategy, FlowerStrategy)
     assert (strategy.config.strategy, strategy.config.local.steps) == ("pfedhn", 7)
