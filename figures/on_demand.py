@@ -107,7 +107,7 @@ class Study:
             "figure": figure,
             "run": self.trained.run.resolve().name,
             "data": config.data.name,
-            "round": self.trained.round,
+            "round": self.trained.selection.round,
             **more,
             "accuracy": round(statistics.fmean(values), 2),
             "sem": round(statistics.stdev(values) / len(values) ** 0.5, 2),
@@ -382,7 +382,8 @@ def main() -> None:
     study = Study(args.run)
     config = study.trained.config
     title = (
-        f"{config.data.name}, {config.clients} clients of which {len(study.novel)} novel, round {study.trained.round}"
+        f"{config.data.name}, {config.clients} clients of which {len(study.novel)} novel, "
+        f"round {study.trained.selection.round}"
     )
     if args.part == "privacy":
         results = privacy(study, args.draws)

@@ -1,6 +1,5 @@
 """Runs from a program or a notebook: `hyperbloom.run({"strategy": "pfedhn", "rounds": 50}).metrics`."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +14,7 @@ from hyperbloom.common.gains import Gain
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.runs.checkpoint import begun_as
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_gains, read_lines
+from hyperbloom.server.runs.recorded import read_json, read_summary
 from hyperbloom.server.runs.running import run_federation
 
 Table = list[dict[str, Any]]
@@ -45,11 +45,10 @@ class Run:
     @property
     def accuracy(self) -> Table:
         """Return a row per strategy and client: its test accuracy in percent at the round that validation selected."""
-        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         return [
-            {"strategy": name, "round": chosen["round"], "client": client, "test_accuracy": accuracy}
-            for name, chosen in summary.items()
-            for client, accuracy in chosen["test_accuracy"].items()
+            {"strategy": name, "round": chosen.round, "client": client, "test_accuracy": accuracy}
+            for name, chosen in read_summary(self.folder).items()
+            for client, accuracy in chosen.test_accuracy.items()
         ]
 
     @property
@@ -61,7 +60,7 @@ class Run:
 
     def client(self, name: str) -> "Client":
         """Return a client of the run; ConfigError if there is none of this name."""
-        roster = json.loads((self.folder / "roster.json").read_text(encoding="utf-8"))["clients"]
+        roster = read_json(self.folder / "roster.json", {"clients": []})["clients"]
         about = {entry["client_id"]: entry["about"] for entry in roster}
         if name not in about:
             raise ConfigError(f"client: expected one of {', '.join(about)}, found {name!r}")

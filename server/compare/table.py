@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,6 +16,7 @@ from hyperbloom.server.compare.comparison import Cell
 from hyperbloom.server.pages.charts import Series, lines
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.course import Course, read_course
+from hyperbloom.server.runs.recorded import read_summary
 from hyperbloom.server.watch.board import amount
 
 PAGE = "comparison.html"
@@ -44,7 +44,7 @@ def read_results(cells: Sequence[Cell]) -> dict[str, list[tuple[Cell, Course]]]:
 def _read(cell: Cell) -> Course:
     name = cell.config.strategy
     try:
-        course = read_course(name, cell.folder, json.loads((cell.folder / "summary.json").read_text())[name])
+        course = read_course(name, cell.folder, read_summary(cell.folder)[name])
         over = cell.config.has_lost_patience(course.selected, max(course.curve, default=0))
         if len(course.rounds) < cell.config.rounds and not over:
             raise ValueError(f"metrics.jsonl has {len(course.rounds)} of {cell.config.rounds} rounds")

@@ -11,8 +11,8 @@ from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render, render_blocks
-from hyperbloom.server.pages.report_data import read_member
 from hyperbloom.server.runs.lines import REPORT
+from hyperbloom.server.runs.recorded import read_members
 from hyperbloom.server.watch.board import Board, Standing, amount, duration
 
 SCRIPT = (files("hyperbloom.server.pages") / "templates" / "live.js").read_text()
@@ -83,7 +83,7 @@ def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Stan
 def _map(run: LiveRun, name: str) -> Markup | None:
     """Return the clients' embeddings in a plane, or None without any."""
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
-    members = [read_member(entry) for entry in run.roster()]
+    members = read_members(run.folder).clients
     if embeddings is None or not 2 <= len(embeddings) == len(members) <= MAPPED:
         return None
     points, (first, second) = flatten_by_pca(embeddings)

@@ -6,13 +6,10 @@ The page is served by a process of its own (`server/live/site.py`), so nothing h
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, REPORT, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.runs.recorded import read_config, sound
 from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.watching import is_running
 
@@ -66,11 +63,9 @@ class LiveRun:
                     return
                 if not lines:
                     break
-                try:
+                with sound(tail.path):
                     for line in lines:
                         add(line)
-                except (KeyError, TypeError, ValueError) as error:
-                    raise ConfigError(f"{tail.path} is damaged ({error!r})") from None
                 self.version += 1
 
     @property
@@ -98,16 +93,6 @@ class LiveRun:
     def state(self) -> str:
         """Return `running`, `complete` or `stopped`."""
         return "running" if self.running else "complete" if self.complete else "stopped"
-
-    def roster(self) -> Sequence[Mapping[str, Any]]:
-        """Return the entries of roster.json, by row; none before the first evaluation."""
-        try:
-            entries: list[dict[str, Any]] = json.loads((self.folder / "roster.json").read_text())["clients"]
-            return sorted(entries, key=lambda entry: int(entry["row"]))
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self.folder / 'roster.json'} is damaged ({error!r})") from None
 
 
 def _changed(path: Path) -> float:

@@ -65,9 +65,9 @@ class ModelMaker:
         self.offer = Offer(
             version=__version__,
             run=trained.run.resolve().name,
-            round=trained.round,
+            round=trained.selection.round,
             clients=sum(not trained.config.is_novel(client.row) for client in trained.roster),
-            accuracy=trained.metrics.get("novel_test_mean"),
+            accuracy=trained.selection.metrics.get("novel_test_mean"),
             model=strategy.setting.spec.name,
             sizes=tuple(trained.config.sizes),
             input_shape=strategy.setting.spec.input_shape,

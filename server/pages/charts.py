@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from hyperbloom.common.metrics import Scale, axis_of, scale_of, title_of
 from hyperbloom.server.pages.embedding_map import Points
-from hyperbloom.server.pages.report_data import Member
 from hyperbloom.server.pages.svg import Frame, Point, picture, short, tag, thin
 from hyperbloom.server.runs.course import Course
+from hyperbloom.server.runs.recorded import Member
 
 PERCENT = scale_of("accuracy")
 

@@ -47,8 +47,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def _page(run: RunData) -> bytes:
-    main, details = run.main, run.by_client
-    members = sorted(run.members, key=lambda member: _by_number(member.name))
+    main = run.main
+    members = sorted(run.members.clients, key=lambda member: _by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
     scale = main.scale
     sign, of = (1 if scale.rises else -1), main.accuracy
@@ -70,8 +70,8 @@ def _page(run: RunData) -> bytes:
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         models=MODELS,
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
-        left=sum(each.left_out for each in details.left_out.values()),
-        curve=_curve(run) if details.spreads else None,
+        left=sum(each.left_out for each in run.left_out.values()),
+        curve=_curve(run) if run.spreads else None,
         bars=len(of) <= BARS,
         in_order=clients_in_order(run.courses) if len(of) > BARS else None,
         members=members[:ROWS],
@@ -84,8 +84,8 @@ def _page(run: RunData) -> bytes:
             [Series(way, [(line["round"], _kilobytes(line, way)) for line in main.rounds]) for way in ("down", "up")],
         ),
         seconds=_per_round(main, "seconds", {line["round"]: line["seconds"] for line in main.rounds}),
-        left_out=sorted(details.left_out.items(), key=lambda pair: (-pair[1].left_out, pair[0])),
-        left_out_chart=_per_round(main, "clients left out", details.left_out_in),
+        left_out=sorted(run.left_out.items(), key=lambda pair: (-pair[1].left_out, pair[0])),
+        left_out_chart=_per_round(main, "clients left out", run.left_out_in),
         events=run.events[-EVENTS:],
         config=dump_run_config(run.config),
         environment=list(flat(run.environment)),
@@ -95,10 +95,7 @@ def _page(run: RunData) -> bytes:
 def _curve(run: RunData) -> Markup:
     """Return the chart of each strategy's mean by round, with the spread over clients of the run's own."""
     scale, metric = run.main.scale, title_of(run.main.metric)
-    worst, lower, upper, best = (
-        [(each.round, getattr(each, edge)) for each in run.by_client.spreads]
-        for edge in ("worst", "lower", "upper", "best")
-    )
+    worst, lower, upper, best = ([(number, each[edge]) for number, each in run.spreads.items()] for edge in range(4))
     series = []
     for course in run.courses:
         dots = []
@@ -147,9 +144,9 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 def _map(run: RunData) -> dict[str, Any]:
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
-    if embeddings is None or len(embeddings) != len(run.members) or len(embeddings) < 2:
+    members, accuracy = run.members.clients, run.main.accuracy
+    if embeddings is None or len(embeddings) != len(members) or len(embeddings) < 2:
         return {"pca": None}
-    members, accuracy = sorted(run.members, key=lambda member: member.row), run.main.accuracy
     scale = run.main.scale
     points, (first, second) = flatten_by_pca(embeddings)
     axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")

@@ -1,8 +1,7 @@
 """The content of a run folder, gathered for its report: numbers only, without their presentation."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hyperbloom.common.gains import Gain
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.runs.course import Course, read_course
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_gains, read_lines
-from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.runs.recorded import Members, read_config, read_json, read_members, read_summary, sound
 from hyperbloom.server.watch.board import Standing
 from hyperbloom.server.watch.watching import is_running
 
@@ -22,56 +21,29 @@ COMPARISON, CELL = "comparison.yaml", "cell.json"  # written by `flower-server c
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Test accuracy in percent over the clients scored after a round, without novel ones."""
-
-    round: int
-    worst: float
-    lower: float  # quartile
-    upper: float
-    best: float
-
-
-@dataclass(frozen=True)
-class Member:
-    """A client of the roster; `shares` is empty if it did not disclose its classes."""
-
-    name: str
-    row: int
-    examples: int
-    size: str
-    shares: tuple[float, ...]
-
-
-@dataclass
-class ByClient:
-    """Data of the run's strategy from clients.jsonl: the spread of accuracy, and the clients left out."""
-
-    spreads: list[Spread] = field(default_factory=list)
-    left_out: dict[str, Standing] = field(default_factory=dict)
-    left_out_in: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RunData:
-    """All data for a report, with the run's strategy first in `courses`, and `members` by row.
+    """All data for a report.
 
-    `compared` is a sentence on the origin of the other strategies; clients standardise targets by `moments`.
+    Attributes:
+        courses: the run's own strategy first.
+        spreads: test accuracy in percent by round over the clients scored after it, without novel ones: least, lower
+            quartile, upper quartile, most.
+        left_out: the clients that the run's strategy left out, and `left_out_in` how many there were in each round.
+        compared: a sentence on the origin of the other strategies.
     """
 
     folder: Path
     config: RunConfig
     environment: Mapping[str, Any]
     courses: Sequence[Course]
-    by_client: ByClient
+    spreads: Mapping[int, Sequence[float]]
+    left_out: Mapping[str, Standing]
+    left_out_in: Mapping[int, int]
     compared: str
-    members: Sequence[Member]
+    members: Members
     events: Sequence[Line]
     running: bool
-    task: str = "classification"
-    outputs: int = 0
-    moments: tuple[float, ...] = ()
-    gains: Mapping[str, tuple[str, Gain]] = field(default_factory=dict)
+    gains: Mapping[str, tuple[str, Gain]]
 
     @property
     def main(self) -> Course:
@@ -95,13 +67,10 @@ def read_run_data(folder: Path) -> RunData:
     if (folder / COMPARISON).exists():
         folder = _first_cell(folder)
     config = read_config(folder)
-    try:
-        summary = _json(folder / "summary.json", {})
-        environment = _json(folder / "environment.json", {})
-        roster = _json(folder / "roster.json", {"clients": []})
-        members = [read_member(entry) for entry in roster["clients"]]
-        learned = _learned(roster)
-        novel = {member.name for member in members if config.is_novel(member.row)}
+    environment = read_json(folder / "environment.json", {})
+    summary, members = read_summary(folder), read_members(folder)
+    novel = {member.name for member in members.clients if config.is_novel(member.row)}
+    with sound(folder):
         courses = [
             read_course(name, phase_folder(folder, config, name), summary.get(name), novel)
             for name in (config.strategy, *config.baselines)
@@ -109,35 +78,16 @@ def read_run_data(folder: Path) -> RunData:
         by_client = _read_clients(folder, novel, courses[0].metric)
         others, compared = _beside(folder, config, novel)
         gains = read_gains(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{folder}: a file of the run is damaged ({error!r})") from None
     if not courses[0].rounds:
         raise ConfigError(f"{folder}: no round is over yet; there is nothing to report")
     known = [course for course in (*courses, *others) if course.rounds]
     events = list(read_lines(folder / EVENTS))
-    about = (folder, config, environment, known, by_client, compared, members, events, is_running(folder))
-    return RunData(*about, *learned, gains)
-
-
-def _json(path: Path, otherwise: Any) -> Any:
-    return json.loads(path.read_text()) if path.exists() else otherwise
-
-
-def read_member(entry: Mapping[str, Any]) -> Member:
-    """Return the client of an entry of roster.json."""
-    about = entry["about"]
-    shares = tuple(about.get("class_shares") or ())
-    return Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares)
-
-
-def _learned(roster: Mapping[str, Any]) -> tuple[str, int, tuple[float, ...]]:
-    """Return the task, the number of outputs, and the moments of targets."""
-    about = next((entry["about"] for entry in roster["clients"]), {"num_classes": 0})
-    return str(about.get("task", "classification")), int(about["num_classes"]), tuple(roster.get("moments", ()))
+    running = is_running(folder)
+    return RunData(folder, config, environment, known, *by_client, compared, members, events, running, gains)
 
 
 def _first_cell(out: Path) -> Path:
-    cells = sorted(_cells(out), key=lambda cell: str(_json(cell / "environment.json", {}).get("started", "")))
+    cells = sorted(_cells(out), key=lambda cell: str(read_json(cell / "environment.json", {}).get("started", "")))
     if not cells:
         raise ConfigError(f"{out}: none of the comparison's runs is finished yet")
     return cells[0]
@@ -156,22 +106,21 @@ def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Cour
     for cell in _cells(out):
         other = read_config(cell)
         if other.seed == config.seed and other.strategy != config.strategy:
-            summary = _json(cell / "summary.json", {}).get(other.strategy)
-            others.append(read_course(other.strategy, cell, summary, novel))
+            others.append(read_course(other.strategy, cell, read_summary(cell).get(other.strategy), novel))
     return others, f"The other strategies are runs of the same comparison with seed {config.seed}."
 
 
-def _read_clients(folder: Path, novel: Set[str], metric: str) -> ByClient:
-    found = ByClient()
-    scores: dict[int, list[float]] = {}
+def _read_clients(
+    folder: Path, novel: Set[str], metric: str
+) -> tuple[dict[int, list[float]], dict[str, Standing], dict[int, int]]:
+    """Return `spreads`, `left_out` and `left_out_in` of the run's own strategy."""
+    scores, left_out, left_out_in = dict[int, list[float]](), dict[str, Standing](), dict[int, int]()
     for line in read_lines(folder / CLIENTS):
         number, client = line["round"], line["client"]
         if "refused" in line:
-            found.left_out.setdefault(client, Standing()).leave_out(line)
-            found.left_out_in[number] = found.left_out_in.get(number, 0) + 1
+            left_out.setdefault(client, Standing()).leave_out(line)
+            left_out_in[number] = left_out_in.get(number, 0) + 1
         elif client not in novel and (value := line.get(f"test_{metric}")) is not None:
             scores.setdefault(number, []).append(scale_of(metric).factor * value)
-    for number in sorted(scores):
-        worst, lower, upper, best = np.quantile(scores[number], (0, 0.25, 0.75, 1)).tolist()
-        found.spreads.append(Spread(number, worst, lower, upper, best))
-    return found
+    spreads = {number: np.quantile(scores[number], (0, 0.25, 0.75, 1)).tolist() for number in sorted(scores)}
+    return spreads, left_out, left_out_in

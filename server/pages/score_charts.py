@@ -27,11 +27,11 @@ class ScoreChart(NamedTuple):
 
 def score_charts(run: RunData) -> list[ScoreChart]:
     """Return the charts that the clients' counts of the selected round allow."""
-    half = len(run.moments) // 2
-    task = make_task(TaskSpec(run.task, run.moments[:half], run.moments[half:]))
-    counts, bins = task.unpacked(run.main.counts, run.outputs)
+    moments, half = run.members.moments, len(run.members.moments) // 2
+    task = make_task(TaskSpec(run.members.task, moments[:half], moments[half:]))
+    counts, bins = task.unpacked(run.main.counts, run.members.outputs)
     if task.standardises and half:
-        return list(_against(counts[:MOST, 5:], run.moments[:half], run.moments[half:]))
+        return list(_against(counts[:MOST, 5:], moments[:half], moments[half:]))
     return _curves(bins[:MOST]) if len(bins) else []
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hyperbloom.common.metrics import Scale, scale_of
+from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import METRICS, Line, read_lines
 
 
@@ -51,21 +51,19 @@ class Course:
         return float(sum(line.get(f"bytes_{direction}", 0) for line in self.rounds)) / max(1, self.trained)
 
 
-def read_course(name: str, place: Path, summary: Mapping[str, Any] | None, novel: Set[str] = frozenset()) -> Course:
-    """Read a strategy's course from `place` and its part of summary.json, without the accuracy of `novel` clients."""
+def read_course(name: str, place: Path, selection: Selection | None, novel: Set[str] = frozenset()) -> Course:
+    """Read a strategy's course from the lines in `place`, without the accuracy of `novel` clients."""
     lines = list(read_lines(place / METRICS))
     rounds = {line["round"]: line for line in reversed(lines)}  # a round's first line is the one of its training
     curve = {line["round"]: line["test_mean"] for line in lines if "test_mean" in line}
-    selected, metrics, accuracy, more = None, {}, {}, ("accuracy", ())
-    if summary:
-        more = summary.get("metric", "accuracy"), summary.get("counts", ())
-        selected, metrics, accuracy = summary["round"], summary["metrics"], summary["test_accuracy"]
+    chosen = selection or Selection(-1, {}, {})
     return Course(
         name,
         [rounds[number] for number in sorted(rounds)],
         {number: curve[number] for number in sorted(curve)},
-        selected,
-        metrics,
-        {client: value for client, value in accuracy.items() if client not in novel},
-        *more,
+        None if selection is None else chosen.round,
+        chosen.metrics,
+        {client: value for client, value in chosen.test_accuracy.items() if client not in novel},
+        chosen.metric,
+        chosen.counts,
     )

@@ -74,7 +74,9 @@ class Export:
             raise ConfigError(f"--client: expected one of {names}; found {name!r}")
         with_model = [client for client in chosen if client.row < self.known]
         if not with_model:
-            raise ConfigError(f"--client: {name} joined after round {self.trained.round}, whose models are kept")
+            raise ConfigError(
+                f"--client: {name} joined after round {self.trained.selection.round}, whose models are kept"
+            )
         return with_model
 
     def models(self, clients: Sequence[Client]) -> Iterator[Personal]:
@@ -122,13 +124,13 @@ class Export:
             yield folder, write_model(folder, personal.module, personal.spec, called, *facts)
 
     def _card(self, client: Client, remark: str) -> Card:
-        value, metric = self.trained.test_accuracy.get(client.client_id), self.trained.strategy.metrics[0]
+        value, metric = self.trained.selection.test_accuracy.get(client.client_id), self.trained.strategy.metrics[0]
         scored = "not known" if value is None else f"{scale_of(metric).show(value)} on the client's own test examples"
         origin = {
             "client": client.client_id,
             "strategy": self.trained.config.strategy,
             "run": self.trained.run.resolve().name,
-            "round": f"{self.trained.round} of {self.trained.config.rounds}, selected by validation",
+            "round": f"{self.trained.selection.round} of {self.trained.config.rounds}, selected by validation",
             "examples": f"{client.about.train_examples} for training, on the client",
             f"test {title_of(metric)}": scored,
         }

@@ -1,11 +1,78 @@
-"""The configuration in a run folder. A folder may come from elsewhere, so no code that it names is run unasked."""
+"""What a run folder says of its run beside the lines that grow: configuration, clients, and what validation selected.
 
-from collections.abc import Iterator, Mapping
+A folder may come from elsewhere, so no code that it names is run unasked.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.loop.listener import Selection
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of the roster; `shares` is empty if it did not disclose its classes."""
+
+    name: str
+    row: int
+    examples: int
+    size: str
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Members:
+    """The clients by row, and what they learn. Clients standardise targets by `moments`."""
+
+    clients: Sequence[Member]
+    task: str
+    outputs: int
+    moments: tuple[float, ...]
+
+
+@contextmanager
+def sound(path: Path) -> Iterator[None]:
+    """Raise a ConfigError for what reading a damaged file raises."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r})") from None
+
+
+def read_json(path: Path, otherwise: Any) -> Any:
+    """Return the content of a file, or `otherwise` if it does not exist; ConfigError if it is damaged."""
+    with sound(path):
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else otherwise
+
+
+def read_summary(folder: Path) -> dict[str, Selection]:
+    """Return what validation selected of each strategy that has been evaluated; ConfigError if the file is damaged."""
+    path = folder / "summary.json"
+    with sound(path):
+        return TypeAdapter(dict[str, Selection]).validate_python(read_json(path, {}))
+
+
+def read_members(folder: Path) -> Members:
+    """Return the clients of a run, nobody before its first evaluation; ConfigError if the file is damaged."""
+    path = folder / "roster.json"
+    roster = read_json(path, {"clients": []})
+    with sound(path):
+        entries = sorted(roster["clients"], key=lambda entry: int(entry["row"]))
+        told = next((entry["about"] for entry in entries), {"num_classes": 0})
+        learned = str(told.get("task", "classification")), int(told["num_classes"]), tuple(roster.get("moments", ()))
+        return Members([_member(entry["client_id"], entry["row"], entry["about"]) for entry in entries], *learned)
+
+
+def _member(name: str, row: int, about: Mapping[str, Any]) -> Member:
+    return Member(name, row, about["train_examples"], about["size"], tuple(about.get("class_shares") or ()))
 
 
 def read_config(folder: Path, own_code: bool = True) -> RunConfig:

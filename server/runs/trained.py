@@ -1,6 +1,5 @@
 """A finished run read from its folder: the strategy as it was in the round that validation selected."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.server.loop.admission import Admission
+from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import read_run
-from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.runs.recorded import read_config, read_summary
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
@@ -22,16 +22,14 @@ from hyperbloom.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a run: strategy, tensors and metrics are of the selected round, `test_accuracy` in percent."""
+    """The result of a run: strategy and tensors are of the selected round."""
 
     run: Path
     config: RunConfig
     strategy: Algorithm
     roster: Roster
     tensors: Mapping[str, Tensor]
-    round: int
-    metrics: Mapping[str, float]
-    test_accuracy: Mapping[str, float]
+    selection: Selection
 
     @property
     def scaling(self) -> tuple[Scaling, str]:
@@ -66,12 +64,7 @@ def read_trained(run: Path, check: Callable[[Algorithm], None], own_code: bool =
         raise ConfigError(f"{run / 'roster.json'}: {error}") from None
     if one_model:
         algorithm.restore(tensors)
-    return Trained(run, config, algorithm, roster, tensors, *_selection(run, config.strategy))
-
-
-def _selection(run: Path, strategy: str) -> tuple[int, dict[str, float], dict[str, float]]:
-    try:
-        one = json.loads((run / "summary.json").read_text(encoding="utf-8"))[strategy]
-        return int(one["round"]), dict(one["metrics"]), dict(one["test_accuracy"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {strategy} ({error!r})") from None
+    selection = read_summary(run).get(config.strategy)
+    if selection is None:
+        raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {config.strategy}, found none")
+    return Trained(run, config, algorithm, roster, tensors, selection)

@@ -22,7 +22,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.plugins import Plugin, find_plugin, plugins
 from hyperbloom.server.live.run import CHUNK, LiveRun
 from hyperbloom.server.runs.lines import METRICS, REPORT, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.runs.recorded import read_config, read_summary
 
 BUILT_IN = {
     name: Plugin(name, f"hyperbloom.server.watch.trackers:{kind}", "hyperbloom")
@@ -108,10 +108,9 @@ def follow(folder: Path, spec: str, going: Callable[[], bool]) -> None:
     run.look(float("inf"))
     places = {"folder": folder, "report": folder / REPORT, "models": folder / "models"}
     files = {name: place.resolve().as_uri() for name, place in places.items() if place.exists()}
-    summary = json.loads(path.read_text()) if (path := folder / "summary.json").is_file() else {}
+    summary = read_summary(folder)
     for name, tracker in trackers.items():
-        chosen = summary.get(name, {"metrics": {}, "round": 0})
-        selected = {**chosen["metrics"], "round": chosen["round"]}
+        selected = {**summary[name].metrics, "round": summary[name].round} if name in summary else {"round": 0}
         tracker.end(run.complete, {f"selected/{key}": value for key, value in selected.items()}, files)
 
 

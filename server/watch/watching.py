@@ -1,20 +1,17 @@
 """Follow a run through its files alone: `flower-server watch`."""
 
-import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import claim
-from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.runs.recorded import read_config, read_members, read_summary
 from hyperbloom.server.watch.view import TerminalView, print_line, results_table, results_title
 
 LOOK_EVERY_S = 0.5
@@ -112,9 +109,9 @@ class _Watcher:
             where = f"round {board.done} of {board.rounds} of {board.name}"
             print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
             return
-        results, examples = _results(self.folder)
-        if results:
+        if results := read_summary(self.folder):
             print_line(console, results_title(results))
+            examples = {client.name: client.examples for client in read_members(self.folder).clients}
             console.print(results_table(results, examples))
 
 
@@ -123,13 +120,3 @@ def _clock(moment: str) -> str:
         return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S")
     except ValueError:
         return moment
-
-
-def _results(folder: Path) -> tuple[Mapping[str, Selection], Mapping[str, int]]:
-    try:
-        summary = json.loads((folder / "summary.json").read_text())
-        clients = json.loads((folder / "roster.json").read_text())["clients"]
-        results = {name: Selection(**each) for name, each in summary.items()}
-        return results, {each["client_id"]: each["about"]["train_examples"] for each in clients}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{folder}: summary.json or roster.json is damaged ({error!r})") from None

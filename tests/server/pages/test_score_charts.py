@@ -9,6 +9,7 @@ import torch
 from hyperbloom.common.tasks import TaskSpec, make_task
 from hyperbloom.server.pages.report_data import RunData
 from hyperbloom.server.pages.score_charts import score_charts
+from hyperbloom.server.runs.recorded import Members
 
 
 def run(name: str, outputs: torch.Tensor, labels: torch.Tensor, moments: tuple[float, ...] = ()) -> RunData:
@@ -17,7 +18,7 @@ def run(name: str, outputs: torch.Tensor, labels: torch.Tensor, moments: tuple[f
     task = make_task(TaskSpec(name, moments[:half], moments[half:]))
     counts = task.measure(task.answers(outputs), labels, width, list(task.metrics)).counts
     main = SimpleNamespace(counts=counts)
-    return cast(RunData, SimpleNamespace(main=main, task=name, outputs=width, moments=moments))
+    return cast(RunData, SimpleNamespace(main=main, members=Members([], name, width, moments)))
 
 
 def test_perfect_scores_are_a_corner_and_calibrated() -> None:

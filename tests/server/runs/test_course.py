@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.course import read_course
 
 LINES = [
@@ -17,8 +18,8 @@ LINES = [
 
 def test_an_evaluation_beside_the_rounds_counts_for_the_curve_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    summary = {"round": 1, "metrics": {"test_mean": 50.0}, "test_accuracy": {"a": 40.0, "b": 60.0, "new": 10.0}}
-    course = read_course("pfedhn", tmp_path, summary, novel={"new"})
+    selection = Selection(1, {"test_mean": 50.0}, {"a": 40.0, "b": 60.0, "new": 10.0})
+    course = read_course("pfedhn", tmp_path, selection, novel={"new"})
     assert [line["round"] for line in course.rounds] == [1, 2]
     assert (course.seconds, course.trained, course.curve) == (3.0, 5, {1: 50.0})
     assert course.bytes_each("down") == pytest.approx(200)

@@ -8,7 +8,10 @@ import pytest
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.cli import main
-from hyperbloom.server.runs.recorded import read_config
+from hyperbloom.server.runs.recorded import Members, read_config, read_members, read_summary
+
+from ..conftest import ABOUT
+from ..recorded import Recording
 
 NAMED = [
     {"strategy": "evil:Strategy"},
@@ -55,3 +58,39 @@ def test_no_command_imports_from_a_folder_unasked(
     assert not Path("imported").exists() and "evil" not in sys.modules
     assert main([*command, str(run), "--own-code"]) == 2
     assert Path("imported").exists() or command == ["--resume"]  # that finds no checkpoint
+
+
+def test_before_the_first_evaluation_nobody_is_known_and_nothing_is_selected(tmp_path: Path) -> None:
+    assert read_summary(tmp_path) == {}
+    assert read_members(tmp_path) == Members([], "classification", 0, ())
+
+
+def test_what_validation_selected_and_the_clients_are_as_they_were_written(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, names=("b", "a"), shares=((0.25, 0.75), (1.0, 0.0)))
+    recording.whole()
+    found = read_summary(tmp_path)
+    assert list(found) == ["pfedhn", "local"] and found["pfedhn"].round == 6
+    assert found["pfedhn"].test_accuracy == {"b": 60.0, "a": 61.0}
+    members = read_members(tmp_path)
+    assert [(each.name, each.row, each.shares) for each in members.clients] == [
+        ("b", 0, (0.25, 0.75)),
+        ("a", 1, (1.0, 0.0)),
+    ]
+    assert {each.examples for each in members.clients} == {ABOUT.train_examples}
+    assert (members.task, members.outputs) == (ABOUT.task, ABOUT.num_classes)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", '{"pfedhn": {"round": "x", "metrics": {}, "test_accuracy": {}}}'),
+        ("summary.json", '{"pfedhn": {"round": 1}}'),
+        ("roster.json", '{"clients": [{}]}'),
+        ("roster.json", "[]"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=f"{file} is damaged"):
+        (read_summary(tmp_path), read_members(tmp_path))
