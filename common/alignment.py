@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hyperbloom.common.cka import Kernel, centred, centred_gram, cka, gram, linear_cka, linear_factor, unit
+from hyperbloom.common.cka import centred, linear_factor
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
@@ -73,28 +73,9 @@ def factor_of(features: Tensor, columns: int) -> Tensor:
     return _narrowed(centred(features), columns)
 
 
-def mean_factor(factors: Sequence[Tensor], kernel: Kernel, bandwidth: float, columns: int) -> Tensor:
+def mean_factor(factors: Sequence[Tensor], columns: int) -> Tensor:
     """Return a factor `(n, <= columns)` of the mean of kernel matrices, each of norm 1; it is centred and of norm 1."""
-    if kernel == "linear":
-        return linear_factor(_narrowed(torch.cat([linear_factor(f) for f in factors], 1), columns))
-    mean = torch.stack([unit(centred_gram(gram(kernel, f, bandwidth))) for f in factors]).sum(0)
-    return linear_factor(_root(mean, columns))
-
-
-def distance(kernel: Kernel, bandwidth: float, features: Tensor, target: Tensor, target_is_gram_factor: bool) -> Tensor:
-    """Return `1 - CKA` of features `(n, d)` and a target, as a scalar.
-
-    Args:
-        kernel: kernel of the features.
-        bandwidth: bandwidth of the rbf kernel.
-        features: the client's features, which receive gradients.
-        target: `(n, r)`: a factor of a kernel matrix, or another network's features.
-        target_is_gram_factor: whether `target` is a factor. For linear kernels both are the same.
-    """
-    if kernel == "linear":
-        return 1 - linear_cka(features, target)
-    other = gram("linear" if target_is_gram_factor else kernel, target, bandwidth)
-    return 1 - cka(gram(kernel, features, bandwidth), other)
+    return linear_factor(_narrowed(torch.cat([linear_factor(f) for f in factors], 1), columns))
 
 
 def factor_weights(factor: Tensor) -> Weights:

@@ -6,23 +6,15 @@ https://arxiv.org/abs/1905.00414. With `n x n` kernel matrices `K` and `L` and `
     HSIC(K, L) = tr(K H L H) / (n - 1)^2
     CKA(K, L)  = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))            between 0 and 1
 
-linear: `K = A A^T` of features `A` `(n, d)`. With centred columns `tr(K H L H) = ||A^T B||_F^2`, which needs no `n x n`
-matrix. The sum of kernels `sum_j w_j A_j A_j^T` is the kernel of the joined features `[sqrt(w_1) A_1, ...]`.
+Kernels are linear, `K = A A^T` of features `A` `(n, d)`. With centred columns `tr(K H L H) = ||A^T B||_F^2`. That needs
+no `n x n` matrix. The sum of kernels `sum_j w_j A_j A_j^T` is that of the joined features `[sqrt(w_1) A_1, ...]`.
 
-rbf: `K_pq = exp(-|a_p - a_q|^2 / (2 s^2 m))`, with `s` the bandwidth and `m` the median of the squared distances
-between different rows, as in the paper. The median makes the kernel invariant to isotropic scaling. Gradients pass
-through `m`.
-
-Both are invariant to orthogonal maps and isotropic scaling of the features, but not to invertible maps in general.
-For constant representations, such as zeros, CKA and its gradient are 0.
+CKA is invariant to orthogonal maps and isotropic scaling of the features, but not to invertible maps in general. For
+constant representations, such as zeros, CKA and its gradient are 0.
 """
-
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-Kernel = Literal["linear", "rbf"]
 
 ROUNDING = 8.0
 """Variation, in units in the last place of the largest value, that counts as a rounding error of the mean."""
@@ -31,10 +23,10 @@ ROUNDING = 8.0
 def centred(features: Tensor) -> Tensor:
     """Return features `(n, d)` with columns of mean zero; exact zeros if only rounding errors vary."""
     made = features - features.mean(0, keepdim=True)
-    return _unless_rounding(made, features)
+    return unless_rounding(made, features)
 
 
-def _unless_rounding(made: Tensor, of: Tensor) -> Tensor:
+def unless_rounding(made: Tensor, of: Tensor) -> Tensor:
     """Return `made`, which is `of` minus means, or zeros if it holds rounding errors only."""
     floor = ROUNDING * torch.finfo(of.dtype).eps * of.detach().abs().amax()
     return torch.where(made.detach().abs().amax() <= floor, torch.zeros_like(made), made)
@@ -73,38 +65,3 @@ def _overlap(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[1] * b.shape[1] <= len(a) ** 2:
         return (a.T @ b).square().sum()
     return ((a @ a.T) * (b @ b.T)).sum()
-
-
-# ---------------------------------------------------------------------- with kernel matrices
-
-
-def cka(k: Tensor, other: Tensor) -> Tensor:
-    """Return the CKA of two symmetric kernel matrices `(n, n)`, as a scalar."""
-    k, other = unit(centred_gram(k)), unit(centred_gram(other))
-    return (k * other).sum()
-
-
-def centred_gram(k: Tensor) -> Tensor:
-    """Return `H K H` `(n, n)`; exact zeros if it holds rounding errors only."""
-    made = k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
-    return _unless_rounding(made, k)
-
-
-def rbf_gram(features: Tensor, bandwidth: float = 1.0) -> Tensor:
-    """Return the kernel matrix `(n, n)` of features `(n, d)`, `n` at least 2; ones if the features do not vary."""
-    made = unit(centred(features))
-    squares = made.square().sum(1)
-    distances = (squares[:, None] + squares - 2 * made @ made.T).clamp_min(0)
-    n = len(made)
-    # Count each pair once, and leave out the diagonal, which is zero up to rounding.
-    median = distances[*torch.triu_indices(n, n, 1, device=made.device)].median()
-    # If most rows are equal, the median is 0, and the mean measures the distance of the others.
-    spread = torch.where(median > 0, median, distances.mean())
-    none = spread == 0
-    exponent = distances / (-2 * bandwidth**2 * torch.where(none, 1.0, spread))
-    return torch.where(none, torch.ones_like(exponent), exponent.exp())
-
-
-def gram(kernel: Kernel, features: Tensor, bandwidth: float = 1.0) -> Tensor:
-    """Return the kernel matrix `(n, n)` of features `(n, d)`."""
-    return features @ features.T if kernel == "linear" else rbf_gram(features, bandwidth)

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from hyperbloom.common.cka import Kernel
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import WireError
 
@@ -123,8 +122,6 @@ class Aligned(Method):
     private: ClassVar[tuple[str, ...]] = ("none", "copy", "all")
     kind: Literal["aligned"] = "aligned"
     eta: Share
-    kernel: Kernel
-    bandwidth: Rate
     reference: str  # digest of the reference set
     rows: Positive  # number of its inputs in this round
     draw: int  # seed that selects them

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from hyperbloom.common import alignment
 from hyperbloom.common.alignment import LARGEST_REFERENCE, check_factor, widest
-from hyperbloom.common.cka import Kernel
-from hyperbloom.common.config import Rate, Section, Share
+from hyperbloom.common.config import Section, Share
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.methods import Aligned
@@ -66,8 +65,6 @@ class FedHeNNOptions(Section):
     growth: Literal["linear", "sqrt", "constant"] = Field(
         "linear", description="eta in round t: eta * t, eta * sqrt(t), or eta"
     )
-    kernel: Kernel = Field("linear", description="linear or rbf")
-    bandwidth: Rate = Field(1.0, description="of the rbf kernel, in root median squared distances")
 
 
 class FedHeNNHomogeneousOptions(FedHeNNOptions):
@@ -146,14 +143,7 @@ class _OverReference(Algorithm):
 
     def method(self, number: int) -> Aligned:
         """Return the alignment method of round `number`."""
-        return Aligned(
-            eta=self.eta(number),
-            kernel=self.options.kernel,
-            bandwidth=self.options.bandwidth,
-            reference=self.reference,
-            rows=self.rows,
-            draw=self.draw(number),
-        )
+        return Aligned(eta=self.eta(number), reference=self.reference, rows=self.rows, draw=self.draw(number))
 
     def send(self, clients: Sequence[Client]) -> Exchanges[list[Client]]:
         """Send the set to those of `clients` that lack it; return all of them that have it afterwards."""
@@ -208,10 +198,7 @@ class FedHeNN(_OverReference):
         if self.eta(turn.number) > 0:
             factors = yield from self._represent(turn, (yield from self.send(turn.candidates)))
             if factors:
-                rows, options = self.rows, self.options
-                self._target = alignment.mean_factor(
-                    [*factors.values()], options.kernel, options.bandwidth, widest(rows)
-                )
+                self._target = alignment.mean_factor([*factors.values()], widest(self.rows))
             there = [client for client in there if client.row in factors]
         # Orders carry the mean kernel's factor.
         size = 0 if self._target is None else self.rows * widest(self.rows)

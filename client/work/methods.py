@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, start, take_steps, train
-from hyperbloom.common.alignment import check_factor, distance
+from hyperbloom.common.alignment import check_factor
+from hyperbloom.common.cka import linear_cka
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
@@ -167,18 +168,24 @@ def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Froz
 
 
 def aligned(
-    network: Network, data: Examples, sgd: SGD, seed: int, settings: Aligned, likeness: Likeness | None = None
+    network: Network,
+    data: Examples,
+    sgd: SGD,
+    seed: int,
+    settings: Aligned,
+    likeness: Likeness | None = None,
+    similarity: Callable[[Tensor, Tensor], Tensor] = linear_cka,
 ) -> float:
     """SGD on the loss plus `eta (1 - CKA)`, with all of the round's reference inputs in each step (FedHeNN).
 
     A private copy gets the trained weights.
     """
-    apart = _distance(network.module, data, settings, likeness) if settings.eta else None
+    pair = _representations(network.module, data, likeness) if settings.eta else None
 
     def align() -> Tensor | None:
-        if apart is None:
+        if pair is None:
             return None
-        penalty = settings.eta * apart()
+        penalty = settings.eta * (1 - similarity(*pair()))
         penalty.backward()
         return penalty.detach()
 
@@ -188,8 +195,10 @@ def aligned(
     return loss
 
 
-def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Likeness | None) -> Callable[[], Tensor]:
-    """Return a function that computes the distance of the module's representations to their target."""
+def _representations(
+    module: nn.Module, data: Examples, likeness: Likeness | None
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Return a function that computes the module's representations, and returns them with their target."""
     if likeness is None:
         raise WireError("order: expected reference inputs, found none")
     inputs, factor = likeness[0].to(data.inputs), likeness[1]
@@ -199,9 +208,7 @@ def _distance(module: nn.Module, data: Examples, settings: Aligned, likeness: Li
     else:
         with torch.no_grad():
             target = represent(module, last, inputs).clone()
-    return lambda: distance(
-        settings.kernel, settings.bandwidth, represent(module, last, inputs), target, factor is not None
-    )
+    return lambda: (represent(module, last, inputs), target)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import pytest
 
+from figures.fedhenn_rbf import AlignedRBF
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import (
     METHODS,
@@ -25,7 +26,8 @@ EXAMPLES: list[Method] = [
     PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
     PFedMe(lamda=15.0, inner_steps=5, inner_rate=0.05),
     Frozen(names=("fc1.weight", "fc1.bias")),
-    Aligned(eta=0.1, kernel="rbf", bandwidth=0.5, reference="d1ce", rows=500, draw=3),
+    Aligned(eta=0.1, reference="d1ce", rows=500, draw=3),
+    AlignedRBF(eta=0.1, reference="d1ce", rows=500, draw=3),
 ]
 
 

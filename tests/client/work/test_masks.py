@@ -62,7 +62,7 @@ TRAIN: dict[str, Any] = {
 }
 
 
-ALIGNED = Aligned(eta=1.0, kernel="linear", bandwidth=1.0, reference="d", rows=2, draw=0)
+ALIGNED = Aligned(eta=1.0, reference="d", rows=2, draw=0)
 
 
 class Four:

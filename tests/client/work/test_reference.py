@@ -36,7 +36,7 @@ ROWS = INPUTS[draw_rows(30, 12, 7)]
 
 
 def method(**changes: Any) -> Aligned:
-    values: dict[str, Any] = {"eta": 2.0, "kernel": "linear", "bandwidth": 1.0}
+    values: dict[str, Any] = {"eta": 2.0}
     return Aligned(**values | {"reference": DIGEST, "rows": 12, "draw": 7} | changes)
 
 
