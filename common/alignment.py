@@ -99,29 +99,15 @@ def check_factor(weights: Weights | None, rows: int) -> Tensor:
 
 
 def _narrowed(factor: Tensor, columns: int) -> Tensor:
-    """Return a factor `(n, <= columns)` of `F F^T`: `F` itself if it is narrow enough."""
+    """Return a factor `(n, <= columns)` of `F F^T`, leading directions first: `F` itself if it is narrow enough."""
     rows, width = factor.shape
     if width <= columns:
         return factor
     if rows <= EXACT:
-        return _root(factor @ factor.T, columns)
-    left, values = _leading(factor, columns)
-    return left * values
-
-
-def _root(k: Tensor, columns: int) -> Tensor:
-    """Return a factor `(n, <= columns)` of a positive semi-definite matrix `(n, n)`, leading directions first."""
-    if len(k) <= EXACT:
-        values, vectors = torch.linalg.eigh(k.double())
-        exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(k.dtype)
+        values, vectors = torch.linalg.eigh((factor @ factor.T).double())
+        exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(factor.dtype)
         return exact
-    left, values = _leading(k, columns)
-    return left * values.sqrt()
-
-
-def _leading(matrix: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Return the `columns` leading left singular vectors `(n, columns)` of a matrix, and their singular values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same cut on both sides and in every run
-        left, values, _ = torch.svd_lowrank(matrix, min(columns + SPARE, *matrix.shape))
-    return left[:, :columns], values[:columns]
+        left, values, _ = torch.svd_lowrank(factor, min(columns + SPARE, *factor.shape))
+    return left[:, :columns] * values[:columns]
