@@ -3,7 +3,7 @@
 `STATE/releases.json` counts it:
 
     changes    changes of weights, also with noise or masks, and what some strategies send in addition: descriptors and
-               gradients of an encoder, moments of features, representations
+               gradients of an encoder, representations
     scores     losses and numbers of correct answers of models that training examples have shaped on this machine
 
 The client counts over all runs and servers and never counts down, also after a restart or a server's rewind. It writes

@@ -28,8 +28,6 @@ KINDS = {
     "train.describe": "descriptors of inputs, and gradients of their encoder",
     "train.backprop": "descriptors of inputs, and gradients of their encoder",
     "query.represent": "what the network makes of public inputs",
-    "evaluate.moments": "means and covariances of features",
-    "evaluate.errors": "how often others' classifiers err",
     "failed": "reasons why an order could not be carried out",
 }
 """What the answers to each type of order hold, as docs/privacy.md lists it."""
