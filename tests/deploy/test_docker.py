@@ -37,7 +37,8 @@ def test_hadolint_finds_nothing() -> None:
 def test_the_image_needs_nothing_but_its_base() -> None:
     lines = COMPOSE.with_name("Dockerfile").read_text().splitlines()
     assert not any(line.lower().replace(" ", "").startswith("#syntax=") for line in lines)
-    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"python:3.11-slim"}
+    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"$PYTHON"}
+    assert "ARG PYTHON=python:3.11-slim" in lines[: lines.index("FROM $PYTHON AS libraries")]
 
 
 def test_scripts_are_shell() -> None:
