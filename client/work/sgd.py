@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hyperbloom.client.work.precision import forward
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import SGD
@@ -128,7 +129,7 @@ def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Te
     """Compute the gradient of the loss on the examples `batch` into `parts`, and return the loss as a scalar."""
     for part in parts:
         part.gradient.zero_()
-    loss = data.loss(module(data.inputs[batch]), batch)
+    loss = data.loss(forward(module, data.inputs[batch]), batch)
     loss.backward()
     return loss.detach()
 
