@@ -14,7 +14,7 @@ LARGE = 10_000_000
 def gains_by_half(device: torch.device) -> bool:
     """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
