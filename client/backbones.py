@@ -7,10 +7,8 @@ from typing import Any
 import click
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, ModelError
+from hyperbloom.common.handout import PATTERNS
 from hyperbloom.common.program.commands import FOLDER, Flag, command, group
-
-PATTERNS = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", "*.model"]
-"""What is fetched: weights as safetensors, descriptions and tokenizers. No code, no pickles."""
 
 _ROOT = Flag("--root", "where networks are", type=FOLDER, show_default="$HYPERBLOOM_BACKBONES or ~/.cache/hyperbloom")
 _SHAPE = Flag("--input-shape", "of the data, such as 3,32,32", show_default="the network's own", metavar="C,H,W")
@@ -36,7 +34,7 @@ def _get(name: str, revision: str | None, root: Path | None) -> None:
         raise ModelError("backbone get: needs huggingface_hub: pip install 'hyperbloom[backbone]'") from None
     folder = _root(root) / name.replace("/", "--")
     try:
-        huggingface_hub.snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=PATTERNS)
+        huggingface_hub.snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=list(PATTERNS))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise ConnectionFailed(f"cannot fetch {name}: {describe(error)[:300]}") from None
     print(f"{folder}: {_told(folder, None)}")

@@ -12,6 +12,7 @@ import click
 
 from hyperbloom.client import flags as shared
 from hyperbloom.client.commands import COMMANDS, WEB
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 from hyperbloom.common.program.names import check_name, default_state_dir
 
@@ -37,6 +38,7 @@ _FLAGS = [
         Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
         Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all cores"),
         Flag("--low-memory", "page examples in from the disk", is_flag=True),
+        Flag("--fetch-backbone", "first fetch --backbone FOLDER from the server, if it lets", is_flag=True),
         shared.SIZE,
         Flag("--state-dir", "identity and personal classifier live here", type=FOLDER),
         Flag("--stay", "wait for the next run when one is over", is_flag=True),
@@ -134,6 +136,12 @@ def _join(flags: Mapping[str, Any]) -> None:
     settings = ClientSettings(**own | {"data": shared.data_spec(flags)})
     link = shared.make_link(flags)
     config = settings.to_node_config()
+    if flags["fetch_backbone"]:
+        from hyperbloom.client.link.handout import fetch_backbone
+
+        if not settings.data.backbone or link.stock:
+            raise ConfigError("--fetch-backbone: expected with --backbone FOLDER, at a server of ours")
+        fetch_backbone(link, Path(settings.data.backbone))
     # Load the client before connecting. The app finds it in the cache, because it takes the same way to the settings.
     worker = client_for(ClientSettings.from_node_config(config))
     with ExitStack() as stack:

@@ -93,6 +93,7 @@ _FLAGS = [
         Flag("--workers", "with --engine inline: processes that train clients", type=click.IntRange(1), default=1),
         Flag("--local-clients", "start so many clients beside the server", default=0),
         Flag("--superlink", _SUPERLINK, metavar="HOST:PORT"),
+        Flag("--serve-backbone", "let clients fetch the run's backbone (flower-client --fetch-backbone)", is_flag=True),
     ),
     *LISTENING,
     *section(
@@ -177,8 +178,8 @@ def _config(flags: dict[str, Any]) -> "RunConfig":
 
 def _check(config: "RunConfig", machines: "Machines") -> None:
     """Raise a ConfigError for flags that contradict each other."""
-    if machines.superlink and (machines.engine != "grpc" or machines.local_clients):
-        raise ConfigError("--superlink: expected with --engine grpc and without --local-clients")
+    if machines.superlink and (machines.engine != "grpc" or machines.local_clients or machines.serve_backbone):
+        raise ConfigError("--superlink: expected with --engine grpc, without --local-clients and --serve-backbone")
     if machines.vectorise is not None and machines.engine != "inline":
         raise ConfigError(f"--vectorise: expected with --engine inline, found --engine {machines.engine}")
     if machines.workers > 1 and (machines.engine != "inline" or machines.vectorise):

@@ -129,6 +129,11 @@ class Connection:
                 ((name, contents[name]) for name in response.objects_to_push), push
             )
 
+    def piece(self, name: str) -> bytes | None:
+        """Return what a server of ours has under a name of `common/handout.py`; None if it has nothing."""
+        response = self._call("PullObject", flower.PullObjectRequest(node=self._node, object_id=name), ANSWER_S)
+        return bytes(response.object_content) if response.object_found else None
+
     @property
     def _node(self) -> flower.Node:
         return flower.Node(node_id=self.node_id)

@@ -65,7 +65,7 @@ def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = F
 
 def _serve(link: Link, app: App, node_config: dict[str, Any]) -> None:
     """Hold one session with the SuperLink and return when it is lost."""
-    connection = Connection(link, _retries(link))
+    connection = Connection(link, retries_of(link))
     try:
         try:
             connection.open()
@@ -122,7 +122,7 @@ class _Session:
         raise _Finished
 
 
-def _retries(link: Link) -> flower.RetryInvoker:
+def retries_of(link: Link) -> flower.RetryInvoker:
     """Return retries that never end while the server is away or too busy, and give up at once on permanent errors.
 
     A failed TLS handshake is retried unless its reason is one of `REASONS`, because a server under attack also breaks

@@ -11,7 +11,9 @@ from typing import cast
 import grpc
 
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
+from hyperbloom.common.handout import LIST
 from hyperbloom.server.broker import flower
+from hyperbloom.server.broker.handout import Handout
 from hyperbloom.server.broker.limits import MOST_OBJECTS, MOST_REPLIES, Reply, Store
 from hyperbloom.server.broker.state import State
 
@@ -21,8 +23,9 @@ LONGEST_WAIT_S = 60.0
 class Fleet(flower.FleetServicer):
     """Flower's servicer with limits."""
 
-    def __init__(self, factory: flower.LinkStateFactory, has_keys: bool) -> None:
+    def __init__(self, factory: flower.LinkStateFactory, has_keys: bool, handout: Handout | None = None) -> None:
         super().__init__(factory, factory.objectstore_factory, has_keys)
+        self.handout = handout
         self.state = cast(State, factory.state())
         self.store = cast(Store, self.state.object_store)
         self._replies: dict[str, Reply] = {}  # by session
@@ -86,6 +89,14 @@ class Fleet(flower.FleetServicer):
                 flower.PushObjectRequest(run_id=run_id, session_id=session, object_id=name, object_content=content),
                 context,
             )
+
+    def PullObject(self, request: flower.PullObjectRequest, context: grpc.ServicerContext) -> flower.PullObjectResponse:
+        """Return an object of an order, or a piece of the backbone."""
+        if not request.object_id.startswith(LIST):
+            return super().PullObject(request, context)
+        piece = self.handout.answer(request.object_id, request.node.node_id) if self.handout else None
+        found = piece is not None
+        return flower.PullObjectResponse(object_found=found, object_available=found, object_content=piece or b"")
 
     def PushObject(self, request: flower.PushObjectRequest, context: grpc.ServicerContext) -> flower.PushObjectResponse:
         """Accept an object of an announced reply."""

@@ -19,6 +19,7 @@ from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.flower import add_FleetServicer_to_server
+from hyperbloom.server.broker.handout import Handout
 from hyperbloom.server.broker.hosted import Hosted
 from hyperbloom.server.broker.log import follow
 from hyperbloom.server.broker.port import Connections, fleet_server
@@ -52,13 +53,15 @@ def superlink(
     files: Certificates | None = None,
     tell: Callable[[str], None] = lambda text: None,
     keys: Path | None = None,
+    backbone: Path | None = None,
 ) -> Iterator[LiveGrid]:
     """Open a SuperLink whose Fleet API listens at `fleet_address`; yield the grid of a fresh run on it.
 
     Without `files` it is in plain text, for clients without keys; `keys` is one more registry. `tell` receives a
-    line for each refused caller, in another thread.
+    line for each refused caller, in another thread. `backbone` is a folder that clients may fetch.
 
     Raises:
+        ConfigError: the backbone is no such folder.
         ConnectionFailed: the port is taken.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,8 @@ def superlink(
     invitations = Invitations(files) if files else None
     door = Door(factory, who, connections, server_of(files.ca if files else None), invitations)
     with follow(folder / "superlink.log", tell):
-        served = (Fleet(factory, bool(registries)), add_FleetServicer_to_server)
+        fleet = Fleet(factory, bool(registries), Handout(backbone) if backbone else None)
+        served = (fleet, add_FleetServicer_to_server)
         server = fleet_server(served, fleet_address, tls, [door], connections)
         server.start()
         looks = threading.Thread(target=_look, args=(who, door, connections, over), daemon=True)

@@ -64,7 +64,7 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
         return
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
     keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")
-    with open_superlink(machines, folder, say, tell, keys) as grid:
+    with open_superlink(machines, folder, say, tell, keys, config.backbone) as grid:
         if len(settings) < config.clients and not machines.superlink:
             first, last = config.part(len(settings))[0], config.part(config.clients - 1)[0]
             say(f"run this on each machine, NAME its own and I {f'from {first} to' if first < last else '='} {last}:")

@@ -61,6 +61,7 @@ class Machines(Section):
     metrics_port: str | None = None
     web: str | None = None
     track: tuple[str, ...] = ()
+    serve_backbone: bool = False
 
     @field_validator("host", mode="before")
     @classmethod
@@ -175,9 +176,11 @@ def check_port(host: str, port: int) -> None:
 
 @contextmanager
 def open_superlink(
-    machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None
+    machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None, backbone: str | None = None
 ) -> Iterator["LiveGrid"]:
     """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; yield its grid.
+
+    With `machines.serve_backbone`, clients may fetch the folder `backbone`.
 
     With `machines.superlink`, the grid is that of a run on the SuperLink there.
     """
@@ -194,7 +197,10 @@ def open_superlink(
     if not files and not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
     say(f"listening at {machines.host}:{machines.port}")
-    with superlink(f"{machines.host}:{machines.port}", folder, __version__, files, tell, keys) as grid:
+    if machines.serve_backbone and not backbone:
+        raise ConfigError("--serve-backbone: expected the run's backbone: --set backbone=FOLDER")
+    served = Path(backbone) if backbone and machines.serve_backbone else None
+    with superlink(f"{machines.host}:{machines.port}", folder, __version__, files, tell, keys, served) as grid:
         yield grid
 
 

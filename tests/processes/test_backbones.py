@@ -1,6 +1,7 @@
 """Two clients with a pretrained network: trained over gRPC, resumed, refused with another one, and read by peft."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,36 @@ def test_two_clients_adapt_their_backbone(
         adapter = load_file(run / "models" / name / "adapter/adapter_model.safetensors")
         assert any(tensor.any() for key, tensor in adapter.items() if "lora_B" in key)
     assert not torch.equal(*logits)
+
+
+def test_a_client_without_the_backbone_fetches_it_and_goes_on_after_a_kill(
+    site: Site, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    backbone = image_folder(site.folder / "backbone")
+    (backbone / "notes.json").write_bytes(np.random.default_rng(0).bytes(100_000_000))  # long enough to be killed in
+    (backbone / "code.py").write_text("raise SystemExit")
+    (file, _), fetched = write_examples(site.folder, (1, 8, 8), VOCABULARY), site.folder / "fetched"
+    flags = ["--strategy", "pfedhn", "--clients", "1", "--cohort", "1", "--rounds", "2", "--serve-backbone"]
+    options = ["adapt=lora:r=4", f"backbone={backbone}", "hidden_dim=8", "local.steps=5"]
+    server = site.server(*flags, *(word for option in options for word in ("--set", option)))
+    arguments = ["--data", file, "--backbone", str(fetched), "--fetch-backbone"]
+    client, part = site.client("c0", *arguments), fetched / "notes.json.part"
+    until(lambda: part.exists() and part.stat().st_size > 0, "the first pieces")
+    client.kill()
+    assert part.exists(), client.output
+    client = site.client("c0", *arguments)
+    assert server.wait() == 0, server.output
+    assert client.wait() == 0
+    there = re.search(r"fetching the backbone into \S+: ([0-9.]+) MB, and ([0-9.]+) MB are here", client.output)
+    assert there and float(there[2]) > 4 and float(there[1]) + float(there[2]) == pytest.approx(100, abs=1)
+    names = sorted(path.name for path in backbone.iterdir() if path.suffix != ".py")
+    assert sorted(path.name for path in fetched.iterdir()) == names
+    assert all((fetched / name).read_bytes() == (backbone / name).read_bytes() for name in names)
+
+
+def test_a_server_that_hands_out_nothing_says_so(site: Site) -> None:
+    file, _ = write_examples(site.folder, (1, 8, 8), VOCABULARY)
+    site.server("--strategy", "fedavg", "--clients", "2", "--cohort", "1", "--rounds", "1")
+    client = site.client("c0", "--data", file, "--backbone", str(site.folder / "none"), "--fetch-backbone")
+    assert client.wait() == 5
+    assert "hands out no backbone (flower-server --serve-backbone)" in client.output

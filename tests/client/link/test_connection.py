@@ -18,7 +18,7 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import N
 
 from hyperbloom.client.link import connection as client_connection
 from hyperbloom.client.link.connection import Connection
-from hyperbloom.client.link.runtime import _retries
+from hyperbloom.client.link.runtime import retries_of
 from hyperbloom.client.link.server import Link, explanation
 from hyperbloom.common.enclosed import MOST_ENCLOSED
 from hyperbloom.common.secrecy.keys import make_key, public_pem, server_of
@@ -92,7 +92,7 @@ def serving(*args: Any) -> Iterator[Server]:
 
 @contextmanager
 def session(link: Link) -> Iterator[Connection]:
-    connection = Connection(link, _retries(link))
+    connection = Connection(link, retries_of(link))
     try:
         connection.open()
         yield connection

@@ -22,7 +22,7 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.link import runtime
-from hyperbloom.client.link.runtime import _Finished, _retries, _Session, run_client
+from hyperbloom.client.link.runtime import _Finished, _Session, retries_of, run_client
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
 from hyperbloom.common.wire.orders import Greeting, Notice
@@ -83,7 +83,7 @@ def failing(*errors: Exception) -> Callable[[], str]:
 
 def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
     waits: list[float] = []
-    retries = _retries(LINK)
+    retries = retries_of(LINK)
     retries.wait_function = waits.append
     retries.jitter = None
     errors = [Lost(grpc.StatusCode.UNAVAILABLE, "connection refused") for _ in range(40)]
@@ -107,14 +107,14 @@ def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.Lo
     ],
 )
 def test_a_server_under_attack_is_asked_again_until_it_answers(error: Exception) -> None:
-    retries = _retries(Link("127.0.0.1:1"))
+    retries = retries_of(Link("127.0.0.1:1"))
     retries.wait_function = lambda seconds: None
     assert retries.invoke(failing(*[error] * 40)) == "answer, 0 errors left"
 
 
 def test_an_answer_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hyperbloom.client"):
-        assert _retries(LINK).invoke(failing()) == "answer, 0 errors left"
+        assert retries_of(LINK).invoke(failing()) == "answer, 0 errors left"
     assert caplog.records == []
 
 
@@ -132,7 +132,7 @@ def test_an_answer_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) ->
     ],
 )
 def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) -> None:
-    retries = _retries(LINK)
+    retries = retries_of(LINK)
     waits: list[float] = []
     retries.wait_function = waits.append
     with pytest.raises(type(error)) as caught:
@@ -415,7 +415,7 @@ def test_a_handshake_that_fails_says_why(connect: Callable[..., Any], error: str
 
 
 def test_a_clock_that_is_wrong_is_told_and_may_be_set(caplog: pytest.LogCaptureFixture) -> None:
-    retries = _retries(LINK)
+    retries = retries_of(LINK)
     retries.wait_function = lambda seconds: None
     wrong = Lost(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp: the clock is 70 s ahead")
     with caplog.at_level(logging.INFO, "hyperbloom.client"):
@@ -498,9 +498,9 @@ def test_plain_text_at_a_tls_port_is_told_at_once_and_a_server_that_is_away_is_n
     )
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        retries = _retries(Link(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True))
+        retries = retries_of(Link(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True))
         assert retries.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "refused"))) == "answer, 0 errors left"
-    secure = _retries(Link(f"127.0.0.1:{tls_port}"))
+    secure = retries_of(Link(f"127.0.0.1:{tls_port}"))
     assert secure.invoke(failing(Lost(grpc.StatusCode.UNAVAILABLE, "Socket closed"))) == "answer, 0 errors left"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.client.link.connection import Connection
-from hyperbloom.client.link.runtime import _retries
+from hyperbloom.client.link.runtime import retries_of
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.server.broker.superlink import free_port, superlink
@@ -16,7 +16,7 @@ def test_a_client_finds_it_and_its_port_is_free_afterwards(tmp_path: Path) -> No
     link = Link(address, insecure=True)
     for name in ("first", "second"):
         with superlink(address, tmp_path / name, "0.1.0") as grid:
-            client = Connection(link, _retries(link))
+            client = Connection(link, retries_of(link))
             client.open()
             assert grid.get_node_ids() == [client.node_id]
             client.close()

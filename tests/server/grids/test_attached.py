@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from benchmarks.supernodes import stock_superlink
 from hyperbloom.client.link.connection import Connection
-from hyperbloom.client.link.runtime import _retries
+from hyperbloom.client.link.runtime import retries_of
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.server.broker.flower import TaskIdentity
@@ -47,7 +47,7 @@ def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
     fleet, api = addresses
     link = Link(fleet, insecure=True)
     with attached(api, "0.1.0") as grid:
-        client = Connection(link, _retries(link))
+        client = Connection(link, retries_of(link))
         client.open()
         assert list(grid.get_node_ids()) == [client.node_id]
         assert play(grid, client, b"first").content["a"]["b"] == b"first"
