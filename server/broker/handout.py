@@ -25,10 +25,10 @@ class Handout:
         self._files = {path.name: path for path in files if travels(path.name) and path.is_file()}
         if not self._files:
             raise ConfigError(f"--serve-backbone: expected the run's backbone in a folder, found {folder}")
-        listed = {}
+        listed = dict[str, tuple[int, str]]()
         for name, path in self._files.items():
             with path.open("rb") as file:
-                listed[name] = [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+                listed[name] = path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
         self._list, self.bytes = json.dumps(listed).encode(), sum(size for size, _ in listed.values())
         self._sent = Counter[int]()
 
