@@ -570,8 +570,8 @@ def test_clients_of_other_processes_cannot_train_at_once(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--engine", "inline"], "--superlink: expected with --engine grpc, without --local-clients and --serve-backbone"),
-        (["--local-clients", "2"], "--superlink: expected with --engine grpc, without --local-clients and --serve-backbone"),
+        (["--engine", "inline"], "--superlink: expected with --engine grpc, without --local-clients"),
+        (["--local-clients", "2"], "--superlink: expected with --engine grpc, without --local-clients"),
         (
             ["--certs", "{folder}"],
             "--superlink: expected the SuperLink's CA in {folder}/ca.pem (--certs), or --insecure",
