@@ -681,8 +681,9 @@ def faked_network(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
 
     @contextmanager
     def fake_superlink(
-        address: str, folder: Path, version: str, files: Any, tell: Any, keys: Any
+        address: str, folder: Path, version: str, files: Any, tell: Any, keys: Any, backbone: Any
     ) -> Iterator[InlineGrid]:
+        assert backbone is None
         started.append((address, files, keys))
         yield inline_grid(load_run_config(None, {"clients": 3, "data.max_train": 60}), folder)
 
@@ -752,6 +753,12 @@ def test_local_clients_need_no_line_and_loopback_no_warning(monkeypatch: pytest.
     assert started[:2] == [(address, None, None), (3, "--server", address, "--insecure")]
     assert "flower-client" not in done.output
     assert "--insecure" not in done.output
+
+
+def test_a_server_without_a_backbone_hands_out_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--strategy", "fedavg", "--clients", "1", "--insecure", "--port", "0", "--serve-backbone"]
+    assert main([*flags, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "--serve-backbone: expected the run's backbone: --set backbone=FOLDER" in capsys.readouterr().err
 
 
 def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
