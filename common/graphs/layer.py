@@ -5,6 +5,11 @@ and output channels, kernel, stride and the activation that follows. Here it als
 (weight, bias) that are generated. Layers of one type share a decoder of the graph hypernetwork.
 
     conv2d 64,128 k3x3 s2x2 wb +relu        linear 512,10 wb        batchnorm 64 wb +relu        add +relu
+
+Attention and recurrent cells are linear maps of kinds of their own. A parameter outside a layer is a `parameter`, or a
+`factor` if it multiplies; its channels are its shape.
+
+    attentionin 64,192 wb        gruhh 32,96 wb        parameter 1,1,64 w        factor 64,1,1 w
 """
 
 import math
@@ -26,7 +31,12 @@ _POOLS = ("maxpool", "avgpool", "lppool", "adaptiveavgpool", "adaptivemaxpool")
 POOLS = {f"{name}{d}": n for name in _POOLS for n, d in enumerate(_DIMENSIONS, 1)}
 JOINS = frozenset({"add", "sub", "mul", "div", "concat", "matmul", "attention"})
 OTHERS = frozenset({"input", "output", "act", "mean", "localresponsenorm", "pad", "permute", "split", "upsample"})
-KINDS = frozenset({*CONVOLUTIONS, *NORMS, *POOLS, *JOINS, *OTHERS, "linear", "prelu"})
+CELLS = frozenset({"attentionin", "attentionout", "gruih", "gruhh", "lstmih", "lstmhh", "lstmhr", "rnnih", "rnnhh"})
+_LINEAR = CELLS | {"linear"}
+FREE = frozenset({"parameter", "factor"})
+SHAPED = NORMS | FREE | {"prelu"}
+"""Kinds whose channels are the shape of their parameters."""
+KINDS = frozenset({*CONVOLUTIONS, *SHAPED, *POOLS, *JOINS, *OTHERS, *_LINEAR})
 
 ACTIVATIONS = frozenset(
     {"celu", "clamp", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leakyrelu", "logsigmoid", "logsoftmax"}
@@ -50,7 +60,7 @@ class LayerType:
 
     Args:
         kind: the operation, such as `conv2d` or `add`.
-        channels: `(in, out)` of a convolution or linear layer; shape of the parameters of a norm or PReLU.
+        channels: `(in, out)` of a convolution or linear map; shape of the parameters of other kinds.
         kernel: size of the kernel, or for adaptive pooling, of the output.
         stride: stride of a convolution or pooling; empty for all ones.
         dilation: dilation of a convolution; empty for all ones.
@@ -124,12 +134,12 @@ class LayerType:
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Return the shape of the layer's `weight` or `bias`, as torch lays it out."""
-        if self.kind in NORMS or self.kind == "prelu":
+        if self.kind in SHAPED:
             return self.channels
         given, made = self.channels
         if role == "bias":
             return (made,)
-        if self.kind == "linear":
+        if self.kind in _LINEAR:
             return (made, given)
         first, second = (given, made) if self.kind.startswith("convtranspose") else (made, given)
         return (first, second // self.groups, *self.kernel)
@@ -151,12 +161,12 @@ def _check_fields(layer: LayerType) -> None:
     """Raise a LayerError for fields that the kind does not have, and for channels that the groups do not divide."""
     dimensions = CONVOLUTIONS.get(layer.kind, 0)
     window = dimensions or POOLS.get(layer.kind, 0)
-    pair = dimensions or layer.kind == "linear"
-    shaped = layer.kind in NORMS or layer.kind == "prelu"
+    pair = dimensions or layer.kind in _LINEAR
+    shaped = layer.kind in SHAPED
     allowed = {
         "channels": len(layer.channels) == 2
         if pair
-        else 1 <= len(layer.channels) <= 4
+        else (layer.kind not in FREE) <= len(layer.channels) <= 4
         if shaped
         else not layer.channels,
         "kernel": len(layer.kernel) == window,

@@ -21,7 +21,9 @@ The paper does not give all factors and sizes. This version departs from it in t
   `N(0, 2 / fan_in)` with zero `v_t` gives weights of Kaiming variance for every graph. Without it, the norm of a narrow
   random layer varies by tens of percent between nodes. A gradient step on `V_t` then also moves the weights of a single
   node of its type like the same step on the weights, so learning rates of the target network keep their meaning.
-* The scale has one factor per row of the weight and starts at one. Biases start at zero, weights of norms at one.
+  No ReLU follows the linear maps of attention and recurrent cells: their variance is `1 / fan_in`.
+* The scale has one factor per row of the weight and starts at one. Biases start at zero, weights of norms and
+  factors at one, other parameters outside a layer with the deviation 0.02 of published transformers' tables.
 * `tile`: as in GHN-2 (Knyazev et al., 2021, https://arxiv.org/abs/2110.13100) a block of at most `tile` x `tile`
   channels is generated and repeated. The scale has one factor per row and block of columns, with random initial signs,
   because repeated rows would otherwise stay equal forever.
@@ -40,7 +42,7 @@ from torch import Tensor, nn
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.graphs.graph import Graph
-from hyperbloom.common.graphs.layer import NORMS, LayerType
+from hyperbloom.common.graphs.layer import CELLS, SHAPED, LayerType
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.seeds import derive
 
@@ -52,7 +54,7 @@ LARGEST_SETTING = 4096
 Size = Annotated[int, Field(ge=1, le=LARGEST_SETTING)]
 Width = Annotated[int, Field(ge=2, le=LARGEST_SETTING)]  # a norm needs two numbers
 
-PRELU_START = 0.25  # as in torch
+_STARTS = {"prelu": (0.0, 0.25), "parameter": (0.02, 0.0)}  # deviation and mean; other shaped kinds are constantly one
 NORM_EPSILON = 1e-8  # far below the variance after leaky ReLU of a narrow, all-negative layer
 NEIGHBOURS = 3.0
 """Initial size of `W2` relative to `W1`."""
@@ -276,7 +278,7 @@ class _TypePart(nn.Module):
             hidden = F.layer_norm(hidden, self.hidden_bias.shape, eps=NORM_EPSILON) * len(self.hidden_bias) ** -0.5
             out = F.linear(hidden, self.weight, self.bias)
         pieces = out.split([math.prod(block.shape) for block in self.blocks], dim=1)
-        made = {block.name: p.unflatten(1, block.shape) for block, p in zip(self.blocks, pieces, strict=True)}
+        made = {block.name: p.reshape(len(p), *block.shape) for block, p in zip(self.blocks, pieces, strict=True)}
         if "scale" in made:
             made["weight"] = _assemble(made["weight"], made.pop("scale"), self.layer.shape("weight"))
         return made
@@ -299,16 +301,20 @@ def _blocks(layer: LayerType, settings: Settings) -> tuple[_Block, ...]:
         shape = layer.shape(role)
         if role == "bias":
             blocks.append(_Block(role, shape))
-        elif layer.kind in NORMS or layer.kind == "prelu":
-            blocks.append(_Block(role, shape, start=PRELU_START if layer.kind == "prelu" else 1.0))
+        elif layer.kind in SHAPED:
+            blocks.append(_Block(role, shape, *_STARTS.get(layer.kind, (0.0, 1.0))))
         elif settings.mode == "linear":
-            blocks.append(_Block(role, shape, math.sqrt(2 / layer.fan_in)))
+            blocks.append(_Block(role, shape, _deviation(layer)))
         else:
             block = (*(min(side, settings.tile or side) for side in shape[:2]), *shape[2:])
             rows, columns = (-(-whole // part) for whole, part in zip(shape[:2], block[:2], strict=True))
-            blocks.append(_Block(role, block, math.sqrt(2 / layer.fan_in)))
+            blocks.append(_Block(role, block, _deviation(layer)))
             blocks.append(_Block("scale", (rows * block[0], columns), start=1.0, signs=block != shape))
     return tuple(blocks)
+
+
+def _deviation(layer: LayerType) -> float:
+    return math.sqrt((1 if layer.kind in CELLS else 2) / layer.fan_in)
 
 
 def _assemble(block: Tensor, scale: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -7,13 +7,14 @@ Modules and functions share one table: `nn.MaxPool2d` and `F.max_pool2d` are loo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
-from hyperbloom.common.graphs.layer import ACTIVATIONS, CONVOLUTIONS, NORMS, POOLS, LayerType
+from hyperbloom.common.graphs.layer import ACTIVATIONS, CELLS, CONVOLUTIONS, NORMS, POOLS, LayerType
 
 PASSES = frozenset(
     {"alphadropout", "clone", "contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "featurealphadropout"}
     | {"flatten", "float", "identity", "reshape", "squeeze", "stochasticdepth", "to", "unflatten", "unsqueeze", "view"}
+    | {"expand", "getrelativepositionbias", "repeat"}
 )
 """Names of operations without a node. The next operation reads their input."""
 
@@ -22,11 +23,20 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "sub": ("sub", "isub", "subtract", "rsub"),
     "mul": ("mul", "imul", "multiply"),
     "div": ("div", "truediv", "itruediv", "divide"),
-    "matmul": ("matmul", "imatmul", "bmm"),
-    "attention": ("scaleddotproductattention",),
+    "matmul": ("matmul", "imatmul", "bmm", "einsum"),
+    "attention": ("scaleddotproductattention", "shiftedwindowattention"),
     "concat": ("cat", "concat", "concatenate", "stack"),
     "mean": ("mean", "sum", "amax", "amin"),
-    "permute": ("permute", "transpose", "movedim", "swapaxes", "pixelshuffle", "pixelunshuffle", "channelshuffle"),
+    "permute": (
+        "permute",
+        "transpose",
+        "movedim",
+        "swapaxes",
+        "pixelshuffle",
+        "pixelunshuffle",
+        "patchmergingpad",
+        "channelshuffle",
+    ),
     "split": ("chunk", "split", "tensorsplit", "unbind", "narrow", "select", "getitem"),
     "upsample": ("interpolate", "upsample", "upsamplingnearest2d", "upsamplingbilinear2d"),
     "pad": ("pad", "zeropad1d", "zeropad2d", "constantpad1d", "constantpad2d", "reflectionpad2d", "replicationpad2d"),
@@ -37,6 +47,8 @@ _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 ELEMENTWISE = frozenset({"add", "sub", "mul", "div"})
 """Kinds that have no node if only one operand depends on the input, which is scaling or shifting by a constant."""
 
+_CELLS = {f"{cell}{form}": cell for cell in ("gru", "lstm", "rnn") for form in ("", "cell")}
+_CELLS["multiheadattention"] = "attention"
 _SAME_ACTIVATION = {"swish": "silu", "clip": "clamp"}
 _NORM_MODULES = {"batchnorm1d": "batchnorm", "batchnorm2d": "batchnorm", "batchnorm3d": "batchnorm"} | {
     "syncbatchnorm": "batchnorm",
@@ -52,17 +64,40 @@ def plain_name(name: str) -> str:
 
 def supported() -> str:
     """Return the names of all supported operations as text."""
-    modules = {*CONVOLUTIONS, *_NORM_MODULES, *POOLS, "linear", "prelu"}
+    modules = {*CONVOLUTIONS, *_NORM_MODULES, *POOLS, *_CELLS, "linear", "prelu"}
     return ", ".join(sorted({*modules, *PASSES, *_KINDS, *ACTIVATIONS, *_SAME_ACTIVATION}))
 
 
-def layer_of(module: nn.Module, name: str) -> LayerType | None:
-    """Return the type of a layer with parameters, or None if the module is to be looked up with `type_of_call`.
+def multiplies(node: fx.Node) -> bool:
+    """Say whether a value, perhaps reshaped, multiplies or divides another one."""
+    users = [(plain_name(getattr(user.target, "__name__", str(user.target))), user) for user in node.users]
+    return any(_KINDS.get(name) in ("mul", "div") or (name in PASSES and multiplies(user)) for name, user in users)
 
-    Args:
-        module: an instance of a torch class, or of a subclass with the same `forward`.
-        name: the plain name of the torch class.
+
+def torch_name(module: nn.Module) -> str:
+    """Return the plain name of the torch class that a module is an instance of."""
+    return plain_name(next(kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn")))
+
+
+def layers_of(module: nn.Module) -> list[tuple[LayerType, dict[str, nn.Parameter]]]:
+    """Return the layers in a module of torch, in order, with their parameters by role.
+
+    The list is empty if the module is to be looked up with `type_of_call`, or not all its parameters are known.
     """
+    name, found = torch_name(module), dict(module.named_parameters())
+    made = []
+    for key, weight in found.items() if name in _CELLS else ():
+        kind = _CELLS[name] + key.replace("weight_", "").split("_")[0]  # as in weight_hh_l0 and in_proj_weight
+        if "weight" in key and kind in CELLS:
+            bias = found.get(key.replace("weight", "bias"))
+            named = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+            made.append((LayerType(kind, (weight.shape[1], weight.shape[0]), roles=tuple(named)), named))
+    if (layer := _layer_of(module, name)) is not None:
+        made = [(layer, {role: getattr(module, role) for role in layer.roles})]
+    return made if sum(len(named) for _, named in made) == len(found) else []
+
+
+def _layer_of(module: nn.Module, name: str) -> LayerType | None:
     roles = tuple(role for role in ("weight", "bias") if isinstance(getattr(module, role, None), nn.Parameter))
     if name in CONVOLUTIONS:
         return LayerType(

@@ -2,7 +2,8 @@
 
 A node is a layer with parameters, a join of branches, a pooling or another operation that changes the input of the next
 layer. An activation belongs to the node before it. It has its own node only if that node's output is also read
-elsewhere. Dropout, flattening and scaling by constants have no node.
+elsewhere. Dropout, flattening and scaling by constants have no node. A parameter that is used outside a layer has a
+node, and so has each linear map of attention and recurrent cells, one after the other.
 
 Affine parameters of normalisation layers are generated like others. Running statistics are buffers: they are never
 generated and stay on the client.
@@ -13,20 +14,21 @@ import inspect
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import transformer
 
 from hyperbloom.common.errors import ModelError
+from hyperbloom.common.graphs import operations
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerError, LayerType
-from hyperbloom.common.graphs.operations import ELEMENTWISE, PASSES, layer_of, plain_name, supported, type_of_call
 from hyperbloom.common.models.parts import untouched
 from hyperbloom.common.program.importing import describe
 
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))
-_LISTS = ("chunk", "split", "tensorsplit", "unbind")
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
@@ -54,15 +56,6 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         return _Builder(module, names, shapes).build(graph)
 
 
-def _torch_class(module: nn.Module) -> type | None:
-    """Return the torch class whose `forward` a module uses, or None if the module defines its own."""
-    kinds = type(module).__mro__
-    owner = next((kind for kind in kinds if "forward" in vars(kind)), nn.Module)
-    if isinstance(module, nn.Sequential) or not owner.__module__.startswith("torch.nn"):
-        return None
-    return next(kind for kind in kinds if kind.__module__.startswith("torch.nn"))
-
-
 class _Tracer(fx.Tracer):
     """Symbolic tracing that names the module in which it fails."""
 
@@ -74,7 +67,11 @@ class _Tracer(fx.Tracer):
         try:
             # Calls pass only the inputs. Other arguments keep their defaults, because control flow may depend on them.
             _, *others = inspect.signature(module.forward).parameters.values()
-            return self.trace(module, {p.name: p.default for p in others if isinstance(p.default, _CONSTANT)})
+            constants = {p.name: p.default for p in others if isinstance(p.default, _CONSTANT)}
+            # Without fast paths and nested tensors nn.TransformerEncoder has no control flow.
+            slow = patch.object(torch.backends.mha, "get_fastpath_enabled", lambda: False)
+            with slow, patch.object(transformer, "_get_seq_len", lambda *_: None):
+                return self.trace(module, constants)
         except Exception as error:
             where = self.inside[-1] if self.inside else type(module).__name__
             raise ModelError(
@@ -83,7 +80,8 @@ class _Tracer(fx.Tracer):
             ) from error
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _torch_class(m) is not None
+        owner = next(kind.__module__ for kind in type(m).__mro__ if "forward" in vars(kind) or kind is nn.Module)
+        return owner.startswith("torch.nn") and not isinstance(m, nn.Sequential) and owner != transformer.__name__
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.inside.append(self.path_of_module(m))
@@ -93,12 +91,16 @@ class _Tracer(fx.Tracer):
 
 
 class _Shapes(fx.Interpreter):
-    """Runs the graph once. It notes shapes of tensors in `found`, and other results, such as sizes, in `values`."""
+    """Runs the graph once.
+
+    It notes shapes of tensors in `found`, other results, such as sizes, in `values`, and what gives several in `lists`.
+    """
 
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         super().__init__(module, garbage_collect_values=True, graph=graph)
         self.found: dict[fx.Node, tuple[int, ...]] = {}
         self.values: dict[fx.Node, Any] = {}
+        self.lists: set[fx.Node] = set()
         self.current: fx.Node = next(iter(graph.nodes))
 
     def propagate(self, inputs: Tensor) -> None:
@@ -117,6 +119,8 @@ class _Shapes(fx.Interpreter):
         self.current = n
         result = super().run_node(n)
         first = result[0] if isinstance(result, tuple | list) and result else result
+        if first is not result:
+            self.lists.add(n)
         if isinstance(first, Tensor):
             self.found[n] = tuple(first.shape)
         else:
@@ -142,7 +146,7 @@ class _Builder:
 
     def __init__(self, module: nn.Module, names: dict[int, str], shapes: _Shapes) -> None:
         self.module, self.names = module, names
-        self.shapes, self.values = shapes.found, shapes.values
+        self.shapes, self.values, self.lists = shapes.found, shapes.values, shapes.lists
         self.types: list[LayerType] = []
         self.parameters: list[tuple[tuple[str, str], ...]] = []
         self.edges: list[tuple[int, int]] = []
@@ -178,62 +182,82 @@ class _Builder:
             if len(sources) != 1 or isinstance(node.args[0], tuple | list | dict):
                 raise ModelError(f"forward: expected one tensor of outputs, found {str(node.args[0])[:80]}")
             self._append(node, LayerType("output"), sources)
-        elif node.op == "get_attr":
-            self._refuse_parameter(node)
         elif node.op == "call_module":
             self._module(node, sources)
-        elif node in self.shapes and sources:  # else it computes shapes or constants
-            self._call(node, plain_name(_name(node)), self._arguments(node), sources)
+        elif node in self.shapes:
+            self._function(node, operations.plain_name(_name(node)), arguments)
 
-    def _refuse_parameter(self, node: fx.Node) -> None:
-        if isinstance(attrgetter(str(node.target))(self.module), nn.Parameter):
-            raise ModelError(
-                f"{node.target}: cannot represent a parameter that is used outside a layer of torch.nn; supported: "
-                f"{supported()}"
-            )
+    def _function(self, node: fx.Node, name: str, arguments: list[fx.Node]) -> None:
+        """Add the nodes of a function and of the parameters that it is the first to read.
+
+        The parameters of one layer in a function of its kind, as in `F.layer_norm`, make the function that layer.
+        """
+        for argument in arguments:
+            target = str(argument.target)
+            if argument.op != "get_attr" or argument in self.source:
+                continue
+            parameter = attrgetter(target)(self.module)
+            if not isinstance(parameter, nn.Parameter):
+                continue
+            kind, role = "factor" if operations.multiplies(argument) else "parameter", "weight"
+            layer = LayerType(kind, tuple(parameter.shape))
+            for around, named in operations.layers_of(self.module.get_submodule(target.rpartition(".")[0])):
+                if around.kind == name:
+                    self._layer(node, around, named, [one for one in arguments if one in self.source])
+                    return
+                if found := [each for each in named if named[each] is parameter]:
+                    layer, role = around, found[0]
+            self._layer(argument, dataclasses.replace(layer, roles=(role,)), {role: parameter}, [])
+        self._call(node, name, self._arguments(node), [one for one in arguments if one in self.source])
 
     def _module(self, node: fx.Node, sources: list[fx.Node]) -> None:
         module = self.module.get_submodule(str(node.target))
-        kind = _torch_class(module)
-        assert kind is not None  # is_leaf_module guarantees it
-        name = plain_name(kind.__name__)
-        found = dict(module.named_parameters())
-        layer = layer_of(module, name) if set(found) <= {"weight", "bias"} else None
-        if layer is not None:
-            self._layer(node, layer, module, sources)
-        elif found:
-            # A supported layer comes here if a hook has changed its parameters, so the message lists them.
+        name, found, layers = (
+            operations.torch_name(module),
+            dict(module.named_parameters()),
+            operations.layers_of(module),
+        )
+        for layer, named in layers:
+            self._layer(node, layer, named, sources)
+            sources = [node]
+        if layers:
+            return
+        if found:
+            # A operations.supported layer comes here if a hook has changed its parameters, so the message lists them.
             what = f"{type(module).__name__} with parameters {', '.join(found)}"
-            raise ModelError(f"{node.target}: cannot represent {what}; supported: {supported()}")
+            raise ModelError(f"{node.target}: cannot represent {what}; supported: {operations.supported()}")
         else:
             self._call(node, name, vars(module), sources)
 
-    def _layer(self, node: fx.Node, layer: LayerType, module: nn.Module, sources: list[fx.Node]) -> None:
-        named = [(role, getattr(module, role)) for role in layer.roles]
-        for role, parameter in named:
+    def _layer(self, node: fx.Node, layer: LayerType, named: dict[str, nn.Parameter], sources: list[fx.Node]) -> None:
+        for role, parameter in named.items():
+            name = self.names[id(parameter)]
             if tuple(parameter.shape) != layer.shape(role):
                 shapes = f"shape {layer.shape(role)}, found {tuple(parameter.shape)}"
-                raise ModelError(f"{node.target}.{role}: expected {shapes}")
+                raise ModelError(f"{name}: expected {shapes}")
             if not parameter.requires_grad:
                 raise ModelError(
-                    f"{node.target}.{role}: expected a parameter that trains, found requires_grad=False; "
+                    f"{name}: expected a parameter that trains, found requires_grad=False; "
                     "generated weights would replace what is frozen"
                 )
-        mine = [(role, self.names[id(parameter)]) for role, parameter in named]
+        mine = [(role, self.names[id(parameter)]) for role, parameter in named.items()]
         mine = [(role, name) for role, name in mine if name not in self.owned]  # shared ones have an owner
         self.owned |= {name for _, name in mine}
         self._append(node, layer, sources, tuple(mine))
 
     def _call(self, node: fx.Node, name: str, arguments: dict[str, Any], sources: list[fx.Node]) -> None:
-        of = node.args[0] if node.args else None
-        if name == "getitem" and isinstance(of, fx.Node) and plain_name(_name(of)) in _LISTS:
-            self._pass(node, sources[0])  # one part of what was split
+        if not sources:  # it computes constants
             return
-        layer = type_of_call(name, arguments)
-        if name in PASSES or (layer is not None and layer.kind in ELEMENTWISE and len(sources) == 1):
+        layer = operations.type_of_call(name, arguments)
+        part = name == "getitem" and node.args[0] in self.lists  # of what was split, or of several outputs
+        if (
+            part
+            or name in operations.PASSES
+            or (layer is not None and layer.kind in operations.ELEMENTWISE and len(sources) == 1)
+        ):
             self._pass(node, sources[0])
         elif layer is None:
-            raise ModelError(f"{_path(node)}: cannot represent {name!r}; supported: {supported()}")
+            raise ModelError(f"{_path(node)}: cannot represent {name!r}; supported: {operations.supported()}")
         elif layer.kind == "act" and self._fold(node, layer.activation, sources[0]):
             self._pass(node, sources[0])
         else:
@@ -242,7 +266,7 @@ class _Builder:
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
         """Return the arguments of a pooling function by name; sizes that the network computes are resolved."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self.values.get(argument, argument))
-        name = plain_name(_name(node))
+        name = operations.plain_name(_name(node))
         order = ("output_size",) if "adaptive" in name else ("kernel_size", "stride")
         skip = 2 if name.startswith("lppool") else 1  # skip the inputs, and the exponent of lppool
         return {**dict(zip(order, args[skip:], strict=False)), **kwargs}

@@ -20,6 +20,9 @@ TEXTS = [
         "conv2d 32,32 k3x5 s1x2 d2x2 g32 wb +silu",
     ),
     (LayerType("batchnorm", (64,), roles=("bias",)), "batchnorm 64 b"),
+    (LayerType("attentionin", (64, 192), roles=BOTH), "attentionin 64,192 wb"),
+    (LayerType("parameter", (1, 1, 64), roles=("weight",)), "parameter 1,1,64 w"),
+    (LayerType("factor", roles=("weight",)), "factor w"),
     (LayerType("groupnorm", (64,), groups=8), "groupnorm 64 g8"),
     (LayerType("maxpool2d", kernel=(3, 3), stride=(2, 2)), "maxpool2d k3x3 s2x2"),
 ]
@@ -54,6 +57,8 @@ def test_a_type_is_one_text(layer: LayerType, text: str) -> None:
         ("linear 3,99999999999999999999999 w", "expected lengths from 1"),
         ("conv2d 6,64 k3x3 g4 w", "expected channels that 4 groups divide"),
         ("linear 4,4 k3 w", "the kernel do not fit"),
+        ("gruhh 4 w", "the channels do not fit"),
+        ("parameter 1,1,1,1,1 w", "the channels do not fit"),
         ("linear 4,4 g2 w", "the groups do not fit"),
         ("add wb", "the parameters do not fit"),
         ("add 3,3", "the channels do not fit"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Node, Settings, part_of, trace
-from hyperbloom.common.graphs.layer import NORMS
+from hyperbloom.common.graphs.layer import CELLS, NORMS
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 
@@ -222,21 +222,41 @@ LAYERS = [
     LayerType("convtranspose1d", (16, 40), (4,), (2,), roles=BOTH),
     LayerType("convtranspose2d", (40, 16), (4, 4), (2, 2), roles=BOTH),
     LayerType("convtranspose3d", (16, 10), (2, 2, 2), (2, 2, 2), roles=BOTH),
+    *[LayerType(kind, (48, 96), roles=BOTH) for kind in sorted(CELLS)],
+    LayerType("parameter", (1, 50, 60), roles=("weight",)),
 ]
 
 
+def test_a_factor_starts_at_one_and_queries_with_the_variance_of_their_inputs() -> None:
+    factor, query = LayerType("factor", (4, 1), roles=("weight",)), LayerType("attentionin", (256, 768), roles=BOTH)
+    nodes = Node(LayerType("input")), Node(factor, (("weight", "f"),)), Node(query, (("weight", "q"), ("bias", "b")))
+    graph = Graph((*nodes, Node(LayerType("output"))), ((0, 1), (1, 2), (2, 3)), ("f", "q", "b"))
+    made = graph.layout.views(GraphHypernetwork(graph.types, Settings())(graph).detach())
+    assert made["f"].tolist() == [[1.0]] * 4
+    outputs = F.linear(torch.randn(64, 256, generator=torch.Generator().manual_seed(0)), made["q"], made["b"])
+    assert outputs.var().item() == pytest.approx(1, abs=0.1)
+
+
 def kaiming(network: GraphHypernetwork, graph: Graph) -> dict[str, float]:
-    """Return the deviation of each generated weight over `sqrt(2 / fan_in)`; refuse anything but zero in a bias."""
+    """Return the deviation of each generated weight over the wanted one; refuse anything but zero in a bias.
+
+    It is `sqrt(2 / fan_in)`, without the 2 in attention and recurrent cells, and 0.02 outside a layer.
+    """
     made = graph.layout.views(network(graph).detach())
     ratios = {}
     for node in graph.nodes:
         for role, name in node.parameters:
             if role == "bias":
                 assert not made[name].any(), name
-            elif node.type.kind in NORMS:
+            elif node.type.kind in {*NORMS, "factor"}:
                 assert bool((made[name] == 1).all()), name
+            elif node.type.kind == "parameter":
+                assert abs(made[name].mean().item()) < 0.002, name
+                ratios[name] = made[name].std().item() / 0.02
             elif made[name].numel() > 900:
-                ratios[name] = made[name].square().mean().sqrt().item() / math.sqrt(2 / node.type.fan_in)
+                ratios[name] = made[name].square().mean().sqrt().item() / math.sqrt(
+                    (1 if node.type.kind in CELLS else 2) / node.type.fan_in
+                )
     return ratios
 
 

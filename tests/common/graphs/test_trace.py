@@ -1,6 +1,8 @@
 """Tracing: what becomes a node, what does not, and what is refused by name."""
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.graphs import Graph, layer, trace
+from hyperbloom.common.graphs import Graph, GraphHypernetwork, Settings, layer, trace
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import MODELS, ModelSpec, build
 
@@ -43,6 +45,30 @@ def test_torchvisions_networks_trace(name: str, torchvision: Any) -> None:
     graph = trace(network, (3, 64, 64))
     assert graph.layout == expected
     assert Graph.from_json(graph.to_json()) == graph
+
+
+REFUSED = {"googlenet", "inception_v3"}
+"""Torchvision's classifiers that cannot be traced, as docs/ghn.md says: heads that only training uses."""
+
+
+@pytest.mark.parametrize("some", [
+    "vit_b_16 swin_t swin_v2_t convnext_tiny maxvit_t inception_v3 googlenet regnet_y_400mf",
+    pytest.param("", marks=pytest.mark.slow),
+], ids=["some", "all"])  # fmt: skip
+def test_all_of_torchvisions_classifiers_trace_but_those_on_the_page(some: str, torchvision: Any) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "ghn.md").read_text()
+    assert all(f"`{name}`" in page for name in REFUSED)
+    for name in some.split() or torchvision.models.list_models(module=torchvision.models):
+        with torch.device("cpu" if name.startswith("regnet") else "meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            if name.startswith("regnet") and name != "regnet_y_400mf":  # slow to build, and of the same blocks
+                continue
+            network = torchvision.models.get_model(name, weights=None, num_classes=7)
+        if name in REFUSED:
+            with pytest.raises(ModelError, match=r"^[Aa]ux.*: expected every parameter to belong to a layer"):
+                trace(network, (3, 299, 299))
+        else:
+            assert trace(network, (3, 224, 224)).layout == Layout.of(network), name
 
 
 def test_resnet18_has_the_nodes_that_one_counts_by_hand(torchvision: Any) -> None:
@@ -229,6 +255,121 @@ def test_tracing_leaves_the_network_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
+# ---------------------------------------------------------------------- attention, recurrent cells, free parameters
+
+
+class Free(nn.Module):
+    """Parameters outside a layer: one is added, one multiplies behind a reshape, one is a table that is looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.gamma = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.ones(4))
+        self.table, self.scalar = nn.Parameter(torch.zeros(9, 4)), nn.Parameter(torch.ones(()))
+        self.register_buffer("index", torch.arange(6))
+        self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) * self.gamma.view(1, 1, -1) / self.scalar
+        x = torch.einsum("nij,kj->nik", x + self.table[self.index], self.linear.weight) + self.linear.bias
+        return F.layer_norm(x, (4,), self.norm.weight, self.norm.bias)
+
+
+def test_a_parameter_outside_a_layer_is_a_node_and_one_that_multiplies_a_factor() -> None:
+    graph = trace(Free(), (5, 4))
+    assert types(graph) == [
+        "parameter 1,1,4 w", "concat", "factor 4 w", "mul", "factor w", "div", "parameter 9,4 w", "split", "add",
+        "linear 4,4 w", "matmul", "linear 4,4 b", "add", "layernorm 4 wb",
+    ]  # fmt: skip
+    assert Graph.from_json(graph.to_json()) == graph
+    assert graph.layout == Layout.of(Free())
+
+
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_layer_is_a_chain_of_its_maps(cell: type[nn.RNNBase]) -> None:
+    layer, name = cell(5, 6, num_layers=2, batch_first=True), cell.__name__.lower()
+    graph = trace(Apply(lambda m, x: m.get_submodule("a")(x)[0][:, -1], a=layer), (7, 5))
+    gates = len(layer.bias_ih_l0)  # type: ignore[arg-type]
+    first, inner = f"{name}ih 5,{gates} wb", [f"{name}{part} 6,{gates} wb" for part in ("hh", "ih", "hh")]
+    assert types(graph) == [first, *inner, "split"]
+    assert edges(graph) == [(i, i + 1) for i in range(6)]
+    assert graph.layout == Layout.of(nn.ModuleDict({"a": layer}))
+
+
+def test_attention_reads_its_query_key_and_value() -> None:
+    call = Apply(lambda m, x: m.get_submodule("a")(y := m.get_submodule("b")(x), y, x)[0], a=nn.MultiheadAttention(4, 2), b=nn.Linear(4, 4))  # fmt: skip  # noqa: E501
+    graph = trace(call, (5, 4))
+    assert types(graph) == ["linear 4,4 wb", "attentionin 4,12 wb", "attentionout 4,4 wb"]
+    assert edges(graph) == [(0, 1), (0, 2), (1, 2), (1, 2), (2, 3), (3, 4)]
+
+
+def encoder(norm_first: bool = False) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torchs_transformer_is_traced_into(norm_first: bool) -> None:
+    before = torch.backends.mha.get_fastpath_enabled, nn.modules.transformer._get_seq_len
+    graph = trace(encoder(norm_first), (5, 8))
+    attention = ["attentionin 8,24 wb", "attentionout 8,8 wb", "add"]
+    feed = ["linear 8,16 wb +relu", "linear 16,8 wb", "add"]
+    norm = ["layernorm 8 wb"]
+    assert types(graph) == 2 * (norm + attention + norm + feed if norm_first else attention + norm + feed + norm)
+    assert (torch.backends.mha.get_fastpath_enabled, nn.modules.transformer._get_seq_len) == before
+
+
+def scaled(m: Apply, x: Tensor) -> Tensor:
+    q, k, v = m.get_submodule("a")(x).chunk(3, -1)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def cell_by_cell(m: Apply, x: Tensor) -> Tensor:
+    state = torch.zeros(2, 6)
+    for step in range(3):
+        state = m.get_submodule("a")(x[:, step], state)
+    return state
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda _: Free(), (5, 4)),
+        (lambda _: Apply(scaled, a=nn.Linear(4, 12)), (5, 4)),
+        (lambda _: Apply(cell_by_cell, a=nn.GRUCell(5, 6)), (3, 5)),
+        *[
+            (lambda _, cell=cell, more=more: Apply(lambda m, x: m.get_submodule("a")(x)[0][:, -1], a=cell(5, 6, batch_first=True, **more)), (7, 5))  # noqa: E501
+            for cell, more in ((nn.GRU, {"bidirectional": True}), (nn.LSTM, {"proj_size": 4}), (nn.RNN, {"bias": False}))  # noqa: E501
+        ],
+        (lambda _: encoder(), (5, 8)),
+        (lambda tv: tv.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5), (3, 32, 32)),
+        (lambda tv: tv.models.SwinTransformer([4, 4], 16, [1, 1], [2, 4], [4, 4], num_classes=5), (3, 32, 32)),
+        (
+            lambda tv: tv.models.SwinTransformer(
+                [4, 4], 16, [1, 1], [2, 4], [4, 4], num_classes=5,
+                block=tv.models.swin_transformer.SwinTransformerBlockV2,
+                downsample_layer=tv.models.swin_transformer.PatchMergingV2,
+            ),
+            (3, 32, 32),
+        ),
+    ],
+)  # fmt: skip
+def test_generated_weights_compute_as_loaded_ones(
+    make: Callable[[Any], nn.Module], shape: tuple[int, ...], torchvision: Any
+) -> None:
+    network = make(torchvision).eval()
+    graph = trace(network, shape)
+    assert graph.layout == Layout.of(network)
+    weights = graph.layout.views(GraphHypernetwork(graph.types, Settings(hidden=4, layers=2, latent=8))(graph))
+    inputs = torch.randn(2, *shape)
+    outputs = torch.func.functional_call(network, weights, (inputs,))
+    outputs.square().sum().backward()  # through the weights into the hypernetwork
+    found = network.load_state_dict({name: value.detach() for name, value in weights.items()}, strict=False)
+    assert not found.unexpected_keys
+    assert torch.allclose(outputs, network(inputs), rtol=1e-5, atol=1e-5)
+    assert 0.01 < outputs.std().item() < 50
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -276,7 +417,6 @@ class Unused(nn.Module):
     [
         (Branching(), "outer.1.1: cannot be traced by torch.fx, which follows no control flow that depends on values"),
         (Sorting(), "outer.1.1: sort: cannot represent 'sort'; supported: "),
-        (Raw(), "outer.1.1.gamma: cannot represent a parameter that is used outside a layer of torch.nn; supported: "),
         (Unused(), "outer.1.1.spare.weight: expected every parameter to belong to a layer"),
         (nn.Embedding(4, 8), "outer.1.1: fails on inputs of shape (2, 3, 8, 8): RuntimeError: Expected"),
         (
@@ -302,10 +442,15 @@ def test_a_layer_beyond_the_bounds_is_refused_by_name(monkeypatch: pytest.Monkey
 
 
 def test_layers_that_have_no_type_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"^a: cannot represent LSTM with parameters weight_ih_l0, .*; supported: "):
-        trace(Apply(lambda m, x: m.get_submodule("a")(x)[0], a=nn.LSTM(3, 3)), (5, 3))
-    with pytest.raises(ModelError, match=r"^a: cannot represent MultiheadAttention with parameters .*; supported: "):
-        trace(Apply(lambda m, x: m.get_submodule("a")(x, x, x)[0], a=nn.MultiheadAttention(4, 2)), (5, 4))
+    with pytest.raises(ModelError, match=r"^a: cannot represent Bilinear with parameters weight, bias; supported: "):
+        trace(Apply(lambda m, x: m.get_submodule("a")(x, x), a=nn.Bilinear(3, 3, 3)), (5, 3))
+    for others, width in (({"kdim": 3, "vdim": 3}, 3), ({"add_bias_kv": True}, 4)):
+        attention = nn.MultiheadAttention(4, 2, **others)  # type: ignore[arg-type]
+        network = Apply(lambda m, x, to=width: m.get_submodule("a")(x, x[..., :to], x[..., :to])[0], a=attention)
+        with pytest.raises(
+            ModelError, match=r"^a: cannot represent MultiheadAttention with parameters .*; supported: "
+        ):
+            trace(network, (5, 4))
 
 
 def test_a_frozen_layer_is_refused_for_generated_weights_would_replace_it() -> None:
@@ -313,6 +458,10 @@ def test_a_frozen_layer_is_refused_for_generated_weights_would_replace_it() -> N
     chain[1].requires_grad_(False)
     with pytest.raises(ModelError, match=r"^1.weight: expected a parameter that trains, found requires_grad=False"):
         trace(chain, IMAGE)
+    frozen = Raw()
+    frozen.gamma.requires_grad_(False)
+    with pytest.raises(ModelError, match=r"^gamma: expected a parameter that trains"):
+        trace(frozen, IMAGE)
     chain.requires_grad_(True)[2].bias.requires_grad_(False)  # type: ignore[union-attr]
     with pytest.raises(ModelError, match=r"^2.bias: expected a parameter that trains"):
         trace(chain, IMAGE)
