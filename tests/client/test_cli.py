@@ -190,10 +190,10 @@ def make(input_shape, num_classes):
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.GRU(8, 10, batch_first=True)
+        self.body = nn.Bilinear(8, 8, 10)
 
     def forward(self, x):
-        return self.body(x[:, 0])[0][:, -1]
+        return self.body(x[:, 0, 0], x[:, 0, 1])
 
 
 def odd(input_shape, num_classes):
@@ -259,11 +259,11 @@ def test_a_model_without_a_graph_joins_with_a_warning(
     (tmp_path / "nets_odd.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
     assert start("--model", "nets_odd:odd", "--show-graph") == 2
-    assert "body: cannot represent GRU with parameters weight_ih_l0, " in capsys.readouterr().err
+    assert "body: cannot represent Bilinear with parameters weight, bias; " in capsys.readouterr().err
     assert joined == []
     assert start("--model", "nets_odd:odd") == 0
     told = capsys.readouterr().err
-    what = "GRU with parameters weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0"
+    what = "Bilinear with parameters weight, bias"
     assert told.endswith(
         f"strategies that read the own model's graph (ghn) cannot use it: body: cannot represent {what}\n"
     )
