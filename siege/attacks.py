@@ -42,7 +42,7 @@ from siege.lying_server import ESCAPE, HARMLESS, TRUSTING, lie
 HONEST = ("a", "b", "c")
 CONNECTIONS = {"calls": 2, "bodies": 3, "gzip": 3, "silent": 1100}
 MOST_CHANGES = 20
-NICE = 10
+NICE = 19
 LOOK_EVERY_S, SETTLE_S, PATIENCE_S = 0.2, 5.0, 120.0
 MIB = 2**20
 

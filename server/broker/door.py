@@ -297,9 +297,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         answer: str,
         code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED,
     ) -> NoReturn:
-        peer = context.peer()
-        if self._connections.refused(peer):
-            say(f"refused {peer}: {said}")
+        if self._connections.refused(context):
+            say(f"refused {context.peer()}: {said}")
         context.abort(code, answer)
         raise AssertionError("abort returned")
 

@@ -2,9 +2,11 @@
 
 gRPC Python neither reports nor closes connections. So this module looks at the process's own sockets, and shuts down
 
-* a connection with refused calls, once its address had `PATIENCE` refused calls within a minute;
+* a connection with refused calls, once its address had `PATIENCE` refused calls within a minute. But `MOST_HELD` such
+  calls are answered late in place of that: who waits does not come back at once, with another handshake;
 * a connection that has brought no call with a valid key for `SILENT_S` seconds;
-* the oldest such connections of an address that has more than `MOST_STRANGERS` of them.
+* the oldest such connections of an address that has more than `MOST_STRANGERS` of them, after `HELD_S` seconds, or at
+  once where files run short: who is cut off comes back at once, too.
 
 gRPC cleans up as after any lost connection. Connections of known clients stay, whatever their address.
 """
@@ -28,6 +30,7 @@ from hyperbloom.server.broker.log import say
 from hyperbloom.server.broker.state import MOST_WAITING
 
 PATIENCE = 10
+MOST_HELD, HELD_S = 256, 5.0
 SILENT_S = 20.0
 MOST_STRANGERS = 256
 MINUTE_S = 60.0
@@ -45,7 +48,7 @@ class Connections:
     """The connections to a port of this process. A `peer` is named as in gRPC, for example `ipv4:10.0.0.9:53334`."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port, self.most = 0, MOST_FILES
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._refused: Counter[str] = Counter()  # refused calls in this minute, by address
@@ -54,6 +57,7 @@ class Connections:
         self._minute = 0.0
         self._something = threading.Event()
         self._rest = 0.0
+        self._places = threading.BoundedSemaphore(MOST_HELD)
 
     def served(self, peer: str) -> None:
         """Record that a connection brought a call with a valid key."""
@@ -63,18 +67,29 @@ class Connections:
         """Return whether a connection stands, as far as this machine knows."""
         return peer in _sockets(self.port)
 
-    def refused(self, peer: str) -> bool:
+    def refused(self, context: grpc.ServicerContext) -> bool:
         """Record a refused call; return whether to report it, which is False once an address has too many."""
-        address = _address(peer)
+        peer = context.peer()
         with self._lock:
-            self._refused[address] += 1
-            count = self._refused[address]
-            if count > PATIENCE:
+            self._refused[_address(peer)] += 1
+            count = self._refused[_address(peer)]
+        if count == PATIENCE + 1:
+            say(f"{peer} floods the port with calls that are refused; they are answered late, or it is cut off")
+        if count > PATIENCE and not self._hold(context):
+            with self._lock:
                 self._doomed.add(peer)
                 self._something.set()
-        if count == PATIENCE + 1:
-            say(f"{peer} floods the port with calls that are refused; its connections are closed")
         return count <= PATIENCE
+
+    def _hold(self, context: grpc.ServicerContext) -> bool:
+        """Let a call wait, unless too many do; return whether it has waited."""
+        is_over = threading.Event()
+        if not self._places.acquire(blocking=False):
+            return False
+        try:
+            return context.add_callback(is_over.set) and not is_over.wait(HELD_S)
+        finally:
+            self._places.release()
 
     def wait(self, seconds: float) -> None:
         """Wait until a connection must be closed, at most `seconds`, and longer if sweeping has become expensive."""
@@ -98,7 +113,9 @@ class Connections:
             crowds[_address(peer)] += 1
             if crowds[_address(peer)] == MOST_STRANGERS + 1:
                 say(f"{peer} holds over {MOST_STRANGERS} connections without a call; the oldest are closed")
-            if crowds[_address(peer)] > MOST_STRANGERS or now - self._opened[peer] > SILENT_S:
+            age = now - self._opened[peer]
+            patience = HELD_S if 2 * len(sockets) < self.most else 0.0
+            if age > (SILENT_S if crowds[_address(peer)] <= MOST_STRANGERS else patience):
                 doomed.add(peer)
         for peer in doomed:
             _shut(sockets[peer], peer)
@@ -197,6 +214,7 @@ def fleet_server(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = min(MOST_FILES, most) if most != resource.RLIM_INFINITY else MOST_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    connections.most = files
     server = grpc.server(
         ThreadPoolExecutor(WORKERS),
         interceptors=interceptors,

@@ -56,9 +56,10 @@ def test_strangers_stop_no_round_and_fill_no_memory(
         # Each in a process of its own: one for all would be too busy with itself, above all on a slow machine.
         attack = [address, "--ca", str(files.ca), "--how", how, "--connections", str(connections), "--seconds", "1000"]
         strangers.append((site.start("siege.stranger", how, *attack), connections))
-    server.wait_for("127.0.0.1 floods the port with calls that are refused; its connections are closed")
+    server.wait_for("127.0.0.1 floods the port with calls that are refused; they are answered late, or it is cut off")
     server.wait_for("127.0.0.1 holds over 256 connections without a call; the oldest are closed")
-    until(lambda: all(opened(stranger) > most for stranger, most in strangers), "connections closed by each attack")
+    # Calls of headers alone are answered late, so that their connections stand.
+    until(lambda: all(opened(stranger) > most for stranger, most in strangers[1:]), "connections closed by each attack")
     begun = rounds()
     until(lambda: rounds() > begun + 10, "rounds during the attack")
     for stranger, _ in strangers:

@@ -59,6 +59,10 @@ class Context:
         """Note that it was."""
         self.cancelled = True
 
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Say that the caller has gone, so that nobody waits for it."""
+        return False
+
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """End the call."""
         raise Aborted(code, details)

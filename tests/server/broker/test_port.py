@@ -29,7 +29,7 @@ from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
 from hyperbloom.server.broker import port as superlink_port
 from hyperbloom.server.broker.door import Door, Keys
-from hyperbloom.server.broker.port import MOST_FILES, PATIENCE, Connections, fleet_server
+from hyperbloom.server.broker.port import MOST_FILES, MOST_HELD, PATIENCE, Connections, fleet_server
 from hyperbloom.server.broker.superlink import free_port
 
 pytestmark = pytest.mark.timeout(60)
@@ -200,6 +200,8 @@ def test_metadata_of_many_bytes_are_refused(port: Port) -> None:
 def test_who_floods_the_port_is_cut_off_and_a_member_at_the_same_address_is_not(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
+    port.connections._places = threading.BoundedSemaphore(1)
+    port.connections._places.acquire()  # nobody else may wait
     member, stranger = port.member(), port.channel()
     member.PullMessages(PullMessagesRequest(node=port.node))
     states: list[grpc.ChannelConnectivity] = []
@@ -219,7 +221,21 @@ def test_who_floods_the_port_is_cut_off_and_a_member_at_the_same_address_is_not(
     assert line.startswith("127.0.0.1 floods")
 
 
-def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_at_once(
+def test_who_is_refused_all_the_time_waits_for_the_answer(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink_port, "HELD_S", 1000.0)
+    stranger, never, places = port.channel(), threading.Event(), port.connections._places
+    for _ in range(PATIENCE):
+        assert port.knock(stranger) == grpc.StatusCode.UNAUTHENTICATED
+    call = stranger.stream_unary(PULL).future(iter(never.wait, True), timeout=SECONDS)
+    until(lambda: places._value == MOST_HELD - 1)
+    port.member().PullMessages(PullMessagesRequest(node=port.node))
+    assert not call.done() and not port.connections._doomed
+    call.cancel()
+    never.set()
+    until(lambda: places._value == MOST_HELD)
+
+
+def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_soon(
     port: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(superlink_port, "MOST_STRANGERS", 3)
@@ -235,6 +251,9 @@ def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_
             silent.append(closing.enter_context(socket.create_connection(("127.0.0.1", number))))
             until(lambda: f"ipv4:127.0.0.1:{silent[-1].getsockname()[1]}" in peers())
             port.connections.sweep()
+        assert len(peers()) == 6, "not at once: they would come back"
+        port.connections.most = 8  # files run short
+        port.connections.sweep()
         assert all(hangs_up(each) for each in silent[:2])
         until(lambda: len(peers()) == 4)
         assert "holds over 3 connections without a call; the oldest are closed" in caplog.text
