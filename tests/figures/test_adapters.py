@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from figures.adapters import chosen, main, table
+from figures.adapters import chosen, main, read, table
 
 
 def line(method: str, rate: float, seed: int, val: float, test: float, **more: object) -> dict[str, object]:
@@ -31,3 +31,9 @@ def test_a_row_has_mean_and_deviation_over_seeds(tmp_path: Path, capsys: pytest.
     (tmp_path / "results.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
     assert main(["table", "--results", str(tmp_path / "results.jsonl")]) == 0
     assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_the_page_has_the_programs_table() -> None:
+    top = Path(__file__).parents[2]
+    page = (top / "docs" / "backbones.md").read_text(encoding="utf-8")
+    assert table(read(top / "figures" / "adapters.jsonl")).strip() in page
