@@ -3,10 +3,11 @@
 gRPC Python neither reports nor closes connections. So this module looks at the process's own sockets, and shuts down
 
 * a connection with refused calls, once its address had `PATIENCE` refused calls within a minute. But `MOST_HELD` such
-  calls are answered late in place of that: who waits does not come back at once, with another handshake;
+  calls are answered late in place of that, over a connection that sends `SLOW_BYTES` a second: who waits does not come
+  back at once, with another handshake;
 * a connection that has brought no call with a valid key for `SILENT_S` seconds;
-* the oldest such connections of an address that has more than `MOST_STRANGERS` of them, after `HELD_S` seconds, or at
-  once where files run short: who is cut off comes back at once, too.
+* where files run short, the oldest such connections of an address that has more than `MOST_STRANGERS` of them. Not
+  otherwise: who is cut off comes back at once, too, and a silent connection costs less than a new one.
 
 gRPC cleans up as after any lost connection. Connections of known clients stay, whatever their address.
 """
@@ -31,6 +32,7 @@ from hyperbloom.server.broker.state import MOST_WAITING
 
 PATIENCE = 10
 MOST_HELD, HELD_S = 256, 5.0
+SO_MAX_PACING_RATE, SLOW_BYTES = 47, 1000  # a constant of Linux that Python does not name
 SILENT_S = 20.0
 MOST_STRANGERS = 256
 MINUTE_S = 60.0
@@ -53,6 +55,7 @@ class Connections:
         self._known: set[str] = set()
         self._refused: Counter[str] = Counter()  # refused calls in this minute, by address
         self._doomed: set[str] = set()
+        self._slow: set[str] = set()
         self._opened: dict[str, float] = {}
         self._minute = 0.0
         self._something = threading.Event()
@@ -75,17 +78,19 @@ class Connections:
             count = self._refused[_address(peer)]
         if count == PATIENCE + 1:
             say(f"{peer} floods the port with calls that are refused; they are answered late, or it is cut off")
-        if count > PATIENCE and not self._hold(context):
+        if count > PATIENCE and not self._hold(context, peer):
             with self._lock:
                 self._doomed.add(peer)
                 self._something.set()
         return count <= PATIENCE
 
-    def _hold(self, context: grpc.ServicerContext) -> bool:
+    def _hold(self, context: grpc.ServicerContext, peer: str) -> bool:
         """Let a call wait, unless too many do; return whether it has waited."""
         is_over = threading.Event()
         if not self._places.acquire(blocking=False):
             return False
+        with self._lock:
+            self._slow.add(peer)
         try:
             return context.add_callback(is_over.set) and not is_over.wait(HELD_S)
         finally:
@@ -103,23 +108,24 @@ class Connections:
         sockets, now = _sockets(self.port), time.monotonic()
         with self._lock:
             doomed, self._doomed = self._doomed & sockets.keys(), set()
+            slow, self._slow = self._slow & sockets.keys(), set()
             if now - self._minute > MINUTE_S:
                 self._minute = now
                 self._refused.clear()
         self._opened = {peer: self._opened.get(peer, now) for peer in sockets}
         self._known.intersection_update(sockets)
-        crowds = Counter[str]()
+        crowds, few = Counter[str](), 2 * len(sockets) > self.most
         for peer in sorted(sockets.keys() - self._known, key=lambda peer: -self._opened[peer]):
             crowds[_address(peer)] += 1
-            if crowds[_address(peer)] == MOST_STRANGERS + 1:
+            if few and crowds[_address(peer)] == MOST_STRANGERS + 1:
                 say(f"{peer} holds over {MOST_STRANGERS} connections without a call; the oldest are closed")
-            age = now - self._opened[peer]
-            patience = HELD_S if 2 * len(sockets) < self.most else 0.0
-            if age > (SILENT_S if crowds[_address(peer)] <= MOST_STRANGERS else patience):
+            if now - self._opened[peer] > SILENT_S or (few and crowds[_address(peer)] > MOST_STRANGERS):
                 doomed.add(peer)
         for peer in doomed:
-            _shut(sockets[peer], peer)
-        self._rest = 10 * (time.thread_time() - began)
+            _with(sockets[peer], peer, lambda each: each.shutdown(socket.SHUT_RDWR))
+        for peer in slow:
+            _with(sockets[peer], peer, lambda each: each.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, SLOW_BYTES))
+        self._rest = 30 * (time.thread_time() - began)
 
 
 def _address(peer: str) -> str:
@@ -159,14 +165,14 @@ def _peer(connection: socket.socket) -> str:
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-def _shut(descriptor: int, peer: str) -> None:
-    """Shut a connection down, unless the descriptor belongs to another one by now."""
+def _with(descriptor: int, peer: str, act: Callable[[socket.socket], None]) -> None:
+    """Do something with a connection, unless the descriptor belongs to another one by now."""
     with suppress(OSError):
         copy = os.dup(descriptor)
         try:
             with _borrowed(copy) as connection:
                 if _peer(connection) == peer:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    act(connection)
         finally:
             os.close(copy)
 
@@ -184,7 +190,7 @@ def options() -> list[tuple[str, int]]:
         ("grpc.per_message_decompression", 0),
         # A fixed flow-control window: data that nobody reads stays small.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", int(1000 * SILENT_S)),
         ("grpc.max_connection_idle_ms", 300_000),
         # The grace lets the upload of a large object finish.
         ("grpc.max_connection_age_ms", 3_600_000),

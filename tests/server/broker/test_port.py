@@ -29,7 +29,7 @@ from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
 from hyperbloom.server.broker import port as superlink_port
 from hyperbloom.server.broker.door import Door, Keys
-from hyperbloom.server.broker.port import MOST_FILES, MOST_HELD, PATIENCE, Connections, fleet_server
+from hyperbloom.server.broker.port import MOST_FILES, MOST_HELD, PATIENCE, SLOW_BYTES, Connections, fleet_server
 from hyperbloom.server.broker.superlink import free_port
 
 pytestmark = pytest.mark.timeout(60)
@@ -235,7 +235,25 @@ def test_who_is_refused_all_the_time_waits_for_the_answer(port: Port, monkeypatc
     until(lambda: places._value == MOST_HELD)
 
 
-def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_soon(
+def test_connections_that_flood_are_slowed_down_and_others_are_not(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink_port, "HELD_S", 0.0)
+    stranger = port.channel()
+    port.member().PullMessages(PullMessagesRequest(node=port.node))
+    for _ in range(PATIENCE + 1):
+        assert port.knock(stranger) == grpc.StatusCode.UNAUTHENTICATED
+    port.connections.sweep()
+    rates = {}
+    for peer, descriptor in superlink_port._sockets(port.connections.port).items():
+        with superlink_port._borrowed(descriptor) as each:
+            rates[peer] = each.getsockopt(socket.SOL_SOCKET, superlink_port.SO_MAX_PACING_RATE)
+    (member,) = port.connections._known
+    assert rates.pop(member) != SLOW_BYTES
+    assert list(rates.values()) == [SLOW_BYTES]
+
+
+def test_silent_connections_are_closed_after_a_while_and_the_oldest_at_once_where_files_run_short(
     port: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(superlink_port, "MOST_STRANGERS", 3)
@@ -251,7 +269,7 @@ def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_
             silent.append(closing.enter_context(socket.create_connection(("127.0.0.1", number))))
             until(lambda: f"ipv4:127.0.0.1:{silent[-1].getsockname()[1]}" in peers())
             port.connections.sweep()
-        assert len(peers()) == 6, "not at once: they would come back"
+        assert len(peers()) == 6, "they would come back"
         port.connections.most = 8  # files run short
         port.connections.sweep()
         assert all(hangs_up(each) for each in silent[:2])
@@ -265,12 +283,15 @@ def test_silent_connections_are_closed_after_a_while_and_the_oldest_of_too_many_
 
 
 def test_an_open_file_that_is_another_one_by_now_is_left_alone() -> None:
+    def hang_up(each: socket.socket) -> None:
+        each.shutdown(socket.SHUT_RDWR)
+
     one, other = socket.socketpair()
     with one, other:
-        superlink_port._shut(one.fileno(), "ipv4:10.0.0.9:5")
+        superlink_port._with(one.fileno(), "ipv4:10.0.0.9:5", hang_up)
         one.sendall(b"still here")
         assert other.recv(100) == b"still here"
-    superlink_port._shut(one.fileno(), "ipv4:10.0.0.9:5")  # it is closed
+    superlink_port._with(one.fileno(), "ipv4:10.0.0.9:5", hang_up)  # it is closed
 
 
 def test_a_port_that_is_taken_is_told(port: Port) -> None:
