@@ -17,6 +17,7 @@ A table is a YAML file in `figures/papers/`:
         after_first                 starts from what the column's first run has learned (`init_from`)
         columns                     run of single columns, overrides the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
+        why                         by column, the experiment that explains why our number differs
 """
 
 from collections.abc import Mapping
@@ -74,6 +75,7 @@ class Method(Section):
     after_first: bool = False
     note: str = ""
     numbers: dict[str, Written] = Field({})
+    why: dict[str, str] = Field({})
 
     @property
     def there(self) -> bool:

@@ -235,9 +235,7 @@ def test_who_is_refused_all_the_time_waits_for_the_answer(port: Port, monkeypatc
     until(lambda: places._value == MOST_HELD)
 
 
-def test_connections_that_flood_are_slowed_down_and_others_are_not(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_that_flood_are_slowed_down_and_others_are_not(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(superlink_port, "HELD_S", 0.0)
     stranger = port.channel()
     port.member().PullMessages(PullMessagesRequest(node=port.node))

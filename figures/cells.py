@@ -1,0 +1,182 @@
+"""Every number of the papers' tables beside ours: which were reached, which were not, and which were not run.
+
+A cell is one number of a paper. Ours is the mean over seeds at the round that validation selected, of the runs without
+settings of their own and with the most rounds. Its verdict compares the two means: `above` or `below` if they differ
+by more than the paper's deviation, or by two points where it gives none, else `within`. A cell is `reached` if it is
+within or above with three seeds and the paper's rounds. Where all runs have settings of their own (fewer steps, smaller
+networks, other data), it is `not comparable`.
+
+    python -m figures.cells           # writes figures/cells.json, docs/cells.md and the README's sentence
+    python -m figures.cells --check   # exit code 1 if they are not what the results say
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from figures.odpfl import ROWS
+from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
+from hyperbloom.common.files.storage import write_bytes
+
+TOP = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures.cells: begin -->", "<!-- figures.cells: end -->"
+SYSTEMS = {"pFedHN": "pfedhn", "ODPFL-HN": "odpfl", "HAFL-GHN": "hafl", "FedHeNN": "fedhenn"}
+TOLERANCE = 2.0
+SEEDS = 3
+VERDICTS = ("reached", "above", "within", "below", "not comparable", "not run")
+Line = dict[str, Any]
+
+
+def lines() -> Iterator[Line]:
+    """Yield each run of a cell: table, column, method, seed, rounds, our number, and its own settings."""
+    for line in read(TOP / "figures" / "reproduced.jsonl"):
+        _, _, test = max(line["round_val_test"], key=lambda point: point[1])
+        own = [f"{key}={line[key]}" for key in ("pixels", "size") if key in line]
+        yield {**line, "ours": test, "set": [*line.get("set", []), *own]}
+    for line in read(TOP / "figures" / "odpfl.jsonl"):
+        if line["method"] in ROWS and line["clients"] == 100:
+            column = f"{line['data']}-{line['split'].removeprefix('dirichlet-')}"
+            about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"]]}
+            yield {**line, **about, "ours": line["novel_test_mean"]}
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file of results."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+def cells(found: Iterable[Line]) -> list[Line]:
+    """Return all cells that can be run, in the order of the tables."""
+    runs: dict[tuple[str, str, str], list[Line]] = {}
+    for line in found:
+        runs.setdefault((line["table"], line["column"], line["method"]), []).append(line)
+    return [
+        cell(table, name, column, method, part, runs.get((name, column, method), []) if part == WHOLE else [])
+        for name, table in (
+            (name, load_table(name)) for name in table_names() if name.startswith(tuple(SYSTEMS.values()))
+        )
+        for column, about in table.columns.items()
+        if not about.cannot
+        for method, row in table.methods.items()
+        if row.there
+        for part in row.figures(column)
+    ]
+
+
+def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs: Sequence[Line]) -> Line:
+    """Return a cell with its runs: those without settings of their own if there are any, and with most rounds."""
+    row, stand_in = table.methods[method], table.columns[column].stand_in
+    paper = row.figures(column)[part]
+    plain = [run for run in runs if not run["set"]] or [run for run in runs if run["set"] == runs[-1]["set"]]
+    runs = [run for run in plain if run["rounds"] == max(run["rounds"] for run in plain)]
+    ours = [run["ours"] for run in runs]
+    settings = {"rounds": runs[0]["rounds"], "set": runs[0]["set"]} if runs else {}
+    result = {
+        "cell": ", ".join(filter(None, [name, table.columns[column].title, method, part])),
+        "own": method.startswith(tuple(SYSTEMS)),
+        "paper": [paper.mean, paper.deviation],
+        "ours": [round(statistics.fmean(ours), 2), _deviation(ours)] if ours else None,
+        "seeds": sorted(run["seed"] for run in runs),
+        "settings": settings | {"rounds of the paper": table.config(method, column).rounds},
+    }
+    return result | {"verdict": _verdict(result, stand_in), "why": row.why.get(column, "")}
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return round(statistics.stdev(values), 2) if len(values) > 1 else None
+
+
+def _verdict(cell: Line, stand_in: str) -> str:
+    settings = cell["settings"]
+    if cell["ours"] is None:
+        return "not run"
+    if settings["set"] or stand_in:
+        return "not comparable"
+    (paper, deviation), (ours, _) = cell["paper"], cell["ours"]
+    word = "above" if ours > paper else "below"
+    if abs(ours - paper) <= (TOLERANCE if deviation is None else deviation):
+        word = "within"
+    whole = len(cell["seeds"]) >= SEEDS and settings["rounds"] >= settings["rounds of the paper"]
+    return "reached" if whole and word != "below" else word
+
+
+# ---------------------------------------------------------------------- pages
+
+
+def page(some: Sequence[Line]) -> str:
+    """Return the tables as Markdown: how many cells of each paper have which verdict, then those that were run."""
+    parts = [_row(["paper", "cells", *VERDICTS]), _row(["---"] * (2 + len(VERDICTS)))]
+    for paper, prefix in SYSTEMS.items():
+        for who, own in ((paper, True), (f"{paper}'s baselines", False)):
+            verdicts = Counter(x["verdict"] for x in some if x["cell"].startswith(prefix) and x["own"] == own)
+            parts.append(_row([who, str(verdicts.total()), *(str(verdicts[each] or "") for each in VERDICTS)]))
+    parts += ["", _row(["cell", "paper", "ours", "seeds", "rounds", "verdict"]), _row(["---"] * 6)]
+    parts += [_row(_shown(each)) for each in some if each["ours"]]
+    whys = [f"* *{each['cell']}*: {each['why']}" for each in some if each["why"]]
+    return "\n".join([*parts, "", *whys]).rstrip()
+
+
+def _shown(cell: Line) -> list[str]:
+    settings = cell["settings"]
+    rounds = f"{settings['rounds']:,} of {settings['rounds of the paper']:,}"
+    if settings["set"]:
+        rounds += f" ({', '.join(settings['set'])})"
+    numbers = [_number(*cell["paper"]), _number(*cell["ours"])]
+    return [cell["cell"], *numbers, str(len(cell["seeds"])), rounds, cell["verdict"]]
+
+
+def _number(mean: float, deviation: float | None) -> str:
+    return f"{mean:.2f}" + (f" +- {deviation:.2f}" if deviation is not None else "")
+
+
+def _row(parts: Iterable[str]) -> str:
+    return f"| {' | '.join(parts)} |"
+
+
+def sentence(some: Sequence[Line]) -> str:
+    """Return what the README says."""
+    own = Counter(each["verdict"] for each in some if each["own"])
+    run = own.total() - own["not run"] - own["not comparable"]
+    return (
+        f"Of {own.total()} figures that the papers' tables have for their own methods, {run} were run at a scale that "
+        f"can be compared:\n{own['reached']} are reached with three seeds, {own['within'] + own['above']} more are "
+        "within the paper's deviation or above it with fewer seeds or rounds, and "
+        f"{own['below']} are\nbelow it "
+        "([every cell](docs/cells.md))."
+    )
+
+
+def between(text: str, inner: str) -> str:
+    """Return a page with what stands between its marks replaced."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{inner}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the pages, or compare them with the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args, some = parser.parse_args(words), cells(lines())
+    old = {path: path.read_text(encoding="utf-8") for path in (TOP / "docs" / "cells.md", TOP / "README.md")}
+    new = {
+        path: between(text, inner)
+        for (path, text), inner in zip(old.items(), (page(some), sentence(some)), strict=True)
+    }
+    table = TOP / "figures" / "cells.json"
+    old[table] = table.read_text(encoding="utf-8") if table.exists() else ""
+    new[table] = "[\n" + ",\n".join(json.dumps(each) for each in some) + "\n]\n"
+    stale = [path for path in old if old[path] != new[path]]
+    for path in stale:
+        if not args.check:
+            write_bytes(path, new[path].encode())
+        print(f"{path.relative_to(TOP)}: {'stale' if args.check else 'written'}")
+    return int(args.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The table of the papers' cells: its verdicts, and that the pages say what the results say."""
+
+from typing import Any
+
+import pytest
+
+from figures.cells import cell, cells, main, page, sentence
+from figures.paper_tables import WHOLE, load_table
+
+TABLE = load_table("pfedhn-table3")
+
+
+def verdict(ours: list[float], rounds: int = 5000, own: list[str] | None = None) -> str:
+    """Return what is said of pFedHN with ten clients, where the paper has 99.53 +- 0.16."""
+    runs = [{"seed": seed, "rounds": rounds, "ours": each, "set": own or []} for seed, each in enumerate(ours)]
+    found: str = cell(TABLE, "pfedhn-table3", "mnist-10", "pFedHN", WHOLE, runs)["verdict"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"), [(99.40, "within"), (99.66, "within"), (99.70, "above"), (99.36, "below")]
+)
+def test_a_mean_is_compared_with_the_papers_by_the_papers_deviation(ours: float, expected: str) -> None:
+    assert verdict([ours]) == expected
+    assert verdict([ours] * 3) == (expected if expected == "below" else "reached")
+    assert verdict([ours] * 3, rounds=4999) == expected
+    assert verdict([ours] * 3, own=["local.steps=40"]) == "not comparable"
+
+
+def test_a_cell_without_a_run_is_not_run() -> None:
+    assert verdict([]) == "not run"
+
+
+def test_ours_is_the_mean_of_the_runs_with_the_papers_settings_and_most_rounds() -> None:
+    def run(seed: int, rounds: int, ours: float, *own: str) -> dict[str, Any]:
+        about = {"table": "pfedhn-table3", "column": "mnist-10", "method": "pFedHN"}
+        return {**about, "seed": seed, "rounds": rounds, "ours": ours, "set": own}
+
+    runs = [run(0, 5000, 99.0), run(1, 5000, 98.0), run(2, 200, 10.0), run(3, 5000, 20.0, "hidden_dim=200")]
+    (found,) = [each for each in cells(runs) if each["cell"] == "pfedhn-table3, MNIST, 10 clients, pFedHN"]
+    assert (found["ours"], found["seeds"], found["own"]) == ([98.5, 0.71], [0, 1], True)
+    text = page([found])
+    assert (
+        "| pfedhn-table3, MNIST, 10 clients, pFedHN | 99.53 +- 0.16 | 98.50 +- 0.71 | 2 | 5,000 of 5,000 | below |"
+        in text
+    )
+    assert "| pFedHN | 1 |  |  |  | 1 |  |  |" in text
+    assert "Of 1 figures" in sentence([found]) and "0 are reached with three seeds" in sentence([found])
+
+
+def test_the_pages_say_what_the_results_say() -> None:
+    assert main(["--check"]) == 0
