@@ -73,6 +73,8 @@ class Connections:
     def refused(self, context: grpc.ServicerContext) -> bool:
         """Record a refused call; return whether to report it, which is False once an address has too many."""
         peer = context.peer()
+        if not _address(peer):
+            return False  # the connection is gone
         with self._lock:
             self._refused[_address(peer)] += 1
             count = self._refused[_address(peer)]

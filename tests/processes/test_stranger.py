@@ -57,7 +57,6 @@ def test_strangers_stop_no_round_and_fill_no_memory(
         attack = [address, "--ca", str(files.ca), "--how", how, "--connections", str(connections), "--seconds", "1000"]
         strangers.append((site.start("siege.stranger", how, *attack), connections))
     server.wait_for("127.0.0.1 floods the port with calls that are refused; they are answered late, or it is cut off")
-    server.wait_for("127.0.0.1 holds over 256 connections without a call; the oldest are closed")
     # Calls of headers alone are answered late, so that their connections stand.
     until(lambda: all(opened(stranger) > most for stranger, most in strangers[1:]), "connections closed by each attack")
     begun = rounds()
