@@ -217,6 +217,10 @@ class Algorithm(ABC):
         """Play the exchanges that score clients. By default one: each scores its present weights."""
         return Evaluation((yield from turn.score(clients)))
 
+    def common(self, client: Client) -> Weights | None:
+        """Return the model for all, as this client would be sent it; None: there is none."""
+        return None
+
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:

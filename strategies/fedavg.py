@@ -67,6 +67,10 @@ class FedAvg(Algorithm):
         if updates:
             self.global_weights = average(updates)
 
+    def common(self, client: Client) -> Weights | None:
+        """Return the global model, unless clients keep a part of theirs to themselves."""
+        return Weights(self.whole, self.global_weights) if self.private in ("none", "copy") else None
+
     def state(self) -> dict[str, Tensor]:
         """Return the global model by parameter."""
         return self.whole.views(self.global_weights)

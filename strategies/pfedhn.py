@@ -199,6 +199,15 @@ class PFedHN(Algorithm):
             self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
             self._applied.append(reply)
 
+    def common(self, client: Client) -> Weights | None:
+        """Return the mean of the weights of all clients that train and have this client's head."""
+        known, head = len(self.learner.table.weight), self.head_of(client)
+        others = (c for _, c in sorted(self.clients.items()) if c.row < known and not self.config.is_novel(c.row))
+        rows = [other.row for other in others if self.head_of(other) == head]
+        if not rows or self.private != "none":
+            return None
+        return Weights(self.layout(client), self.learner.average(rows, head))
+
     def head_of(self, client: Client) -> str:
         """Return the name of the head that generates a client's weights: the size of its network."""
         return client.about.size

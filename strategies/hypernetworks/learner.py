@@ -107,6 +107,13 @@ class HypernetworkLearner:
         weights: Tensor = self.hypernetwork(descriptors.to(self._device), size)
         return weights.cpu()
 
+    @torch.no_grad()
+    def average(self, rows: Sequence[int], size: str) -> Tensor:
+        """Return the mean `(P,)` of the weights of clients of one size: heads are linear in their inputs."""
+        table = self.table(torch.tensor(rows, device=self._device))
+        features = self.hypernetwork.features(table, size).mean(0, keepdim=True)
+        return self.hypernetwork.write(features, features.new_ones(1), size)[0].cpu()
+
     def update(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
         """Learn from a cohort.
 

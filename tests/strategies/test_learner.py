@@ -21,7 +21,7 @@ from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import SGD
-from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
+from hyperbloom.strategies.hypernetworks import ChunkedHypernetwork, EmbeddingTable, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from tests.strategies.conftest import assert_same
 from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN
@@ -755,3 +755,13 @@ def test_a_heads_gradient_takes_the_memory_of_the_last_one_and_none_of_its_value
     assert again._spare[weight].data_ptr() == kept.data_ptr()
     for name, value in whole.state().items():
         assert torch.equal(again.state()[name], value), name
+
+
+@pytest.mark.parametrize("kind", [MLPHypernetwork, ChunkedHypernetwork])
+def test_the_mean_of_clients_weights_takes_one_pass_of_their_mean_features(kind: type[Any]) -> None:
+    layouts = {"M": Layout((("a", (3, 4)), ("b", (5,))))}
+    table = EmbeddingTable(2, seed=1)
+    for name in "abc":
+        table.grow(name)
+    learner = HypernetworkLearner(kind(layouts, 2, 8, 1), table)
+    torch.testing.assert_close(learner.average([0, 2], "M"), learner.generate([0, 2], "M").mean(0))
