@@ -9,8 +9,8 @@ https://arxiv.org/abs/2103.04628.
     server:    (d theta_i / d[phi, v_i])^T (-delta_i)   is the gradient for its persistent optimiser
 
 Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
-per round. With `options.start=common` h writes deviations from one network, which are zero at first. Secure aggregation
-is impossible, because the server needs each client's own delta.
+per round. With `options.start=common` h writes deviations from one network, which are zero at first; with `scaled` each
+tensor starts with torch's deviation. Secure aggregation is impossible, as the server needs each client's own delta.
 """
 
 from collections import deque
@@ -37,6 +37,9 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
+DRAWS = 16
+"""Networks from which a scaled start takes torch's initial deviations."""
+
 
 class PFedHNOptions(Section):
     """Options of pFedHN; the defaults are the values of the authors' code."""
@@ -61,8 +64,10 @@ class PFedHNOptions(Section):
     )
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
-    start: Literal["hypernetwork", "common"] = Field(
-        "hypernetwork", description="first weights: what the hypernetwork draws; common: one network's, for all clients"
+    start: Literal["hypernetwork", "common", "scaled"] = Field(
+        "hypernetwork",
+        description="first weights: drawn by the hypernetwork; common: one network's, for all clients; scaled: drawn, "
+        "with the deviation of torch's initial weights in each tensor",
     )
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
@@ -129,6 +134,11 @@ class PFedHN(Algorithm):
             network = self.hypernetwork(layouts, dim)
             if options.start == "common" or not self.setting.spec.is_new:  # or where a pretrained network is
                 network.start_at({size: self.setting.first_values(size, self.config.seed) for size in layouts})
+            elif options.start == "scaled":
+                seeds = range(self.config.seed, self.config.seed + DRAWS)
+                draws = {x: torch.stack([self.setting.first_values(x, seed) for seed in seeds]) for x in layouts}
+                rows = min(256, max(8, 2**25 // max(x.numel for x in layouts.values())))  # what fits into memory
+                network.start_like(draws, layouts, torch.randn(rows, dim))
         self.learner = HypernetworkLearner(
             network.to(self.device),
             EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned").to(self.device),
