@@ -17,6 +17,7 @@ A table is a YAML file in `figures/papers/`:
         after_first                 starts from what the column's first run has learned (`init_from`)
         columns                     run of single columns, overrides the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
+        control                     without numbers: not in the paper, run beside all its columns
         why                         by column, the experiment that explains why our number differs
 """
 
@@ -33,6 +34,7 @@ import figures.hafl_distillation
 import figures.networks
 import figures.pfedhn_heads
 import figures.pfl
+import figures.section_5_3
 import figures.set_transformer  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
@@ -73,6 +75,7 @@ class Method(Section):
     columns: dict[str, dict[str, Any]] = Field({})
     everyone: bool = False
     after_first: bool = False
+    control: bool = False
     note: str = ""
     numbers: dict[str, Written] = Field({})
     why: dict[str, str] = Field({})
@@ -81,6 +84,10 @@ class Method(Section):
     def there(self) -> bool:
         """Return whether this version has the method; else `why_not` says what is missing."""
         return self.strategy is not None
+
+    def is_in(self, column: str) -> bool:
+        """Return whether the method has a number in a column, or is run beside it."""
+        return self.control or column in self.numbers
 
     def figures(self, column: str) -> dict[str, Figure]:
         """Return the paper's numbers in a column, by part."""
