@@ -7,6 +7,7 @@ https://arxiv.org/abs/2103.04628, section 3 and appendix B.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -34,6 +35,11 @@ class StartingNetwork(nn.Module):
         for name, parameter in self.named_parameters():
             if name.startswith("head"):  # the layers that write weights
                 nn.init.zeros_(parameter)
+
+    @torch.no_grad()
+    def move_start(self, size: str, step: Tensor) -> None:
+        """Add `step` `(P,)` to the start of a size, and so to the weights of all its clients."""
+        self.get_buffer(f"start_{size}").add_(step.to(next(self.parameters())))
 
     def from_start(self, deviations: Tensor, size: str, ones: Tensor | None = None) -> Tensor:
         """Return the weights `(C, P)` for deviations, with `ones` `(C,)` times the start."""
