@@ -30,6 +30,7 @@ from pydantic import Field
 import figures.dss
 import figures.fedma
 import figures.hafl_distillation
+import figures.lg_fedavg
 import figures.networks
 import figures.pfedhn_heads
 import figures.pfl

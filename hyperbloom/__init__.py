@@ -9,7 +9,6 @@ __all__ = [
     *(
         "GHNServer",
         "HyperFL",
-        "LGFedAvg",
         "Local",
         "ODPFL",
         "PFedHN",

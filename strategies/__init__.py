@@ -16,7 +16,6 @@ from hyperbloom.strategies.fedprox import FedProx
 from hyperbloom.strategies.fedrep import FedRep
 from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hyperfl import HyperFL
-from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.per_fedavg import PerFedAvg
@@ -35,7 +34,6 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "ghn": GHN,
     "ghn-server": GHNServer,
     "hyperfl": HyperFL,
-    "lg-fedavg": LGFedAvg,
     "local": Local,
     "odpfl": ODPFL,
     "per-fedavg": PerFedAvg,
