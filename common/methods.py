@@ -99,16 +99,6 @@ class PerFedAvg(Method):
         return 4 if self.variant == "hessian-free" else 2
 
 
-class PFedMe(Method):
-    """SGD on the Moreau envelope of the loss with parameter `lamda`. Its minimiser is the personal model."""
-
-    private: ClassVar[tuple[str, ...]] = ("copy",)
-    kind: Literal["pfedme"] = "pfedme"
-    lamda: Rate
-    inner_steps: Positive
-    inner_rate: Rate
-
-
 class Frozen(Method):
     """SGD on all parameters except those in `names`."""
 
@@ -127,5 +117,5 @@ class Aligned(Method):
     draw: int  # seed that selects them
 
 
-_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, PerFedAvg, PFedMe, Frozen, Aligned)
+_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, PerFedAvg, Frozen, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

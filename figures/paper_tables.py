@@ -33,6 +33,7 @@ import figures.hafl_distillation
 import figures.lg_fedavg
 import figures.networks
 import figures.pfedhn_heads
+import figures.pfedme
 import figures.pfl
 import figures.set_transformer  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml

@@ -20,7 +20,6 @@ from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
-from hyperbloom.strategies.pfedme import PFedMe
 
 STRATEGIES: dict[str, type[Algorithm]] = {
     "ditto": Ditto,
@@ -39,7 +38,6 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedhn-pc": PFedHNPC,
-    "pfedme": PFedMe,
 }
 
 

@@ -17,7 +17,7 @@ from hyperbloom.common.alignment import check_factor
 from hyperbloom.common.cka import linear_cka
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
@@ -127,31 +127,6 @@ def per_fedavg(network: Network, data: Examples, sgd: SGD, seed: int, settings: 
     return (total / updates).item()
 
 
-def pfedme(network: Network, data: Examples, sgd: SGD, seed: int, settings: PFedMe) -> float:
-    """SGD on the Moreau envelope, whose gradient at `w` is `lamda (w - theta)`.
-
-    `theta` starts the round at `w`. For each batch it takes `inner_steps` plain gradient steps on
-    `f(theta) + lamda/2 |theta - w|^2`. Then `w` takes one step of the order's SGD with clipping and weight decay. The
-    last batch has fewer inner steps if the budget ends there. The personal model becomes `theta`.
-    """
-    module, shared = network.module, network.shared
-    w, total = Flat(shared.layout, shared.values.clone()), torch.zeros((), device=data.labels.device)
-    starts = range(0, sgd.steps, settings.inner_steps)
-    batches = draw_batches(len(data), sgd.batch_size, len(starts), seed).to(data.labels.device)
-    module.train()
-    for first, batch in zip(starts, batches, strict=True):
-        for _ in range(min(settings.inner_steps, sgd.steps - first)):
-            total += backward(module, [shared], data, batch)
-            shared.gradient.add_(shared.values - w.values, alpha=settings.lamda)
-            shared.values.sub_(shared.gradient, alpha=settings.inner_rate)
-        torch.sub(w.values, shared.values, out=w.gradient).mul_(settings.lamda)
-        w.clip(sgd.clip)
-        w.step(sgd)
-    network.personal.load(shared.values)
-    shared.values.copy_(w.values)
-    return (total / sgd.steps).item()
-
-
 def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
     """SGD that keeps some parameters exactly as sent, without weight decay."""
     shared = network.shared
@@ -232,6 +207,5 @@ LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "frozen": frozen,
     "hyperfl": fedrep,
     "per-fedavg": per_fedavg,
-    "pfedme": pfedme,
 }
 """Functions by kind, with the signature of `fedprox`; `aligned` also takes a `Likeness`."""

@@ -3,6 +3,7 @@
 import pytest
 
 from figures.fedhenn_rbf import AlignedRBF
+from figures.pfedme import Moreau
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import (
     METHODS,
@@ -14,7 +15,6 @@ from hyperbloom.common.methods import (
     HyperFL,
     Method,
     PerFedAvg,
-    PFedMe,
 )
 from hyperbloom.common.wire.orders import PRIVATE
 
@@ -24,7 +24,7 @@ EXAMPLES: list[Method] = [
     FedRep(head_share=0.9),
     HyperFL(head_share=0.2, head_rate=5.0),
     PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
-    PFedMe(lamda=15.0, inner_steps=5, inner_rate=0.05),
+    Moreau(lamda=15.0, inner_steps=5, inner_rate=0.05),
     Frozen(names=("fc1.weight", "fc1.bias")),
     Aligned(eta=0.1, reference="d1ce", rows=500, draw=3),
     AlignedRBF(eta=0.1, reference="d1ce", rows=500, draw=3),

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from figures.pfedme import Moreau
 from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, draw_batches, train
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.models.generated import Generated
 from hyperbloom.common.wire.orders import SGD
@@ -267,7 +268,7 @@ def test_the_personal_part_of_ditto_is_its_algorithm() -> None:
 
 # ---------------------------------------------------------------------- pfedme
 
-MOREAU = PFedMe(lamda=2.0, inner_steps=3, inner_rate=0.2)
+MOREAU = Moreau(lamda=2.0, inner_steps=3, inner_rate=0.2)
 
 
 def test_pfedme_is_its_algorithm() -> None:
@@ -304,7 +305,7 @@ def test_pfedme_tends_to_sgd_as_lambda_grows(inner_steps: int) -> None:
     plain, _, _ = run(None, steps=6)
     errors = []
     for lamda in (1e3, 1e5):
-        method = PFedMe(lamda=lamda, inner_steps=inner_steps, inner_rate=1 / lamda)
+        method = Moreau(lamda=lamda, inner_steps=inner_steps, inner_rate=1 / lamda)
         shared, personal, _ = run(method, private="copy", steps=6 * inner_steps)
         errors.append(float((shared.values - plain.values).norm()))
         # theta is where w was before its last step, up to 1 / lambda
