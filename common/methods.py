@@ -11,7 +11,6 @@ from pydantic import ConfigDict, Field
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import WireError
 
-Variant = Literal["first-order", "hessian-free"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -85,20 +84,6 @@ class HyperFL(FedRep):
     head_rate: Rate
 
 
-class PerFedAvg(Method):
-    """SGD on the loss after one step of rate `alpha`."""
-
-    kind: Literal["per-fedavg"] = "per-fedavg"
-    alpha: Share
-    variant: Variant
-    delta: Rate  # hessian-free: length of the finite difference, in units of the gradient
-
-    @property
-    def fewest_steps(self) -> int:
-        """Number of gradients in one update."""
-        return 4 if self.variant == "hessian-free" else 2
-
-
 class Frozen(Method):
     """SGD on all parameters except those in `names`."""
 
@@ -117,5 +102,5 @@ class Aligned(Method):
     draw: int  # seed that selects them
 
 
-_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, PerFedAvg, Frozen, Aligned)
+_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, Frozen, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

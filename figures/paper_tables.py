@@ -32,6 +32,7 @@ import figures.fedma
 import figures.hafl_distillation
 import figures.lg_fedavg
 import figures.networks
+import figures.per_fedavg
 import figures.pfedhn_heads
 import figures.pfedme
 import figures.pfl

@@ -13,7 +13,6 @@ __all__ = [
         "ODPFL",
         "PFedHN",
         "PFedHNPC",
-        "PerFedAvg",
         "Report",
         "Run",
         "run",

@@ -18,7 +18,6 @@ from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hyperfl import HyperFL
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
-from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
 
 STRATEGIES: dict[str, type[Algorithm]] = {
@@ -35,7 +34,6 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "hyperfl": HyperFL,
     "local": Local,
     "odpfl": ODPFL,
-    "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedhn-pc": PFedHNPC,
 }

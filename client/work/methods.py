@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, start, take_steps, train
+from hyperbloom.client.work.sgd import Flat, Network, start, take_steps, train
 from hyperbloom.common.alignment import check_factor
 from hyperbloom.common.cka import linear_cka
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg
+from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
@@ -92,39 +92,6 @@ def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedR
         with _only(network.module, {name for part in parts for name, _ in part.layout.shapes}):
             take_steps(network, parts, data, how, some, total)
     return (total / sgd.steps).item()
-
-
-def per_fedavg(network: Network, data: Examples, sgd: SGD, seed: int, settings: PerFedAvg) -> float:
-    """SGD on `f(w - alpha grad f(w))`, with two gradients in a step, or four with the curvature.
-
-    The gradient is `(I - alpha H(w)) g` with `g = grad f(w - alpha grad f(w))`. The first-order variant leaves `H` out;
-    the hessian-free one computes `H g` from the difference of gradients at `w +- delta g`. The inner gradient, `g` and
-    `H g` use separate batches; those of `g` are the batches of plain SGD. The inner step is not clipped.
-    """
-    module, shared = network.module, network.shared
-    curved = settings.variant == "hessian-free"
-    updates, total = sgd.steps // (4 if curved else 2), torch.zeros((), device=data.labels.device)
-    batches = draw_batches(len(data), sgd.batch_size, updates * (3 if curved else 2), seed)
-    outer, inner, *rest = batches.to(data.labels.device).split(updates)
-    module.train()
-    for number in range(updates):
-        start = shared.values.clone()
-        backward(module, [shared], data, inner[number])
-        shared.values.sub_(shared.gradient, alpha=settings.alpha)
-        total += backward(module, [shared], data, outer[number])
-        gradient = shared.gradient.clone()
-        if curved:
-            torch.add(start, gradient, alpha=settings.delta, out=shared.values)
-            backward(module, [shared], data, rest[0][number])
-            ahead = shared.gradient.clone()
-            torch.sub(start, gradient, alpha=settings.delta, out=shared.values)
-            backward(module, [shared], data, rest[0][number])
-            gradient.sub_(ahead - shared.gradient, alpha=settings.alpha / (2 * settings.delta))
-        shared.values.copy_(start)
-        shared.gradient.copy_(gradient)
-        shared.clip(sgd.clip)
-        shared.step(sgd)
-    return (total / updates).item()
 
 
 def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
@@ -206,6 +173,5 @@ LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "fedrep": fedrep,
     "frozen": frozen,
     "hyperfl": fedrep,
-    "per-fedavg": per_fedavg,
 }
 """Functions by kind, with the signature of `fedprox`; `aligned` also takes a `Likeness`."""

@@ -3,6 +3,7 @@
 import pytest
 
 from figures.fedhenn_rbf import AlignedRBF
+from figures.per_fedavg import Adapted
 from figures.pfedme import Moreau
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import (
@@ -14,7 +15,6 @@ from hyperbloom.common.methods import (
     Frozen,
     HyperFL,
     Method,
-    PerFedAvg,
 )
 from hyperbloom.common.wire.orders import PRIVATE
 
@@ -23,7 +23,7 @@ EXAMPLES: list[Method] = [
     Ditto(lamda=0.1),
     FedRep(head_share=0.9),
     HyperFL(head_share=0.2, head_rate=5.0),
-    PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
+    Adapted(alpha=0.01, variant="hessian-free", delta=1e-3),
     Moreau(lamda=15.0, inner_steps=5, inner_rate=0.05),
     Frozen(names=("fc1.weight", "fc1.bias")),
     Aligned(eta=0.1, reference="d1ce", rows=500, draw=3),
