@@ -84,13 +84,6 @@ class HyperFL(FedRep):
     head_rate: Rate
 
 
-class Frozen(Method):
-    """SGD on all parameters except those in `names`."""
-
-    kind: Literal["frozen"] = "frozen"
-    names: tuple[str, ...]
-
-
 class Aligned(Method):
     """SGD on the loss plus `eta (1 - CKA)` of representations and a target, or those by the weights as sent."""
 
@@ -102,5 +95,5 @@ class Aligned(Method):
     draw: int  # seed that selects them
 
 
-_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, Frozen, Aligned)
+_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

@@ -17,7 +17,7 @@ from hyperbloom.common.alignment import check_factor
 from hyperbloom.common.cka import linear_cka
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method
+from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, HyperFL, Method
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
@@ -89,24 +89,9 @@ def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedR
         head, body = [last], [embedding, network.shared]
         faster = replace(sgd, learning_rate=settings.head_rate * sgd.learning_rate)
     for parts, how, some in ((head, faster, batches[:head_steps]), (body, sgd, batches[head_steps:])):
-        with _only(network.module, {name for part in parts for name, _ in part.layout.shapes}):
+        with train_only(network.module, {name for part in parts for name, _ in part.layout.shapes}):
             take_steps(network, parts, data, how, some, total)
     return (total / sgd.steps).item()
-
-
-def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
-    """SGD that keeps some parameters exactly as sent, without weight decay."""
-    shared = network.shared
-    names, usual = {name for name, _ in shared.layout.shapes}, shared.frozen
-    if not set(settings.names) < names:
-        raise WireError(f"order: expected to freeze some of {', '.join(sorted(names))}, found {settings.names}")
-    gradients = shared.layout.views(shared.gradient)
-    shared.frozen = [*usual, *(gradients[name] for name in settings.names)]
-    try:
-        with _only(network.module, names - set(settings.names)):
-            return train(network, data, sgd, seed, [shared])
-    finally:
-        shared.frozen = usual
 
 
 def aligned(
@@ -154,7 +139,7 @@ def _representations(
 
 
 @contextmanager
-def _only(module: nn.Module, names: set[str]) -> Iterator[None]:
+def train_only(module: nn.Module, names: set[str]) -> Iterator[None]:
     """Compute gradients only of the parameters in `names` that are not frozen."""
     others = [each for name, each in module.named_parameters() if each.requires_grad and name not in names]
     for parameter in others:
@@ -171,7 +156,6 @@ LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "ditto": ditto,
     "fedprox": fedprox,
     "fedrep": fedrep,
-    "frozen": frozen,
     "hyperfl": fedrep,
 }
 """Functions by kind, with the signature of `fedprox`; `aligned` also takes a `Likeness`."""

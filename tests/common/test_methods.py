@@ -3,6 +3,7 @@
 import pytest
 
 from figures.fedhenn_rbf import AlignedRBF
+from figures.fedma import Frozen
 from figures.per_fedavg import Adapted
 from figures.pfedme import Moreau
 from hyperbloom.common.errors import WireError
@@ -12,7 +13,6 @@ from hyperbloom.common.methods import (
     Ditto,
     FedProx,
     FedRep,
-    Frozen,
     HyperFL,
     Method,
 )

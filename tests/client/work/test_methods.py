@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from figures.fedma import Frozen
 from figures.per_fedavg import Adapted
 from figures.pfedme import Moreau
 from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, draw_batches, train
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, HyperFL, Method
+from hyperbloom.common.methods import Ditto, FedProx, FedRep, HyperFL, Method
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.models.generated import Generated
 from hyperbloom.common.wire.orders import SGD
