@@ -61,11 +61,17 @@ class Letter:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply without content; `network` says whether the network is at fault."""
+    """Why there is no answer, or none that counts: a reason for programs, a text for people.
+
+    `network` says whether the network is at fault.
+    """
 
     reason: Reason
     text: str
     network: bool = False
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
