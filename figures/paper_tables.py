@@ -30,8 +30,11 @@ from pydantic import Field
 import figures.dss
 import figures.fedma
 import figures.hafl_distillation
+import figures.lg_fedavg
 import figures.networks
+import figures.per_fedavg
 import figures.pfedhn_heads
+import figures.pfedme
 import figures.pfl
 import figures.set_transformer  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
