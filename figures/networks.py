@@ -7,6 +7,8 @@ https://arxiv.org/abs/2103.04628, section 5, which gives their numbers only
 cnn-1 .. cnn-5   Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
 https://arxiv.org/abs/2202.07757, section IV.A, whose text gives the smallest and the largest, and
 cnn-4 for clients of one architecture; the other two, kernels and widths are ours
+cnn-64-2 .. -4   those of its authors' code (https://github.com/dishamakhija/FedHeNN), without dropout: two 5x5
+convolutions of 64 filters, then two to four linear layers
 lstm-1, lstm-2   for texts, from the same section: an LSTM of one or two layers, then two linear layers; widths ours
 """
 
@@ -36,7 +38,7 @@ EMBEDDED = 32
 
 
 class PooledCNN(nn.Module):
-    """3x3 convolutions, each with pooling by two, then linear layers and the head.
+    """Convolutions, each with pooling by two, then linear layers and the head.
 
     pFedHN's network for Omniglot is one of these; the paper gives only its number of layers.
 
@@ -47,9 +49,11 @@ class PooledCNN(nn.Module):
         input_shape: shape of an image.
         num_classes: number of logits.
         width: unit of `filters`.
+        kernel: height and width of the convolutions.
+        padding: at each side of an image.
 
     Shape:
-        inputs `(B, C, H, W)` with H and W at least `2^convolutions`; logits `(B, num_classes)`.
+        inputs `(B, C, H, W)`, from which convolutions and pooling leave at least one point; logits `(B, num_classes)`.
     """
 
     def __init__(
@@ -60,14 +64,20 @@ class PooledCNN(nn.Module):
         input_shape: tuple[int, ...],
         num_classes: int,
         width: int = 16,
+        kernel: int = 3,
+        padding: int = 1,
     ) -> None:
         super().__init__()
-        least = 2 ** len(filters)
+        lost, least = kernel - 1 - 2 * padding, 1
+        for _ in filters:
+            least = 2 * least + lost
         check_image(input_shape, name, least)
         channels, *sides = input_shape
         made = [channels, *(width * each for each in filters)]
-        self.convolutions = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in pairwise(made))
-        widths = [made[-1] * math.prod(side // least for side in sides), *hidden]
+        self.convolutions = nn.ModuleList(nn.Conv2d(*pair, kernel, padding=padding) for pair in pairwise(made))
+        for _ in filters:
+            sides = [(side - lost) // 2 for side in sides]
+        widths = [made[-1] * math.prod(sides), *hidden]
         self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.head = nn.Linear(widths[-1], num_classes)
 
@@ -124,12 +134,19 @@ cnn_1, cnn_2, cnn_3, cnn_4, cnn_5 = (
     partial(PooledCNN, f"cnn-{number}", [2**n for n in range(convolutions)], HIDDEN[len(HIDDEN) - linear + 1 :])
     for number, (convolutions, linear) in enumerate(LAYERS, start=1)
 )
+cnn_64_2, cnn_64_3, cnn_64_4 = (
+    partial(PooledCNN, f"cnn-64-{len(hidden) + 1}", (1, 1), hidden, kernel=5, padding=0)
+    for hidden in ((120,), (120, 64), (200, 120, 64))
+)
 lstm_1, lstm_2 = partial(TextLSTM, 1), partial(TextLSTM, 2)
 
 MODELS["omniglot"] = ModelInfo(omniglot, CNN, "four 3x3 convolutions, two linear layers (pFedHN)")
 for number, make in enumerate((cnn_1, cnn_2, cnn_3, cnn_4, cnn_5), start=1):
     said = f"convolutions: {LAYERS[number - 1][0]}, linear layers: {LAYERS[number - 1][1]} (FedHeNN)"
     MODELS[f"cnn-{number}"] = ModelInfo(make, CNN, said)
+for number, make in enumerate((cnn_64_2, cnn_64_3, cnn_64_4), start=2):
+    said = f"two 5x5 convolutions, linear layers: {number} (FedHeNN's code)"
+    MODELS[f"cnn-64-{number}"] = ModelInfo(make, {"S": 16, "M": 64, "L": 128}, said)
 for number, text in enumerate((lstm_1, lstm_2), start=1):
     said = f"text: {number}-layer LSTM, two linear (FedHeNN)"
     MODELS[f"lstm-{number}"] = ModelInfo(text, {"S": 32, "M": 64, "L": 128}, said)

@@ -17,6 +17,7 @@ A table is a YAML file in `figures/papers/`:
         after_first                 starts from what the column's first run has learned (`init_from`)
         columns                     run of single columns, overrides the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
+        control                     without numbers: not in the paper, run beside all its columns
         why                         by column, the experiment that explains why our number differs
 """
 
@@ -36,6 +37,7 @@ import figures.per_fedavg
 import figures.pfedhn_heads
 import figures.pfedme
 import figures.pfl
+import figures.section_5_3
 import figures.set_transformer  # noqa: F401 - all register what they have
 from hyperbloom.common.config import Positive, RunConfig, Section, check, make_run_config, read_yaml
 from hyperbloom.common.errors import ConfigError
@@ -76,6 +78,7 @@ class Method(Section):
     columns: dict[str, dict[str, Any]] = Field({})
     everyone: bool = False
     after_first: bool = False
+    control: bool = False
     note: str = ""
     numbers: dict[str, Written] = Field({})
     why: dict[str, str] = Field({})
@@ -84,6 +87,10 @@ class Method(Section):
     def there(self) -> bool:
         """Return whether this version has the method; else `why_not` says what is missing."""
         return self.strategy is not None
+
+    def is_in(self, column: str) -> bool:
+        """Return whether the method has a number in a column, or is run beside it."""
+        return self.control or column in self.numbers
 
     def figures(self, column: str) -> dict[str, Figure]:
         """Return the paper's numbers in a column, by part."""
@@ -149,7 +156,9 @@ class PaperTable(Section):
     def _values(self, method: str, column: str) -> dict[str, Any]:
         row = self.methods[method]
         values = _merged(_merged(self.run, self.columns[column].run), {"strategy": row.strategy, **row.run})
-        return _merged(values, row.columns.get(column, {}))
+        values = _merged(values, row.columns.get(column, {}))
+        starts = row.strategy is not None and "start" in find_strategy(row.strategy).options_type.model_fields
+        return _merged({"options": {"start": "hypernetwork"}}, values) if starts else values  # as in the papers
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

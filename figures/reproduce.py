@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
+from figures.paper_tables import WHOLE, Figure, PaperTable, load_table, table_names
 from hyperbloom.common.config import RunConfig, parse_assignment
 from hyperbloom.common.data import DATASETS, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, DataError
@@ -64,7 +64,7 @@ class Reproduction:
     def rows(self) -> list[str]:
         """Return the requested methods that this column has."""
         asked = self.table.methods if self.methods is None else self.methods
-        return [method for method in asked if self.column in self.table.methods[method].numbers]
+        return [method for method in asked if self.table.methods[method].is_in(self.column)]
 
     @cached_property
     def why_not(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ def describe(tables: Mapping[str, PaperTable], overrides: Mapping[str, Any]) -> 
     for name, table in tables.items():
         lines += ["", f"{name}: {table.title} ({table.table} of {table.paper})"]
         for key, column in table.columns.items():
-            rows = [method for method in table.methods if key in table.methods[method].numbers]
+            rows = [method for method in table.methods if table.methods[method].is_in(key)]
             there = [method for method in rows if table.methods[method].there]
             state = f"{len(there)} of {len(rows)} methods"
             if column.cannot:
@@ -199,7 +199,8 @@ def _report(wanted: Reproduction, results: Mapping[str, Sequence[Course]], out: 
 def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[tuple[str, ...]]:
     column = wanted.table.columns[wanted.column]
     rows: list[tuple[str, ...]] = []
-    for part, figure in wanted.table.methods[method].figures(wanted.column).items():
+    figures: Mapping[str, Figure | None] = wanted.table.methods[method].figures(wanted.column)
+    for part, figure in (figures or {WHOLE: None}).items():
         chosen = None if part == WHOLE else column.parts[part]
         ours, difference = "not available" if method in wanted.why_not else "not finished", ""
         if chosen is None and part != WHOLE:
@@ -208,9 +209,10 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[
             means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
             ours = plus_minus(*mean_and_deviation(means))
             # A difference to a stand-in would mean nothing.
-            difference = "" if column.stand_in else f"{fmean(means) - figure.mean:+.2f}"
+            difference = "" if column.stand_in or not figure else f"{fmean(means) - figure.mean:+.2f}"
         name = method if part == WHOLE else f"{method}, {part}"
-        rows.append((name, ours, str(len(results)), plus_minus(figure.mean, figure.deviation), difference))
+        paper = plus_minus(figure.mean, figure.deviation) if figure else ""
+        rows.append((name, ours, str(len(results)), paper, difference))
     return rows
 
 

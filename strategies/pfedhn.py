@@ -15,7 +15,8 @@ averaged as in FedAvg, where an absent client counts as one whose weights did no
     theta_i = w + h(v_i; phi)
     server:   w <- w + s with s = 1/n sum_i delta_i, n the number of clients; phi and v_i learn from delta_i - s
 
-Secure aggregation is impossible, because the server needs each client's own delta.
+With `start=scaled` each tensor that h writes starts with torch's deviation. Secure aggregation is impossible, because
+the server needs each client's own delta.
 """
 
 from collections import deque
@@ -42,6 +43,9 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
+DRAWS = 16
+"""Networks from which a scaled start takes torch's initial deviations."""
+
 
 class PFedHNOptions(Section):
     """Options of pFedHN; the defaults are the values of the authors' code."""
@@ -66,9 +70,10 @@ class PFedHNOptions(Section):
     )
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
-    start: Literal["common", "hypernetwork"] = Field(
+    start: Literal["common", "hypernetwork", "scaled"] = Field(
         "common",
-        description="common: deviations from one network for all, which is averaged; hypernetwork: the paper's",
+        description="common: deviations from one network for all, which is averaged; hypernetwork: the paper's; "
+        "scaled: the paper's, with the deviation of torch's initial weights in each tensor",
     )
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
@@ -135,6 +140,11 @@ class PFedHN(Algorithm):
             network = self.hypernetwork(layouts, dim)
             if options.start == "common" or not self.setting.spec.is_new:  # or where a pretrained network is
                 network.start_at({size: self.setting.first_values(size, self.config.seed) for size in layouts})
+            elif options.start == "scaled":
+                seeds = range(self.config.seed, self.config.seed + DRAWS)
+                draws = {x: torch.stack([self.setting.first_values(x, seed) for seed in seeds]) for x in layouts}
+                rows = min(256, max(8, 2**25 // max(x.numel for x in layouts.values())))  # what fits into memory
+                network.start_like(draws, layouts, torch.randn(rows, dim))
         self.learner = HypernetworkLearner(
             network.to(self.device),
             EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned").to(self.device),

@@ -108,7 +108,7 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     weights = np.zeros((spec.partitions, pool.num_strata))
     weights[:, present] = owned * generator(spec.seed, "shares", "weights").uniform(0.4, 0.6, owned.shape)
     totals = weights.sum(axis=0)
-    return _by_shares(pool, weights / np.where(totals > 0, totals, 1.0), spec.seed, "shares")
+    return by_shares(pool, weights / np.where(totals > 0, totals, 1.0), spec.seed, "shares")
 
 
 def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -142,7 +142,7 @@ def _following(pool: Pool, train: IntArray, spec: DataSpec) -> Deal:
     dealt, counts = train != NOBODY, np.zeros((spec.partitions, pool.num_strata))
     np.add.at(counts, (train[dealt], pool.strata["train"][dealt]), 1.0)
     totals = counts.sum(axis=0)
-    followed = _by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, spec.split)
+    followed = by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, spec.split)
     return Deal({**followed.owners, "train": train})
 
 
@@ -164,7 +164,7 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
         rng = generator(spec.seed, "dirichlet", attempt)
         wanted = rng.dirichlet(np.full(len(stock), spec.alpha), size=spec.partitions)
         shares = _drawn(wanted, stock, rng) / np.maximum(stock, 1)
-        deal = _by_shares(pool, shares, spec.seed, "dirichlet")
+        deal = by_shares(pool, shares, spec.seed, "dirichlet")
         if all(len(np.unique(owners[owners != NOBODY])) == spec.partitions for owners in deal.owners.values()):
             return deal
     raise DataError(
@@ -254,7 +254,7 @@ def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
     return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
 
 
-def _by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
+def by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
     """Cut every class of every portion by the same `shares`, `(clients, num_classes)`."""
     return Deal({name: _cut(strata, shares, generator(seed, purpose, name)) for name, strata in pool.strata.items()})
 
@@ -270,7 +270,7 @@ def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray
     return owners
 
 
-PARTITIONERS: Mapping[str, Partitioner] = {
+PARTITIONERS: dict[str, Partitioner] = {
     "auto": Partitioner("shares if the labels are classes, else iid", deal_auto),
     "shares": Partitioner("a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
     "shards": Partitioner("shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),

@@ -1,5 +1,7 @@
 """The networks of the papers: layers, sizes, and that padding means nothing to those for text."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,19 @@ def test_the_five_cnns(number: int, convolutions: int, linear: int, parameters: 
     assert sum(isinstance(part, nn.Conv2d) for part in parts) == convolutions
     assert sum(isinstance(part, nn.Linear) for part in parts) == linear
     assert full_layout(spec).numel == parameters
+
+
+@pytest.mark.parametrize("linear", [2, 3, 4])
+def test_the_cnns_of_the_authors_code(linear: int) -> None:
+    """Two convolutions without padding and two poolings leave 5 x 5 of 32 x 32 points."""
+    hidden = {2: [120], 3: [120, 64], 4: [200, 120, 64]}[linear]
+    widths = [64 * 5 * 5, *hidden, 10]
+    convolutions = 64 * (3 * 25 + 1) + 64 * (64 * 25 + 1)
+    spec = ModelSpec(f"cnn-64-{linear}", "M", CIFAR, 10)
+    assert full_layout(spec).numel == convolutions + sum(out * (into + 1) for into, out in pairwise(widths))
+    assert build(ModelSpec(f"cnn-64-{linear}", "S", (1, 16, 16), 3))(torch.zeros(2, 1, 16, 16)).shape == (2, 3)
+    with pytest.raises(ModelError, match="at least 16"):
+        build(ModelSpec(f"cnn-64-{linear}", "S", (1, 15, 16), 3))
 
 
 @pytest.mark.parametrize("layers", [1, 2])

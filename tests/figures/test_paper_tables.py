@@ -12,7 +12,6 @@ from figures.per_fedavg import PerFedAvgOptions
 from figures.pfedme import PFedMeOptions
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.server.loop.session import check_run
-from hyperbloom.strategies.fedhenn import FedHeNNOptions
 
 TABLES = {name: load_table(name) for name in table_names()}
 NUMBERS = [
@@ -29,6 +28,7 @@ def test_the_papers_tables_are_there() -> None:
         *(f"hafl-table{number}" for number in (1, 2, 3, 5, 6, 7)),
         "hyperfl",
         *(f"odpfl-table{number}" for number in (1, 2)),
+        "pfedhn-c5",
         *(f"pfedhn-table{number}" for number in (1, 2, 3, 4)),
     ]
 
@@ -67,11 +67,12 @@ def test_every_column_has_numbers_and_says_why_if_it_cannot_be_run(name: str) ->
 @pytest.mark.parametrize(
     ("name", "method", "column", "part", "figure"),
     [
+        ("pfedhn-c5", "pFedHN, fixed descriptors", "cifar10-50", "", Figure(83.92, 0.36)),
         ("pfedhn-table1", "pFedHN", "cifar10-50", "", Figure(88.38, 0.29)),
         ("pfedhn-table1", "pFedHN-PC", "omniglot-50", "", Figure(81.89, 0.15)),
         ("pfedhn-table1", "LG-FedAvg", "cifar100-100", "", Figure(49.99, 3.13)),
         ("pfedhn-table2", "pFedHN", "cifar100", "L", Figure(50.66, 2.70)),
-        ("pfedhn-table2", "LG-FedAvg S", "cifar10", "S", Figure(73.93, 3.65)),
+        ("pfedhn-table2", "LG-FedAvg S", "cifar10", "", Figure(73.93, 3.65)),
         ("pfedhn-table3", "pFedMe", "mnist-50", "", Figure(99.30, 0.13)),
         ("pfedhn-table4", "pFedHN with spectral normalisation", "cifar10-100", "", Figure(85.30, 1.81)),
         ("odpfl-table1", "ODPFL-HN", "cifar10-pathological", "", Figure(59.5, 3.5)),
@@ -123,13 +124,36 @@ def test_what_is_said_of_the_defaults_is_so(number: int) -> None:
     said = " ".join(TABLES[f"pfedhn-table{number}"].differs)
     assert f"for pFedMe lamda {PFedMeOptions().lamda:g} (" in said
     assert f"for Per-FedAvg alpha {PerFedAvgOptions().alpha:g} (" in said
-    options = FedHeNNOptions()
-    said = " ".join(TABLES[f"fedhenn-table{number}"].differs)
-    assert f"; ours is {options.eta:g} for all, times the round" in said and options.growth == "linear"
-    assert f"{options.rows} rows of the reference set in a round" in said
-    for method in TABLES[f"fedhenn-table{number}"].methods.values():
-        assert not {"eta", "growth", "rows"} & method.run.get("options", {}).keys()
-    assert ("MB" in said) == (number == 3)  # in the others no factor travels
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_fedhenn_runs_with_the_settings_of_the_authors_code(number: int) -> None:
+    table = TABLES[f"fedhenn-table{number}"]
+    said = " ".join(table.differs)
+    assert "batch 10, rate 0.01, momentum 0.5" in said and "eta = 0.01 sqrt(round), 1,000 rows" in said
+    for method, row in table.methods.items():
+        config = table.config(method, "cifar10-100-2")
+        local = config.local
+        assert (local.batch_size, local.learning_rate, local.momentum, local.weight_decay) == (10, 0.01, 0.5, 1e-4)
+        assert local.steps * local.batch_size == 20 * 400  # 20 epochs
+        if "rad" in config.options and not row.control:
+            assert [config.options[key] for key in ("eta", "growth", "rows")] == [0.01, "sqrt", 1000]
+
+
+def test_fedhenns_controls_differ_from_it_in_eta_alone() -> None:
+    table = TABLES["fedhenn-table3"]
+    assert [name for name, row in table.methods.items() if row.control and not row.numbers] == [
+        "control, homogeneous, eta 0",
+        "control, heterogeneous, eta 0 (local)",
+    ]
+    for column in table.columns:
+        own, control = (table.config(name, column) for name in ("FedHeNN homogeneous", "control, homogeneous, eta 0"))
+        assert control.options == {"rad": own.options["rad"], "eta": 0}
+        assert control.model_copy(update={"options": own.options}) == own
+        own, control = (
+            table.config(name, column) for name in ("FedHeNN heterogeneous", "control, heterogeneous, eta 0 (local)")
+        )
+        assert control.model_copy(update={"options": own.options, "strategy": own.strategy}) == own
 
 
 def test_half_of_lg_fedavgs_steps_are_fedavgs_and_its_note_is_everywhere_the_same() -> None:
