@@ -33,7 +33,15 @@ from hyperbloom.common.gains import RESAMPLES
 from hyperbloom.server.library import run as play
 from hyperbloom.server.runs.lines import read_gains
 
-STRATEGIES = ("local", "fedavg", "fedavg-ft", "fedper", "ditto", "pfedhn", "pfedhn-pc")
+PAPER = {"start": "hypernetwork"}  # as the paper's hypernetwork starts; the default starts at one network for all
+STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("local", "fedavg", "fedavg-ft", "fedper", "ditto")},
+    "pfedhn, the paper's": ("pfedhn", PAPER),
+    "pfedhn-pc, the paper's": ("pfedhn-pc", PAPER),
+    "pfedhn": ("pfedhn", {}),
+}
+"""By the names of the columns: strategies and their options. The last one is what a run without `--strategy` takes."""
+DEFAULT = "pfedhn"
 BUDGETS = (40, 200)
 BEGIN, END = "<!-- benchmarks.pays: begin -->", "<!-- benchmarks.pays: end -->"
 POINT = 1.0
@@ -42,17 +50,18 @@ Line = dict[str, Any]
 
 def measure(args: argparse.Namespace, name: str, rounds: int, strategy: str, seed: int) -> Line:
     """Run one strategy, or go on with it, and return its line; accuracies and gains are in percent."""
-    federation, folder = SETS[name], args.work / f"{list(SETS).index(name)}-{rounds}-{strategy}-{seed}"
+    number = list(STRATEGIES).index(strategy)
+    federation, folder = SETS[name], args.work / f"{list(SETS).index(name)}-{rounds}-{number}-{seed}"
     values = {
-        "strategy": strategy,
+        "strategy": STRATEGIES[strategy][0],
         "rounds": rounds,
         "clients": federation.clients,
         "cohort": federation.cohort,
         "seed": seed,
-        "gains": strategy != "local",
+        "gains": strategy == DEFAULT,
         "data": federation.data(args.data_dir, args.shared, args.work),
     }
-    done = play(make_run_config({}, values, "benchmarks.pays"), run_dir=folder)
+    done = play(make_run_config(values, STRATEGIES[strategy][1], "benchmarks.pays"), run_dir=folder)
     selected = {row["client"]: row["test_accuracy"] for row in done.accuracy}
     sites, gains = sorted(selected), {site: gain for site, (_, gain) in read_gains(folder).items()}
     (summary,) = json.loads((folder / "summary.json").read_text(encoding="utf-8")).values()

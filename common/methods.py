@@ -11,7 +11,6 @@ from pydantic import ConfigDict, Field
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import WireError
 
-Variant = Literal["first-order", "hessian-free"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -85,37 +84,6 @@ class HyperFL(FedRep):
     head_rate: Rate
 
 
-class PerFedAvg(Method):
-    """SGD on the loss after one step of rate `alpha`."""
-
-    kind: Literal["per-fedavg"] = "per-fedavg"
-    alpha: Share
-    variant: Variant
-    delta: Rate  # hessian-free: length of the finite difference, in units of the gradient
-
-    @property
-    def fewest_steps(self) -> int:
-        """Number of gradients in one update."""
-        return 4 if self.variant == "hessian-free" else 2
-
-
-class PFedMe(Method):
-    """SGD on the Moreau envelope of the loss with parameter `lamda`. Its minimiser is the personal model."""
-
-    private: ClassVar[tuple[str, ...]] = ("copy",)
-    kind: Literal["pfedme"] = "pfedme"
-    lamda: Rate
-    inner_steps: Positive
-    inner_rate: Rate
-
-
-class Frozen(Method):
-    """SGD on all parameters except those in `names`."""
-
-    kind: Literal["frozen"] = "frozen"
-    names: tuple[str, ...]
-
-
 class Aligned(Method):
     """SGD on the loss plus `eta (1 - CKA)` of representations and a target, or those by the weights as sent."""
 
@@ -127,5 +95,5 @@ class Aligned(Method):
     draw: int  # seed that selects them
 
 
-_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, PerFedAvg, PFedMe, Frozen, Aligned)
+_ALL: tuple[type[Method], ...] = (Ditto, FedProx, FedRep, HyperFL, Aligned)
 METHODS: dict[str, type[Method]] = {each.model_fields["kind"].default: each for each in _ALL}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from figures.files import find_file
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
-from hyperbloom.common.data.files import find_file, first_existing, missing
+from hyperbloom.common.data.files import first_existing, missing
 from hyperbloom.common.data.folder import ImageBlock
 from hyperbloom.common.data.own import check_groups, with_units
 from hyperbloom.common.data.pool import Pool, Portion

@@ -1,4 +1,4 @@
-"""FedMA: match the neurons of clients' networks layer by layer, then average them. Importing this registers it.
+"""FedMA: match the neurons of clients' networks layer by layer, then average them.
 
 Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni: Federated Learning with Matched Averaging, ICLR 2020,
 https://arxiv.org/abs/2002.06440, algorithm 1, with communication as in its section 3.
@@ -19,22 +19,27 @@ client that joins in mid-cycle starts from the average of all layers. This avera
 Departures: the width is fixed, while the paper's Bayesian nonparametric matching may add neurons. The last layer is
 averaged by number of examples, not by examples of each class, which clients do not disclose.
 
+Importing this module registers its local method, so its clients are those of this process (engine `inline`).
+
 `local.steps` are all spent on the layers that are not frozen. A cycle takes as many rounds as there are layers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from hyperbloom.common import methods
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.client.work.methods import LOCAL_METHODS, train_only
+from hyperbloom.client.work.sgd import Network, train
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.methods import METHODS, Method
 from hyperbloom.common.models import ALL
-from hyperbloom.common.wire.orders import Introduction
+from hyperbloom.common.wire.orders import SGD, Introduction
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Recipe, Setting
@@ -44,6 +49,28 @@ from hyperbloom.strategies.turn import Evaluation, Turn
 
 MATCHABLE = ("mlp", "lenet")
 """Networks that are a chain of convolutions and linear layers; skips or norms would tie several layers together."""
+
+
+class Frozen(Method):
+    """SGD on all parameters except those in `names`."""
+
+    kind: Literal["frozen"] = "frozen"
+    names: tuple[str, ...]
+
+
+def train_the_others(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
+    """SGD that keeps some parameters exactly as sent, without weight decay."""
+    shared = network.shared
+    names, usual = {name for name, _ in shared.layout.shapes}, shared.frozen
+    if not set(settings.names) < names:
+        raise WireError(f"order: expected to freeze some of {', '.join(sorted(names))}, found {settings.names}")
+    gradients = shared.layout.views(shared.gradient)
+    shared.frozen = [*usual, *(gradients[name] for name in settings.names)]
+    try:
+        with train_only(network.module, names - set(settings.names)):
+            return train(network, data, sgd, seed, [shared])
+    finally:
+        shared.frozen = usual
 
 
 def layers_of(layout: Layout) -> list[str]:
@@ -135,7 +162,7 @@ class FedMA(FedAvg):
 
     def recipe(self, number: int) -> Recipe:
         """Train by SGD on the layers that are not frozen."""
-        method = methods.Frozen(names=self._names()) if self._frozen else None
+        method = Frozen(names=self._names()) if self._frozen else None
         return replace(super().recipe(number), method=method)
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
@@ -181,4 +208,4 @@ class FedMA(FedAvg):
         return sum(self.whole.sizes[: len(self._names())])
 
 
-STRATEGIES["fedma"] = FedMA
+STRATEGIES["fedma"], METHODS["frozen"], LOCAL_METHODS["frozen"] = FedMA, Frozen, train_the_others

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from figures.files import find_file
 from figures.stand_ins import pick_arrays
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
-from hyperbloom.common.data.files import find_file
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError

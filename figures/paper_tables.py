@@ -31,8 +31,11 @@ from pydantic import Field
 import figures.dss
 import figures.fedma
 import figures.hafl_distillation
+import figures.lg_fedavg
 import figures.networks
+import figures.per_fedavg
 import figures.pfedhn_heads
+import figures.pfedme
 import figures.pfl
 import figures.section_5_3
 import figures.set_transformer  # noqa: F401 - all register what they have
@@ -153,7 +156,9 @@ class PaperTable(Section):
     def _values(self, method: str, column: str) -> dict[str, Any]:
         row = self.methods[method]
         values = _merged(_merged(self.run, self.columns[column].run), {"strategy": row.strategy, **row.run})
-        return _merged(values, row.columns.get(column, {}))
+        values = _merged(values, row.columns.get(column, {}))
+        starts = row.strategy is not None and "start" in find_strategy(row.strategy).options_type.model_fields
+        return _merged({"options": {"start": "hypernetwork"}}, values) if starts else values  # as in the papers
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from figures.files import find_file
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
-from hyperbloom.common.data.files import check_labels, find_file, read_arrays
+from hyperbloom.common.data.files import check_labels, read_arrays
 from hyperbloom.common.data.own import check_pair, with_units
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling

@@ -9,13 +9,10 @@ __all__ = [
     *(
         "GHNServer",
         "HyperFL",
-        "LGFedAvg",
         "Local",
         "ODPFL",
         "PFedHN",
         "PFedHNPC",
-        "PFedMe",
-        "PerFedAvg",
         "Report",
         "Run",
         "run",

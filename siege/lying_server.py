@@ -58,7 +58,15 @@ def tell(grid: LiveGrid, what: str) -> dict[str, bool]:
     nodes = {node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()}
     kind, content = LIES[what]()
     orders = [Message(content, node, kind) for node in nodes]
-    replies = grid.send_and_receive(orders, timeout=ANSWER_S)
+    left, replies, until = (
+        {name for name in grid.push_messages(orders) if name},
+        list[Message](),
+        time.monotonic() + ANSWER_S,
+    )
+    while left and time.monotonic() < until:
+        grid.wait(1.0)
+        replies += grid.pull_messages(left)
+        left -= {reply.metadata.reply_to_message_id for reply in replies}
     if not replies:
         time.sleep(EMPTY_S)
     asked = {order.metadata.message_id: nodes[order.metadata.dst_node_id] for order in orders}

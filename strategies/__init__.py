@@ -16,12 +16,9 @@ from hyperbloom.strategies.fedprox import FedProx
 from hyperbloom.strategies.fedrep import FedRep
 from hyperbloom.strategies.ghn import GHN, GHNServer
 from hyperbloom.strategies.hyperfl import HyperFL
-from hyperbloom.strategies.lg_fedavg import LGFedAvg
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
-from hyperbloom.strategies.per_fedavg import PerFedAvg
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNPC
-from hyperbloom.strategies.pfedme import PFedMe
 
 STRATEGIES: dict[str, type[Algorithm]] = {
     "ditto": Ditto,
@@ -35,13 +32,10 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "ghn": GHN,
     "ghn-server": GHNServer,
     "hyperfl": HyperFL,
-    "lg-fedavg": LGFedAvg,
     "local": Local,
     "odpfl": ODPFL,
-    "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedhn-pc": PFedHNPC,
-    "pfedme": PFedMe,
 }
 
 

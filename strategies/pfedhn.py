@@ -9,8 +9,14 @@ https://arxiv.org/abs/2103.04628.
     server:    (d theta_i / d[phi, v_i])^T (-delta_i)   is the gradient for its persistent optimiser
 
 Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
-per round. With `options.start=common` h writes deviations from one network, which are zero at first; with `scaled` each
-tensor starts with torch's deviation. Secure aggregation is impossible, as the server needs each client's own delta.
+per round. Unless `options.start=hypernetwork`, h writes deviations from one network w. They are zero at first. w is
+averaged as in FedAvg, where an absent client counts as one whose weights did not change:
+
+    theta_i = w + h(v_i; phi)
+    server:   w <- w + s with s = 1/n sum_i delta_i, n the number of clients; phi and v_i learn from delta_i - s
+
+With `start=scaled` each tensor that h writes starts with torch's deviation. Secure aggregation is impossible, because
+the server needs each client's own delta.
 """
 
 from collections import deque
@@ -64,10 +70,10 @@ class PFedHNOptions(Section):
     )
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
-    start: Literal["hypernetwork", "common", "scaled"] = Field(
-        "hypernetwork",
-        description="first weights: drawn by the hypernetwork; common: one network's, for all clients; scaled: drawn, "
-        "with the deviation of torch's initial weights in each tensor",
+    start: Literal["common", "hypernetwork", "scaled"] = Field(
+        "common",
+        description="common: deviations from one network for all, which is averaged; hypernetwork: the paper's; "
+        "scaled: the paper's, with the deviation of torch's initial weights in each tensor",
     )
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
@@ -200,6 +206,8 @@ class PFedHN(Algorithm):
             replies.append(Reply(update.client.row, self.head_of(update.client), update.sent, update.returned))
         if options.clip_deltas is not None:
             replies = clip_changes(replies, options.clip_deltas)
+        if options.start == "common" and not options.freeze:
+            replies = self._average(replies)
         if not self.config.asynchronous:
             self.learner.update(replies, options.update)
             return
@@ -209,14 +217,29 @@ class PFedHN(Algorithm):
             self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
             self._applied.append(reply)
 
+    def _average(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Move the network for all by every client's n-th part of its change; return what is left to learn."""
+        left: list[Reply] = []
+        for head, group in by_size(replies):
+            step = torch.stack([reply.delta for reply in group]).sum(0) / len(self._rows_of(head))
+            self.learner.hypernetwork.move_start(head, step)
+            left += [
+                replace(reply, delta=reply.delta - step, sent=None if reply.sent is None else reply.sent + step)
+                for reply in group
+            ]
+        return sorted(left, key=lambda reply: reply.row)
+
+    def _rows_of(self, head: str) -> list[int]:
+        """Return the rows of the clients that train and have this head."""
+        known = len(self.learner.table.weight)
+        trained = (c for row, c in sorted(self.clients.items()) if row < known and not self.config.is_novel(row))
+        return [client.row for client in trained if self.head_of(client) == head]
+
     def common(self, client: Client) -> Weights | None:
         """Return the mean of the weights of all clients that train and have this client's head."""
-        known, head = len(self.learner.table.weight), self.head_of(client)
-        others = (c for _, c in sorted(self.clients.items()) if c.row < known and not self.config.is_novel(c.row))
-        rows = [other.row for other in others if self.head_of(other) == head]
-        if not rows or self.private != "none":
-            return None
-        return Weights(self.layout(client), self.learner.average(rows, head))
+        head = self.head_of(client)
+        rows = self._rows_of(head) if self.private == "none" else []
+        return Weights(self.layout(client), self.learner.average(rows, head)) if rows else None
 
     def head_of(self, client: Client) -> str:
         """Return the name of the head that generates a client's weights: the size of its network."""

@@ -58,8 +58,9 @@ def make_keys(client: Client, order: wire.KeysOrder) -> wire.KeysResult:
 def deal_shares(client: Client, order: wire.SharesOrder) -> wire.SharesResult:
     """Deal shares of the round's secrets; WireError if the order would not protect them."""
     # Nobody reveals a share unless as many clients as the threshold stay to the end.
-    client.releases.check_sum(f"sums of {order.threshold} or more", order.threshold)
-    with _current(client, order, order.run_id, order.round) as secure:
+    agreement = order.agreement
+    client.releases.check_sum(f"sums of {agreement.threshold} or more", agreement.threshold)
+    with _current(client, order, agreement.run_id, agreement.round) as secure:
         return secure.share(order)
 
 
@@ -141,10 +142,9 @@ class SecureRound:
 
     def share(self, order: wire.SharesOrder) -> wire.SharesResult:
         """Deal shares of this client's secrets to all clients; WireError for too few clients, or wrong keys."""
-        scale = protocol.Scale(len(order.cipher_keys), order.bound, order.examples)
-        lists = order.cipher_keys, order.mask_keys, order.identities
-        agreement = protocol.Agreement(self.run_id, self.round, order.threshold, scale, *lists)
+        agreement, scale = order.agreement, order.agreement.scale
         agreement.check()
+        lists = agreement.cipher_keys, agreement.mask_keys, agreement.identities
         mine = protocol.public_key(self.cipher_key), protocol.public_key(self.mask_key), public_der(self.identity)
         if not 0 <= order.place < scale.clients or mine != tuple(each[order.place] for each in lists):
             raise WireError(f"order: expected this client's own keys in place {order.place}")
@@ -152,11 +152,11 @@ class SecureRound:
         self._know(order)
         self._pairs = {
             place: protocol.agree(self.cipher_key, key, "shares", self._digest)
-            for place, key in enumerate(order.cipher_keys)
+            for place, key in enumerate(agreement.cipher_keys)
             if place != self._place
         }
         dealt = (self.own_secret, self.mask_key.private_bytes_raw())
-        of_secret, of_key = (protocol.split(secret, order.threshold, scale.clients) for secret in dealt)
+        of_secret, of_key = (protocol.split(secret, agreement.threshold, scale.clients) for secret in dealt)
         self._held[self._place] = of_secret[self._place], of_key[self._place]
         sealed = [b""] * scale.clients
         for place, key in self._pairs.items():
@@ -174,7 +174,8 @@ class SecureRound:
             return
         if len(order.signatures) != self._agreement.scale.clients:
             raise WireError("order: expected a signature of each client's keys")
-        for place, identity in enumerate(order.identities):
+        keys_of_all = self._agreement.cipher_keys, self._agreement.mask_keys
+        for place, identity in enumerate(self._agreement.identities):
             if place == self._place:
                 continue
             name = fingerprint_of_der(identity)
@@ -183,7 +184,7 @@ class SecureRound:
                     f"the client adds its change to those of known clients alone (--peers), found {name}",
                     reason=Reason.FORBIDDEN,
                 )
-            content = signed_keys(self.run_id, self.round, order.cipher_keys[place], order.mask_keys[place])
+            content = signed_keys(self.run_id, self.round, *(keys[place] for keys in keys_of_all))
             if not verify(identity, order.signatures[place], content):
                 raise WireError(f"order: keys that {name} has not signed")
 

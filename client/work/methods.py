@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches, start, take_steps, train
+from hyperbloom.client.work.sgd import Flat, Network, start, take_steps, train
 from hyperbloom.common.alignment import check_factor
 from hyperbloom.common.cka import linear_cka
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, HyperFL, Method
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
 from hyperbloom.common.wire.weights import Weights
@@ -89,82 +89,9 @@ def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedR
         head, body = [last], [embedding, network.shared]
         faster = replace(sgd, learning_rate=settings.head_rate * sgd.learning_rate)
     for parts, how, some in ((head, faster, batches[:head_steps]), (body, sgd, batches[head_steps:])):
-        with _only(network.module, {name for part in parts for name, _ in part.layout.shapes}):
+        with train_only(network.module, {name for part in parts for name, _ in part.layout.shapes}):
             take_steps(network, parts, data, how, some, total)
     return (total / sgd.steps).item()
-
-
-def per_fedavg(network: Network, data: Examples, sgd: SGD, seed: int, settings: PerFedAvg) -> float:
-    """SGD on `f(w - alpha grad f(w))`, with two gradients in a step, or four with the curvature.
-
-    The gradient is `(I - alpha H(w)) g` with `g = grad f(w - alpha grad f(w))`. The first-order variant leaves `H` out;
-    the hessian-free one computes `H g` from the difference of gradients at `w +- delta g`. The inner gradient, `g` and
-    `H g` use separate batches; those of `g` are the batches of plain SGD. The inner step is not clipped.
-    """
-    module, shared = network.module, network.shared
-    curved = settings.variant == "hessian-free"
-    updates, total = sgd.steps // (4 if curved else 2), torch.zeros((), device=data.labels.device)
-    batches = draw_batches(len(data), sgd.batch_size, updates * (3 if curved else 2), seed)
-    outer, inner, *rest = batches.to(data.labels.device).split(updates)
-    module.train()
-    for number in range(updates):
-        start = shared.values.clone()
-        backward(module, [shared], data, inner[number])
-        shared.values.sub_(shared.gradient, alpha=settings.alpha)
-        total += backward(module, [shared], data, outer[number])
-        gradient = shared.gradient.clone()
-        if curved:
-            torch.add(start, gradient, alpha=settings.delta, out=shared.values)
-            backward(module, [shared], data, rest[0][number])
-            ahead = shared.gradient.clone()
-            torch.sub(start, gradient, alpha=settings.delta, out=shared.values)
-            backward(module, [shared], data, rest[0][number])
-            gradient.sub_(ahead - shared.gradient, alpha=settings.alpha / (2 * settings.delta))
-        shared.values.copy_(start)
-        shared.gradient.copy_(gradient)
-        shared.clip(sgd.clip)
-        shared.step(sgd)
-    return (total / updates).item()
-
-
-def pfedme(network: Network, data: Examples, sgd: SGD, seed: int, settings: PFedMe) -> float:
-    """SGD on the Moreau envelope, whose gradient at `w` is `lamda (w - theta)`.
-
-    `theta` starts the round at `w`. For each batch it takes `inner_steps` plain gradient steps on
-    `f(theta) + lamda/2 |theta - w|^2`. Then `w` takes one step of the order's SGD with clipping and weight decay. The
-    last batch has fewer inner steps if the budget ends there. The personal model becomes `theta`.
-    """
-    module, shared = network.module, network.shared
-    w, total = Flat(shared.layout, shared.values.clone()), torch.zeros((), device=data.labels.device)
-    starts = range(0, sgd.steps, settings.inner_steps)
-    batches = draw_batches(len(data), sgd.batch_size, len(starts), seed).to(data.labels.device)
-    module.train()
-    for first, batch in zip(starts, batches, strict=True):
-        for _ in range(min(settings.inner_steps, sgd.steps - first)):
-            total += backward(module, [shared], data, batch)
-            shared.gradient.add_(shared.values - w.values, alpha=settings.lamda)
-            shared.values.sub_(shared.gradient, alpha=settings.inner_rate)
-        torch.sub(w.values, shared.values, out=w.gradient).mul_(settings.lamda)
-        w.clip(sgd.clip)
-        w.step(sgd)
-    network.personal.load(shared.values)
-    shared.values.copy_(w.values)
-    return (total / sgd.steps).item()
-
-
-def frozen(network: Network, data: Examples, sgd: SGD, seed: int, settings: Frozen) -> float:
-    """SGD that keeps some parameters exactly as sent, without weight decay."""
-    shared = network.shared
-    names, usual = {name for name, _ in shared.layout.shapes}, shared.frozen
-    if not set(settings.names) < names:
-        raise WireError(f"order: expected to freeze some of {', '.join(sorted(names))}, found {settings.names}")
-    gradients = shared.layout.views(shared.gradient)
-    shared.frozen = [*usual, *(gradients[name] for name in settings.names)]
-    try:
-        with _only(network.module, names - set(settings.names)):
-            return train(network, data, sgd, seed, [shared])
-    finally:
-        shared.frozen = usual
 
 
 def aligned(
@@ -212,7 +139,7 @@ def _representations(
 
 
 @contextmanager
-def _only(module: nn.Module, names: set[str]) -> Iterator[None]:
+def train_only(module: nn.Module, names: set[str]) -> Iterator[None]:
     """Compute gradients only of the parameters in `names` that are not frozen."""
     others = [each for name, each in module.named_parameters() if each.requires_grad and name not in names]
     for parameter in others:
@@ -229,9 +156,6 @@ LOCAL_METHODS: dict[str, Callable[..., float]] = {
     "ditto": ditto,
     "fedprox": fedprox,
     "fedrep": fedrep,
-    "frozen": frozen,
     "hyperfl": fedrep,
-    "per-fedavg": per_fedavg,
-    "pfedme": pfedme,
 }
 """Functions by kind, with the signature of `fedprox`; `aligned` also takes a `Likeness`."""

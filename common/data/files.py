@@ -41,13 +41,6 @@ def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataErro
     return DataError(f"{name} not found; looked at {looked}. {how.format(root=root)}")
 
 
-def find_file(folder: Path, name: str, how: str) -> Path:
-    """Return the path of a file in a data set's folder; DataError, which says `how` to get it, if it is not there."""
-    if not (folder / name).is_file():
-        raise missing(name, [folder / name], folder, how)
-    return folder / name
-
-
 def read_arrays(path: Path) -> dict[str, AnyArray]:
     """Read all arrays of an `.npz` file.
 

@@ -6,13 +6,16 @@ A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
+import json
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hyperbloom.common.config import Section
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
 from hyperbloom.common.data.files import check_labels, download, first_existing, missing, need
 from hyperbloom.common.data.own import check_pair
@@ -26,58 +29,25 @@ HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN pape
 HOW = "Fetch them: flower-client download DATA --root {root}; or put the official files there, unpacked"
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The differences between the data sets. CIFAR's binary version has records of labels and pixels."""
+class _Source(Section):
+    """What `published.toml` says of a data set."""
 
-    torchvision: str  # the class's name there
-    folder: str  # where torchvision has its files: idx files of MNIST and Fashion-MNIST, pickles of CIFAR
+    description: str
+    torchvision: str
+    folder: str
     shape: tuple[int, int, int]
     num_classes: int
     scaling: Scaling
-    class_names: tuple[str, ...] = ()  # if the files do not name them
-    binary: str = ""  # the folder of the binary version
+    class_names: tuple[str, ...] = ()
+    binary: str = ""
     train_files: tuple[str, ...] = ()
     test_file: str = ""
     names_file: str = ""
-    label_bytes: int = 0  # per record; the last one is the label, the first of two a coarse class
+    label_bytes: int = 0
 
 
-_SOURCES = {
-    "mnist": _Source("MNIST", "MNIST/raw", (1, 28, 28), 10, Scaling(255.0, (0.1307,), (0.3081,)), tuple("0123456789")),
-    "fashion-mnist": _Source(
-        "FashionMNIST",
-        "FashionMNIST/raw",
-        (1, 28, 28),
-        10,
-        Scaling(255.0, (0.2860,), (0.3530,)),
-        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    ),
-    "cifar10": _Source(
-        "CIFAR10",
-        "cifar-10-batches-py",
-        (3, 32, 32),
-        10,
-        Scaling(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        binary="cifar-10-batches-bin",
-        train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        test_file="test_batch.bin",
-        names_file="batches.meta.txt",
-        label_bytes=1,
-    ),
-    "cifar100": _Source(
-        "CIFAR100",
-        "cifar-100-python",
-        (3, 32, 32),
-        100,
-        Scaling(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-        binary="cifar-100-binary",
-        train_files=("train.bin",),
-        test_file="test.bin",
-        names_file="fine_label_names.txt",
-        label_bytes=2,
-    ),
-}
+_TOLD = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+PUBLISHED = {name: _Source.model_validate_json(json.dumps(told)) for name, told in _TOLD.items()}
 
 
 @dataclass(frozen=True)
@@ -117,7 +87,7 @@ class FileBlock:
 
 def read_published(spec: DataSpec) -> Pool:
     """Return the data set `spec.data`, with 10,000 training images, or a fifth of fewer than 50,000, for validation."""
-    source, root = _SOURCES[spec.data], spec.folder
+    source, root = PUBLISHED[spec.data], spec.folder
     how = HOW.replace("DATA", spec.data)
     try:
         whole, test, names = _read(source, spec.data, root, how)

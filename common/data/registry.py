@@ -10,7 +10,7 @@ from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.function import read_function, read_plugin
 from hyperbloom.common.data.npz import read_npz
 from hyperbloom.common.data.pool import Pool
-from hyperbloom.common.data.published import read_published
+from hyperbloom.common.data.published import PUBLISHED, read_published
 from hyperbloom.common.data.spec import TABLES, DataSpec
 from hyperbloom.common.data.table import read_heart, read_table
 from hyperbloom.common.errors import DataError
@@ -32,10 +32,10 @@ _REGISTERED = (
     DatasetInfo("digits", read_digits, (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"),
     DatasetInfo("diabetes", read_diabetes, (10,), 1, "442 patients that come with scikit-learn: a number to predict"),
     DatasetInfo("heart-disease", read_heart, (41,), 2, "920 patients of four hospitals, a table with gaps"),
-    DatasetInfo("mnist", read_published, (1, 28, 28), 10, "70,000 handwritten digits"),
-    DatasetInfo("fashion-mnist", read_published, (1, 28, 28), 10, "70,000 pictures of clothes"),
-    DatasetInfo("cifar10", read_published, (3, 32, 32), 10, "60,000 colour photographs in 10 classes"),
-    DatasetInfo("cifar100", read_published, (3, 32, 32), 100, "60,000 colour photographs in 100 classes"),
+    *(
+        DatasetInfo(name, read_published, source.shape, source.num_classes, source.description)
+        for name, source in PUBLISHED.items()
+    ),
 )
 DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info in _REGISTERED}
 

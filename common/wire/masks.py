@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hyperbloom.common.secrecy.masks import Agreement
 from hyperbloom.common.wire.orders import Order, TrainOrder
 
 
@@ -52,22 +53,13 @@ class SharesOrder(Order, message_type="train.shares", answer=SharesResult):
     """Deal shares of the round's secrets. Clients know each other only by their places in the lists of keys.
 
     Attributes:
+        agreement: what all clients are told alike.
         place: place of the client itself.
-        threshold: number of shares that reconstruct a secret.
-        bound: largest change of a coordinate.
-        examples: most examples that a client counts for.
         signatures: the clients' signatures of their keys.
     """
 
-    run_id: str
-    round: int
+    agreement: Agreement
     place: int
-    threshold: int
-    bound: float
-    examples: int
-    cipher_keys: tuple[bytes, ...]
-    mask_keys: tuple[bytes, ...]
-    identities: tuple[bytes, ...]
     signatures: tuple[bytes, ...]
 
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.serverapp import Grid
-
 from hyperbloom.client.app import app
 from hyperbloom.client.app import train_all as train_at_once
 from hyperbloom.client.settings import ClientSettings
@@ -15,6 +13,7 @@ from hyperbloom.common.data import data_source
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, open_superlink
 from hyperbloom.server.grids.inline import InlineGrid, TrainAll
 from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
+from hyperbloom.server.loop.post import Grid
 
 Opened = tuple[Grid, Callable[[], None]]
 """A grid, and a function to call while waiting for clients; it raises if a client started here has failed."""

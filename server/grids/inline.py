@@ -1,4 +1,4 @@
-"""A grid with all clients in this process, behind Flower's `Grid`: the same strategy and `ClientApp`, no sockets.
+"""A grid with all clients in this process, in place of Flower's: the same strategy and `ClientApp`, no sockets.
 
 It serves research on one machine, and tests of the whole path without a network.
 """
@@ -7,34 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, groupby
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import attempt
 from hyperbloom.common.wire.orders import TrainOrder
-from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeInfo, Run, TaskIdentity
+from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeInfo, TaskIdentity
 
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
 
-class RunlessGrid(Grid):
-    """The parts of Flower's `Grid` that no grid of ours has a use for."""
-
-    def set_run(self, run: Run) -> None:
-        """Ignore the run."""
-
-    @property
-    def run(self) -> Run:
-        """Raise a NotImplementedError: there is no record of a Flower run."""
-        raise NotImplementedError("this grid has no record of a Flower run")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message (Flower's deprecated interface)."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-
-class InlineGrid(RunlessGrid):
+class InlineGrid:
     """A grid whose nodes are contexts of one `ClientApp`. It answers a message when its reply is pulled.
 
     Node ids count from 2. `train_all` answers waiting orders to train in place of the app, and `keep` lives as long.
@@ -86,10 +67,6 @@ class InlineGrid(RunlessGrid):
             outcomes = together(tasks) if together else [attempt(self.app, *task) for task in tasks]
             replies += [answer(outcome, message) for outcome, (message, _) in zip(outcomes, tasks, strict=True)]
         return replies
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push messages and pull their replies."""
-        return self.pull_messages(self.push_messages(messages))
 
 
 def answer(outcome: Message | Exception, message: Message) -> Message:

@@ -14,16 +14,19 @@ The whole upload may take twice as long, so an occasional object does not keep i
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import flower, limits
-from hyperbloom.server.grids.inline import RunlessGrid
 from hyperbloom.server.loop.post import UNREADABLE
+
+if TYPE_CHECKING:
+    from hyperbloom.server.broker.hosted import Hosted
+    from hyperbloom.server.grids.attached import Attached
 
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
 SLOWEST_LINE = 2**17  # bytes per second
@@ -54,34 +57,10 @@ class _Refused(Exception):
     """A reply cannot be used; the message says why."""
 
 
-class SuperLink(Protocol):
-    """A run on a SuperLink, from the server's side: in this process (`server/broker/hosted.py`) or over HTTP."""
+class LiveGrid:
+    """Flower's grid, but it pulls replies as soon as they are complete."""
 
-    run_id: int
-
-    def nodes(self) -> Sequence[flower.NodeInfo]:
-        """Return the nodes that are here."""
-
-    def send(self, messages: Sequence[Message]) -> list[str]:
-        """Send orders; return their ids, "" for a node that is gone."""
-
-    def replies(self, orders: set[str]) -> list[tuple[flower.ProtoMetadata, flower.ObjectTree]]:
-        """Return the replies to `orders` that were announced since the last call; the orders are closed."""
-
-    def content(self, name: str) -> bytes | None:
-        """Return an object, b"" if it is not there yet, or None if it will never be."""
-
-    def confirm(self, message_id: str) -> None:
-        """Delete a reply and its objects."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait until there may be something new, at most `seconds`."""
-
-
-class LiveGrid(RunlessGrid):
-    """Flower's grid that pulls replies as soon as they are complete."""
-
-    def __init__(self, superlink: SuperLink) -> None:
+    def __init__(self, superlink: "Hosted | Attached") -> None:
         self._superlink = superlink
         self._largest = 0  # bytes of the largest order
         self._sizes: Mapping[str, int] = {}  # bytes of the open orders, by message id
@@ -123,17 +102,6 @@ class LiveGrid(RunlessGrid):
         before, nodes = self._activated, self._superlink.nodes()
         self._activated = {node.node_id: node.last_activated_at for node in nodes}
         return [node for node in nodes if before.get(node.node_id, node.last_activated_at) == node.last_activated_at]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages, and pull their replies until all are here or `timeout` seconds are over."""
-        left = {name for name in self.push_messages(messages) if name}
-        replies: list[Message] = []
-        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        while left and time.monotonic() < deadline:
-            self.wait(RAREST_LOOK_S)
-            replies += (came := self.pull_messages(left))
-            left -= {reply.metadata.reply_to_message_id for reply in came}
-        return replies
 
     def wait(self, seconds: float) -> None:
         """Wait until there may be a reply, at most `seconds`."""

@@ -37,17 +37,6 @@ ReturnT = TypeVar("ReturnT")
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Why a client contributes nothing: a reason for programs, a text for people."""
-
-    reason: Reason
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """The scores of all clients that answered, by name.
 
@@ -137,7 +126,7 @@ class Outcome:
 
     results: dict[str, TrainResult] = field(default_factory=dict)
     evaluation: Evaluated | None = None
-    refused: dict[str, Refused] = field(default_factory=dict)
+    refused: dict[str, Failure] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     quarantined: dict[str, int] = field(default_factory=dict)
 
@@ -148,7 +137,7 @@ class Outcome:
 
     def leave_out(self, client: Client, reason: Reason, text: str) -> None:
         """Record why a client contributes nothing."""
-        self.refused[client.client_id] = Refused(reason, text)
+        self.refused[client.client_id] = Failure(reason, text)
 
 
 @dataclass(frozen=True)
@@ -248,7 +237,7 @@ class Director:
     def judge(self, ask: Ask[Any], arrival: Arrival, outcome: Outcome) -> Iterator[Any]:
         """Yield the content of an accepted answer, or record why its client is left out."""
         judged = accept(ask, arrival.letter.about, arrival.content)
-        if not isinstance(judged, Refused):
+        if not isinstance(judged, Failure):
             yield judged
             return
         client = arrival.letter.about.client
@@ -298,19 +287,19 @@ def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
 
 
 def accept(ask: Ask[Any], sent: Sent, content: RecordDict | Failure) -> Any:
-    """Return the content of an answer, or as `Refused` why it is not accepted. A pure function: it changes no state."""
+    """Return the content of an answer, or as `Failure` why it is not accepted. A pure function: it changes no state."""
     if isinstance(content, Failure):
-        return Refused(content.reason, content.text)
+        return content
     try:
         answer: Any = unpack_answer(sent.kind.answer, content)
         if isinstance(answer, Failed):
-            return Refused(answer.reason, answer.text)
+            return Failure(answer.reason, answer.text)
         if isinstance(answer, TrainResult):
             answer.check()
         ask.check(sent.client, answer)
         return _update(ask, sent, answer) if isinstance(ask, Train) else answer
     except WireError as error:
-        return Refused(Reason.CONTENT, shown(str(error)))  # it may quote the answer
+        return Failure(Reason.CONTENT, shown(str(error)))  # it may quote the answer
 
 
 def _update(ask: Train, sent: Sent, result: TrainResult) -> Update:

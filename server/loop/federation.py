@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flwr.app import RecordDict
-from flwr.serverapp import Grid
 
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.listener import Event, Kind
-from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause, Post
+from hyperbloom.server.loop.post import Arrival, Failure, Grid, Letter, Pause, Post
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.exchange import Client
 

@@ -170,19 +170,8 @@ class _MaskedTraining:
         )
 
     def _shares_order(self, client: Client) -> wire.SharesOrder:
-        agreed = self.agreement
-        return wire.SharesOrder(
-            agreed.run_id,
-            agreed.round,
-            self.place[client.row],
-            agreed.threshold,
-            agreed.scale.bound,
-            agreed.scale.examples,
-            agreed.cipher_keys,
-            agreed.mask_keys,
-            agreed.identities,
-            tuple(keys.signature for keys in self.keys.values()),
-        )
+        signatures = tuple(keys.signature for keys in self.keys.values())
+        return wire.SharesOrder(self.agreement, self.place[client.row], signatures)
 
     def _check_dealt(self, client: Client, result: wire.SharesResult) -> None:
         own, count = self.place[client.row], len(self.rows)

@@ -1,15 +1,14 @@
 """The book of messages: which orders are open, and which replies have come.
 
-Works over any Flower grid through its public methods `push_messages` and `pull_messages`.
+Works over any grid with four of the public methods of Flower's `Grid`.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 from hyperbloom.common.program.signals import uninterrupted
 from hyperbloom.common.reasons import Reason
@@ -23,6 +22,22 @@ NETWORK_ERRORS = (3, 4, 5)
 
 UNREADABLE = 1001
 """Our error code for a reply that is too large to read, is no message, or is in another node's name."""
+
+
+class Grid(Protocol):
+    """What the server needs of a grid: the methods of these names of `flwr.serverapp.Grid`."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are here."""
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the nodes that are here, each with its id and its name."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; return their ids, nothing for a node that has left."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to messages that have come."""
 
 
 @dataclass
@@ -46,11 +61,17 @@ class Letter:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply without content; `network` says whether the network is at fault."""
+    """Why there is no answer, or none that counts: a reason for programs, a text for people.
+
+    `network` says whether the network is at fault.
+    """
 
     reason: Reason
     text: str
     network: bool = False
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)

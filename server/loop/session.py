@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flwr.serverapp import Grid
-
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
@@ -20,6 +18,7 @@ from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.gains import ask_gains
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
+from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.protection import check_protection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds

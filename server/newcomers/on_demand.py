@@ -11,7 +11,6 @@ from itertools import groupby
 
 import torch
 from flwr.app import RecordDict
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from hyperbloom import __version__
@@ -21,7 +20,7 @@ from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
 from hyperbloom.common.wire.pack import unpack_answer
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server.loop.post import Failure, Pause, Post
+from hyperbloom.server.loop.post import Failure, Grid, Pause, Post
 from hyperbloom.server.runs.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.odpfl import ODPFL

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from flwr.serverapp import Grid
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
@@ -16,6 +15,7 @@ from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to, sayer
 from hyperbloom.server.loop.listener import Listener, Resume, Selection
+from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked

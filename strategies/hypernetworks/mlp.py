@@ -37,6 +37,11 @@ class StartingNetwork(nn.Module):
                 nn.init.zeros_(parameter)
 
     @torch.no_grad()
+    def move_start(self, size: str, step: Tensor) -> None:
+        """Add `step` `(P,)` to the start of a size, and so to the weights of all its clients."""
+        self.get_buffer(f"start_{size}").add_(step.to(next(self.parameters())))
+
+    @torch.no_grad()
     def start_like(self, draws: Mapping[str, Tensor], layouts: Mapping[str, Layout], descriptors: Tensor) -> None:
         """Give each generated tensor, biases too, the standard deviation of torch's initial weights.
 

@@ -3,6 +3,9 @@
 import pytest
 
 from figures.fedhenn_rbf import AlignedRBF
+from figures.fedma import Frozen
+from figures.per_fedavg import Adapted
+from figures.pfedme import Moreau
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import (
     METHODS,
@@ -10,11 +13,8 @@ from hyperbloom.common.methods import (
     Ditto,
     FedProx,
     FedRep,
-    Frozen,
     HyperFL,
     Method,
-    PerFedAvg,
-    PFedMe,
 )
 from hyperbloom.common.wire.orders import PRIVATE
 
@@ -23,8 +23,8 @@ EXAMPLES: list[Method] = [
     Ditto(lamda=0.1),
     FedRep(head_share=0.9),
     HyperFL(head_share=0.2, head_rate=5.0),
-    PerFedAvg(alpha=0.01, variant="hessian-free", delta=1e-3),
-    PFedMe(lamda=15.0, inner_steps=5, inner_rate=0.05),
+    Adapted(alpha=0.01, variant="hessian-free", delta=1e-3),
+    Moreau(lamda=15.0, inner_steps=5, inner_rate=0.05),
     Frozen(names=("fc1.weight", "fc1.bias")),
     Aligned(eta=0.1, reference="d1ce", rows=500, draw=3),
     AlignedRBF(eta=0.1, reference="d1ce", rows=500, draw=3),

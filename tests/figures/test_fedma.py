@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from figures.fedma import MATCHABLE, layers_of, match
+from figures.fedma import MATCHABLE, Frozen, layers_of, match
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import Frozen
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire.orders import EvaluateOrder, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mix") / "run"
     words = "--strategy pfedhn --engine inline --clients 4 --cohort 4 --rounds 8 --eval-every 8 --max-train 60"
     keys = "--set data.split=shares --set local.steps=10 --set checkpoint_every=0 --set learning_rate=0.05"
+    keys += " --set start=hypernetwork"
     assert main([*words.split(), *keys.split(), "--run-dir", str(folder)]) == 0
     return folder
 
@@ -71,7 +72,8 @@ def written(tensors: dict[str, torch.Tensor], row: int, shapes: dict[str, torch.
 def test_heads_that_clients_have_kept_are_theirs(tmp_path: Path) -> None:
     """With pFedHN-PC; the last round is evaluated, so that the diagonal is its accuracy."""
     words = "--strategy pfedhn-pc --engine inline --clients 3 --cohort 3 --rounds 4 --eval-every 4 --max-train 60"
-    assert main([*words.split(), "--set", "local.steps=10", "--run-dir", str(tmp_path / "run")]) == 0
+    words += " --set local.steps=10 --set start=hypernetwork"
+    assert main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
     accuracy = {each["client"]: 100 * each["test_accuracy"] for each in lines if "test_total" in each}
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -119,7 +121,7 @@ def test_a_name_is_no_way_out_of_the_folder(run: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes((run / name).read_bytes())
     stored = (run / "roster.json").read_text().replace('"client-0"', '"../../client-0"')
     (tmp_path / "roster.json").write_text(stored)
-    config = read_config(run).model_copy(update={"strategy": "pfedhn-pc", "options": {}})
+    config = read_config(run).model_copy(update={"strategy": "pfedhn-pc", "options": {"start": "hypernetwork"}})
     with pytest.raises(ConfigError, match=r"a client's name: expected .*; found '../../client-0'"):
         mix_and_match(tmp_path, config, None)
 

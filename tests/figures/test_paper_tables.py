@@ -8,10 +8,10 @@ import pytest
 
 from figures import paper_tables
 from figures.paper_tables import Figure, PaperTable, load_table, table_names
+from figures.per_fedavg import PerFedAvgOptions
+from figures.pfedme import PFedMeOptions
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.server.loop.session import check_run
-from hyperbloom.strategies.per_fedavg import PerFedAvgOptions
-from hyperbloom.strategies.pfedme import PFedMeOptions
 
 TABLES = {name: load_table(name) for name in table_names()}
 NUMBERS = [

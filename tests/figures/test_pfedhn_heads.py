@@ -20,7 +20,11 @@ MLP, PLAIN, DEEP = (own_graph(ModelSpec(name, "S", (1, 8, 8), 10)) for name in (
 
 
 def config(strategy: str = "pfedhn-heads", **changes: Any) -> RunConfig:
-    values: dict[str, Any] = {"strategy": strategy, "options": {"hidden_dim": 8}, "models": ("mlp", "plain-4")}
+    values: dict[str, Any] = {
+        "strategy": strategy,
+        "options": {"hidden_dim": 8, "start": "hypernetwork"},
+        "models": ("mlp", "plain-4"),
+    }
     return digits_config(**(values | {"rounds": 1, "eval_every": 1} | changes))
 
 

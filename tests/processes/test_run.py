@@ -116,7 +116,7 @@ def test_the_server_says_what_is_missing_and_leaves_with_code_4(site: Site) -> N
 
 @pytest.mark.slow
 def test_the_baselines_over_grpc_equal_the_inline_engine(site: Site, tmp_path: Path) -> None:
-    names = ["fedper", "hyperfl", "lg-fedavg", "per-fedavg", "pfedme"]
+    names = ["fedper", "hyperfl", "figures.lg_fedavg:LGFedAvg"]
     args = ["--strategy", "fedrep", *SHORT, "--clients", "2", "--baselines", ",".join(names)]
     server = site.server(*args, "--local-clients", "2", "--run-dir", str(tmp_path / "grpc"))
     assert server.wait() == 0, server.output

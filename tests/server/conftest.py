@@ -12,8 +12,6 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.work.client import client_for
@@ -119,7 +117,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return turned
 
 
-class ScriptedGrid(Grid):
+class ScriptedGrid:
     """Nodes that answer what a test says, when it says so.
 
     Attributes:
@@ -136,20 +134,6 @@ class ScriptedGrid(Grid):
         self.unreachable: set[int] = set()
         self.owners: dict[int, str] = {}
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-
-    def set_run(self, run: Run) -> None:
-        """Do nothing."""
-
-    @property
-    def run(self) -> Run:
-        """There is none."""
-        raise NotImplementedError
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Nobody asks for this any more."""
-        raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
         """Return who is present."""
@@ -183,10 +167,6 @@ class ScriptedGrid(Grid):
                 del self._waiting[message_id]
                 replies.append(Message(found, reply_to=message))
         return replies
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Nobody asks for this."""
-        raise NotImplementedError
 
     def greeted(self) -> list[int]:
         """Return the nodes that were greeted, in order."""

@@ -11,9 +11,10 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateResult, TrainResult
 from hyperbloom.server.grids.inline import InlineGrid
-from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
+from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import make_algorithm
@@ -40,9 +41,9 @@ def federation_of(roster: Roster) -> Federation:
     return Federation(InlineGrid(lambda message, context: message, []), roster, lambda text: None)
 
 
-def left_out(**why: str) -> dict[str, Refused]:
+def left_out(**why: str) -> dict[str, Failure]:
     """Return who was left out of a round, with what each client said of it."""
-    return {name: Refused(Reason.FAILED, text) for name, text in why.items()}
+    return {name: Failure(Reason.FAILED, text) for name, text in why.items()}
 
 
 class Recording:

@@ -151,7 +151,7 @@ def test_what_torch_sets_to_a_constant_starts_as_it() -> None:
 
 
 def test_the_authors_start_is_what_torch_draws_for_the_hypernetwork() -> None:
-    config = digits_config(strategy="pfedhn", seed=5)
+    config = digits_config(strategy="pfedhn", seed=5, options={"hidden_dim": 16, "start": "hypernetwork"})
     algorithm = joined(config, introduction("a", input_shape=(1, 8, 8), num_classes=10))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(5, "hypernetwork"))

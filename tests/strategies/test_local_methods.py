@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from figures.per_fedavg import Adapted
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.networks import _network
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.methods import FedProx, Method, PerFedAvg
+from hyperbloom.common.methods import FedProx, Method
 from hyperbloom.common.wire.orders import EvaluateOrder, Order, TrainOrder
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.strategies.conftest import RUN_ID, History, Inline, assert_same, digits_federation
@@ -314,7 +315,7 @@ def test_every_option_is_explained_and_every_docstring_names_its_source(name: st
         (
             "per-fedavg",
             {"alpha": 0.2, "variant": "hessian-free", "delta": 0.01},
-            PerFedAvg(alpha=0.2, variant="hessian-free", delta=0.01),
+            Adapted(alpha=0.2, variant="hessian-free", delta=0.01),
         ),
         ("fedprox", {"mu": 0.25}, FedProx(mu=0.25)),
     ],

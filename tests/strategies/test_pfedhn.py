@@ -1,6 +1,8 @@
 """pFedHN in whole federations of one process: the authors' loop, sizes, repeats, restarts, novel clients."""
 
+import copy
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +17,10 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, TrainOrder, TrainResult
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
-from hyperbloom.strategies.exchange import draw
+from hyperbloom.strategies.exchange import Client, Update, draw
 from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import UpdateRule
 from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions
@@ -80,7 +82,7 @@ def test_one_client_a_round_is_the_authors_loop_through_the_whole_stack(rule: st
         eval_every=8,
         seed=3,
         local=LocalConfig(**vars(local)),
-        options={"hidden_dim": 16, "hidden_layers": 2, "update": rule, **server},
+        options={"hidden_dim": 16, "hidden_layers": 2, "update": rule, "start": "hypernetwork", **server},
     )
     federation = digits_federation(config, tmp_path)
     data, start = data_of(federation, tmp_path), federation.state()
@@ -190,6 +192,54 @@ def test_impossible_options_are_refused(options: dict[str, Any], text: str) -> N
         make_algorithm(digits_config(options=options, init_from=init_from))
 
 
+# ---------------------------------------------------------------------- one network for all
+
+
+def reply_of(algorithm: Any, client: Client, delta: Tensor) -> Update:
+    sent = algorithm.weights([client])[0].values
+    return Update(client, TrainResult(0.1), sent, delta, algorithm.layout(client), client.about.train_examples)
+
+
+def test_the_network_for_all_moves_by_every_clients_nth_part_and_the_rest_is_learned() -> None:
+    clients = [Client(name, row, DIGITS) for row, name in enumerate("abcd")]
+    found = {}
+    for start in ("common", "hypernetwork"):
+        algorithm = built(clients=4, options={"hidden_dim": 8, "start": start, "embedding_dim": 3})
+        for client in clients[1:]:
+            algorithm.join(client, first=True)
+        deltas = torch.randn(2, algorithm.layout(clients[0]).numel, generator=torch.Generator().manual_seed(0))
+        if start == "hypernetwork":  # a learner in the same state, which gets what should be left
+            algorithm.learner = copy.deepcopy(found["before"])
+            deltas = deltas - deltas.sum(0) / 4
+        else:
+            found["before"] = copy.deepcopy(algorithm.learner)
+            found["first"] = algorithm.common(clients[0]).values
+            found["step"] = deltas.sum(0) / 4
+        algorithm.learn([reply_of(algorithm, c, delta) for c, delta in zip(clients[1:3], deltas, strict=True)])
+        found[start] = algorithm.state()
+    same = [name for name in found["common"] if "start_" not in name]
+    assert_same({name: found["common"][name] for name in same}, {name: found["hypernetwork"][name] for name in same})
+    moved = found["common"]["hypernetwork.start_S"] - found["hypernetwork"]["hypernetwork.start_S"]
+    torch.testing.assert_close(moved, found["step"])
+    torch.testing.assert_close(found["first"], found["hypernetwork"]["hypernetwork.start_S"])
+
+
+@pytest.mark.parametrize("rule", get_args(UpdateRule))
+def test_what_all_clients_change_alike_is_averaged_as_in_fedavg_and_no_deviation_is_learned(rule: str) -> None:
+    clients = [Client(name, row, DIGITS) for row, name in enumerate("abc")]
+    options = {"hidden_dim": 8, "update": rule, "weight_decay": 0.0}
+    personal, one = built(clients=3, options=options), built(strategy="fedavg", clients=3, options={})
+    for client in clients[1:]:
+        personal.join(client, first=True)
+    for number in range(3):
+        delta = torch.randn(personal.layout(clients[0]).numel, generator=torch.Generator().manual_seed(number))
+        personal.learn([reply_of(personal, client, delta) for client in clients])
+        one.learn([reply_of(one, client, one.global_weights + delta) for client in clients])
+        for client, weights in zip(clients, personal.weights(clients), strict=True):
+            torch.testing.assert_close(weights.values, one.global_weights)
+            torch.testing.assert_close(personal.common(client).values, one.global_weights)
+
+
 # ---------------------------------------------------------------------- sizes
 
 
@@ -209,7 +259,8 @@ def test_a_round_moves_the_shared_trunk_and_the_heads_of_the_sizes_in_it(tmp_pat
     for names, client, after in zip(history.cohorts, drawn, history.states, strict=True):
         assert names == [client.client_id]
         for tensor in before:
-            moves = "heads" not in tensor or f"heads.{client.about.size}." in tensor
+            of_a_size = re.search(r"(?:heads\.|start_)(\w)", tensor)
+            moves = of_a_size is None or of_a_size[1] == client.about.size
             assert torch.equal(before[tensor], after[tensor]) != moves, tensor
         before = after
 
@@ -250,7 +301,9 @@ def test_a_run_repeats_to_the_bit_whoever_joins_first(tmp_path: Path) -> None:
         assert_same(ends["one"], ends[other])
         assert runs["one"] == runs[other]
     for states in (starts, ends):
-        assert all(not torch.equal(value, states["seed"][name]) for name, value in states["one"].items())
+        drawn = {name: value for name, value in states["one"].items() if value.any()}  # deviations are zero at first
+        assert all(not torch.equal(value, states["seed"][name]) for name, value in drawn.items())
+        assert {name.partition(".")[0] for name in drawn} >= {"hypernetwork", "embeddings"}
     assert runs["one"][0] != runs["seed"][0]
 
 

@@ -65,6 +65,16 @@ TRAIN: dict[str, Any] = {
 ALIGNED = Aligned(eta=1.0, reference="d", rows=2, draw=0)
 
 
+def replaced(order: SharesOrder, **changes: Any) -> SharesOrder:
+    """Return the order with other values of its own, of what all are told alike, or of the scale."""
+    of_scale, of_all = ("bound", "examples"), ("threshold", "cipher_keys", "mask_keys", "identities")
+    scale = {name: changes.pop(name) for name in of_scale if name in changes}
+    alike = {name: changes.pop(name) for name in of_all if name in changes}
+    clients = len(alike.get("cipher_keys", order.agreement.cipher_keys))
+    scaled = replace(order.agreement.scale, clients=clients, **scale)
+    return replace(order, agreement=replace(order.agreement, scale=scaled, **alike), **changes)
+
+
 class Four:
     """Clients of one round, four unless told otherwise, and what an honest server would order them."""
 
@@ -76,19 +86,18 @@ class Four:
     def meet(self, threshold: int = 3) -> None:
         keys = [each.keys() for each in self.rounds]
         lists = (tuple(getattr(k, name) for k in keys) for name in ("cipher_key", "mask_key", "identity", "signature"))
-        self.order = SharesOrder("run", 1, 0, threshold, 8.0, 10, *lists)
+        *agreed, signatures = lists
+        self.order = SharesOrder(
+            sa.Agreement("run", 1, threshold, sa.Scale(self.count, 8.0, 10), *agreed), 0, signatures
+        )
         self.dealt: list[SharesResult] = []
 
     @property
     def digest(self) -> bytes:
-        order = self.order
-        scale = sa.Scale(self.count, order.bound, order.examples)
-        return sa.Agreement(
-            "run", 1, order.threshold, scale, order.cipher_keys, order.mask_keys, order.identities
-        ).digest
+        return self.order.agreement.digest
 
     def shares_order(self, place: int, **changes: Any) -> SharesOrder:
-        return replace(self.order, place=place, **changes)
+        return replaced(self.order, place=place, **changes)
 
     def deal(self) -> "Four":
         self.dealt = [each.share(self.shares_order(place)) for place, each in enumerate(self.rounds)]
@@ -146,7 +155,7 @@ def test_masked_words_are_noise_until_all_masks_are_off(four: Four) -> None:
         # Whoever knows the keys of some others, or the own secret and the keys of all but one, sees noise still.
         part = words.copy()
         for other in known:
-            sa.pair_mask(part, first.mask_key, four.order.mask_keys[other], 0, other, digest, -1)
+            sa.pair_mask(part, first.mask_key, four.order.agreement.mask_keys[other], 0, other, digest, -1)
         assert looks_random(part)
         sa.add_mask(part, first.own_secret, -1)
         assert looks_random(part) == (len(known) < COUNT - 1)
@@ -183,21 +192,25 @@ def test_all_must_have_been_told_the_same() -> None:
 def test_shares_are_not_dealt_to_order(changes: dict[str, Any], message: str) -> None:
     four = Four()
     with pytest.raises(WireError, match=message):
-        four.rounds[0].share(replace(four.order, **changes))
+        four.rounds[0].share(replaced(four.order, **changes))
 
 
 def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
     four = Four()
-    ciphers, masks = four.order.cipher_keys, four.order.mask_keys
-    two = replace(
-        four.order, cipher_keys=ciphers[:2], mask_keys=masks[:2], identities=four.order.identities[:2], threshold=2
+    ciphers, masks = four.order.agreement.cipher_keys, four.order.agreement.mask_keys
+    two = replaced(
+        four.order,
+        cipher_keys=ciphers[:2],
+        mask_keys=masks[:2],
+        identities=four.order.agreement.identities[:2],
+        threshold=2,
     )
     with pytest.raises(WireError, match="3 to 512 clients"):
         four.rounds[0].share(two)
-    double = replace(four.order, cipher_keys=(*ciphers[:3], ciphers[1]), mask_keys=masks)
+    double = replaced(four.order, cipher_keys=(*ciphers[:3], ciphers[1]), mask_keys=masks)
     with pytest.raises(WireError, match="all different"):
         four.rounds[0].share(double)
-    one = replace(four.order, identities=(*four.order.identities[:3], four.order.identities[1]))
+    one = replaced(four.order, identities=(*four.order.agreement.identities[:3], four.order.agreement.identities[1]))
     with pytest.raises(WireError, match="4 clients that sign with keys of their own, found 3"):
         four.rounds[0].share(one)
 
@@ -419,7 +432,7 @@ def test_nobody_reveals_a_share_before_enough_have_signed_its_set(
             if dealer >= 4:
                 sa.add_mask(total, secret, -1)
             for place in range(4, 9) if dealer < 4 else ():
-                sa.pair_mask(total, sa.read_key(secret), four.order.mask_keys[place], place, dealer, told, -1)
+                sa.pair_mask(total, sa.read_key(secret), four.order.agreement.mask_keys[place], place, dealer, told, -1)
         opened = sa.Scale(9, 8.0, 10).decode(total[:-1], 10)
         assert np.abs(opened - torch.stack(CHANGES[4:]).double().sum(0).numpy()).max() < 1e-5
 
@@ -437,7 +450,7 @@ def test_with_known_keys_clients_that_the_server_has_made_up_are_refused() -> No
         careful.share(four.shares_order(0))
 
     careful.peers = known
-    swapped = (*four.order.mask_keys[:2], sa.public_key(sa.new_key()), *four.order.mask_keys[3:])
+    swapped = (*four.order.agreement.mask_keys[:2], sa.public_key(sa.new_key()), *four.order.agreement.mask_keys[3:])
     with pytest.raises(WireError, match=f"keys that {re.escape(name)} has not signed"):
         careful.share(four.shares_order(0, mask_keys=swapped))
     with pytest.raises(WireError, match="a signature of each client's keys"):
@@ -461,8 +474,11 @@ def in_place(four: Four, worker: Worker) -> SharesOrder:
     """Put the worker in the first place, and return its order to deal."""
     keys = worker.answer(KeysOrder("run", 1))
     names = {"cipher_keys": "cipher_key", "mask_keys": "mask_key", "identities": "identity", "signatures": "signature"}
-    lists = {each: (getattr(keys, one), *getattr(four.order, each)[1:]) for each, one in names.items()}
-    four.order = replace(four.order, **lists)
+    lists = {
+        each: (getattr(keys, one), *getattr(four.order if each == "signatures" else four.order.agreement, each)[1:])
+        for each, one in names.items()
+    }
+    four.order = replaced(four.order, **lists)
     return four.shares_order(0)
 
 
@@ -491,7 +507,7 @@ def test_what_fails_leaves_no_secrets(worker: Worker) -> None:
     four = Four()
     order = in_place(four, worker)
     with pytest.raises(WireError):
-        worker.answer(replace(order, threshold=1))
+        worker.answer(replaced(order, threshold=1))
     assert worker.settings not in module._rounds
     assert "own_secret" not in repr(SecureRound("run", 1)), "nor are they in a log"
 

@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from figures.fedma import Frozen
+from figures.per_fedavg import Adapted
+from figures.pfedme import Moreau
 from hyperbloom.client.work.methods import check_method, train_by
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, draw_batches, train
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import Ditto, FedProx, FedRep, Frozen, HyperFL, Method, PerFedAvg, PFedMe
+from hyperbloom.common.methods import Ditto, FedProx, FedRep, HyperFL, Method
 from hyperbloom.common.models import HEAD
 from hyperbloom.common.models.generated import Generated
 from hyperbloom.common.wire.orders import SGD
@@ -21,8 +24,8 @@ from hyperbloom.common.wire.orders import SGD
 from .test_sgd import SEED, STEPS, build, network, some_examples
 
 DATA = some_examples("mlp", 17)
-HESSIAN_FREE = PerFedAvg(alpha=0.3, variant="hessian-free", delta=1e-4)
-FIRST_ORDER = PerFedAvg(alpha=0.3, variant="first-order", delta=1e-4)
+HESSIAN_FREE = Adapted(alpha=0.3, variant="hessian-free", delta=1e-4)
+FIRST_ORDER = Adapted(alpha=0.3, variant="first-order", delta=1e-4)
 
 
 def run(method: Method | None, private: str = "none", **changes: Any) -> tuple[Flat, Flat, float]:
@@ -192,7 +195,7 @@ def test_hyperfl_trains_the_head_then_embedding_and_hypernetwork() -> None:
 
 
 @pytest.mark.parametrize("variant", [FIRST_ORDER, HESSIAN_FREE])
-def test_per_fedavg_that_adapts_nothing_is_sgd_to_the_bit(variant: PerFedAvg) -> None:
+def test_per_fedavg_that_adapts_nothing_is_sgd_to_the_bit(variant: Adapted) -> None:
     method = variant.model_copy(update={"alpha": 0.0})
     shared, _, loss = run(method, steps=20)
     plain, _, expected = run(None, steps=20 // method.fewest_steps)
@@ -201,7 +204,7 @@ def test_per_fedavg_that_adapts_nothing_is_sgd_to_the_bit(variant: PerFedAvg) ->
 
 
 @pytest.mark.parametrize("variant", [FIRST_ORDER, HESSIAN_FREE])
-def test_per_fedavg_takes_the_gradient_of_the_adapted_loss(variant: PerFedAvg) -> None:
+def test_per_fedavg_takes_the_gradient_of_the_adapted_loss(variant: Adapted) -> None:
     given, updates = replace(STEPS, steps=20, clip=50.0), 20 // variant.fewest_steps
     drawn = batches(given, updates * (2 if variant is FIRST_ORDER else 3))
     module = build("mlp")
@@ -267,7 +270,7 @@ def test_the_personal_part_of_ditto_is_its_algorithm() -> None:
 
 # ---------------------------------------------------------------------- pfedme
 
-MOREAU = PFedMe(lamda=2.0, inner_steps=3, inner_rate=0.2)
+MOREAU = Moreau(lamda=2.0, inner_steps=3, inner_rate=0.2)
 
 
 def test_pfedme_is_its_algorithm() -> None:
@@ -304,7 +307,7 @@ def test_pfedme_tends_to_sgd_as_lambda_grows(inner_steps: int) -> None:
     plain, _, _ = run(None, steps=6)
     errors = []
     for lamda in (1e3, 1e5):
-        method = PFedMe(lamda=lamda, inner_steps=inner_steps, inner_rate=1 / lamda)
+        method = Moreau(lamda=lamda, inner_steps=inner_steps, inner_rate=1 / lamda)
         shared, personal, _ = run(method, private="copy", steps=6 * inner_steps)
         errors.append(float((shared.values - plain.values).norm()))
         # theta is where w was before its last step, up to 1 / lambda

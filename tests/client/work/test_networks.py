@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from figures.pfedme import Moreau
 from hyperbloom.client.work import networks
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.methods import PFedMe
 from hyperbloom.common.models import ModelSpec, build, head_layout
 from hyperbloom.common.wire.orders import Scope
 from hyperbloom.common.wire.weights import Weights
@@ -28,7 +28,7 @@ def forget_personal(worker: Worker) -> None:
 HEADS = head_layout(SPEC)
 
 
-COPY = PFedMe(lamda=3.0, inner_steps=2, inner_rate=0.1)
+COPY = Moreau(lamda=3.0, inner_steps=2, inner_rate=0.1)
 
 
 def test_a_body_starts_from_what_is_sent_with_the_first_order_and_then_is_its_own(make_worker: MakeWorker) -> None:

@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from figures.pfedme import Moreau
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import together as module
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.vectorised import train_rows
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.methods import FedProx, FedRep, Method, PFedMe
+from hyperbloom.common.methods import FedProx, FedRep, Method
 from hyperbloom.common.models import MODELS, ModelSpec, build, full_layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope, TrainOrder, TrainResult
@@ -159,7 +160,7 @@ def test_orders_that_differ_train_apart(workers: Workers, groups: list[int]) -> 
     [
         ("none", FedProx(mu=0.5)),
         ("head", FedRep(head_share=0.5)),
-        ("copy", PFedMe(lamda=3.0, inner_steps=2, inner_rate=0.1)),
+        ("copy", Moreau(lamda=3.0, inner_steps=2, inner_rate=0.1)),
     ],
 )
 def test_orders_with_a_method_train_one_by_one(

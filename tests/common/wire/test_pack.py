@@ -23,6 +23,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import FedProx
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy.masks import Agreement, Scale
 from hyperbloom.common.wire.exchanges import (
     BackpropOrder,
     BackpropResult,
@@ -157,7 +158,9 @@ MESSAGES: list[Any] = [
     ErrorsResult((0.5, 0.0)),
     KeysOrder("run-1", 3),
     KeysResult(b"\0\xff", b"", b"key", b"signature"),
-    SharesOrder("run-1", 3, 1, 2, 8.0, 100, (b"a", b"b"), (b"c", b"d"), (b"e", b"f"), (b"g", b"h")),
+    SharesOrder(
+        Agreement("run-1", 3, 2, Scale(2, 8.0, 100), (b"a", b"b"), (b"c", b"d"), (b"e", b"f")), 1, (b"g", b"h")
+    ),
     SharesResult((b"", b"\0"), b"s", (b"a",), (b"b",)),
     MaskedOrder(**vars(TRAIN), masking=Masking((0, 2), (b"p",), (4,), (b"\5",), (b"", b"\0"), (b"a", b"b"))),
     MaskedResult(0.5, b"\0\1\2\3"),

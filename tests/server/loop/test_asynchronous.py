@@ -18,9 +18,8 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateResult
 from hyperbloom.server.cli import main
 from hyperbloom.server.loop import asynchronous
-from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.loop.listener import RoundReport
-from hyperbloom.server.loop.post import UNREADABLE
+from hyperbloom.server.loop.post import UNREADABLE, Failure
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.exchange import Exchanges
@@ -236,7 +235,7 @@ def test_lies_that_come_late_are_reported_and_lead_to_quarantine(crew: Callable[
     run.run()
     lies = [r for r in run.told.reports if r.outcome.lied]
     assert len(lies) >= 3 and run.federation.late == 0
-    assert all(r.outcome.refused["liar"] == Refused(Reason.CONTENT, "it was never uploaded") for r in lies)
+    assert all(r.outcome.refused["liar"] == Failure(Reason.CONTENT, "it was never uploaded") for r in lies)
     last = lies[2]
     assert last.outcome.quarantined == {"liar": last.number + 10}
     why = "another reply was refused for its content (it was never uploaded)"
@@ -426,9 +425,9 @@ def test_who_could_not_be_evaluated_is_named_with_that_evaluation(crew: Callable
     assert report.number == 2 and report.outcome.evaluation is not None
     assert list(report.outcome.evaluation.scores) == ["a"]
     assert report.outcome.refused == {
-        "bad": Refused(Reason.FAILED, "ValueError: no"),
-        "gone": Refused(Reason.NO_REPLY, "no reply"),
-        "slow": Refused(Reason.NO_REPLY, "no reply"),
+        "bad": Failure(Reason.FAILED, "ValueError: no"),
+        "gone": Failure(Reason.NO_REPLY, "no reply"),
+        "slow": Failure(Reason.NO_REPLY, "no reply"),
     }
 
 
@@ -450,7 +449,7 @@ def test_an_evaluation_may_have_several_exchanges_and_who_leaves_between_them_is
     run.run()
     report = run.told.reports[-1]
     assert report.outcome.evaluation is not None and list(report.outcome.evaluation.scores) == ["a", "b"]
-    assert report.outcome.refused == {"goes": Refused(Reason.LEFT, "left before it was asked")}
+    assert report.outcome.refused == {"goes": Failure(Reason.LEFT, "left before it was asked")}
     assert [entry.client for entry in run.entries("evaluate") if entry.what == "order"] == ["a", "b", "goes", "a", "b"]
 
 

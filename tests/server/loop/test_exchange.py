@@ -23,7 +23,6 @@ from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import (
     Evaluated,
     Outcome,
-    Refused,
     Sent,
     accept,
     capped_examples,
@@ -143,8 +142,8 @@ def test_errors_and_silence_are_noted_and_the_others_still_learn() -> None:
     desk.deliver = lambda: [desk.answer("a", Error(3, "ValueError: out of memory")), desk.replies["b"]]
     outcome = made.train()
     assert outcome.refused == {
-        "a": Refused(Reason.FAILED, "ValueError: out of memory"),
-        "c": Refused(Reason.NO_REPLY, "no reply"),
+        "a": Failure(Reason.FAILED, "ValueError: out of memory"),
+        "c": Failure(Reason.NO_REPLY, "no reply"),
     }
     assert_same(made.state(), state_after({"b": delta_of("b")}))
 
@@ -188,7 +187,7 @@ def test_who_has_left_or_works_on_something_else_is_not_asked_and_named_once() -
     wanted = turn(made.algorithm).training(clients)
     found = made.loop().director.play(train(wanted), outcome)
     assert [update.client.client_id for update in found] == ["a", "c"]
-    assert outcome.refused == {"b": Refused(Reason.LEFT, "left before it was asked")}
+    assert outcome.refused == {"b": Failure(Reason.LEFT, "left before it was asked")}
 
 
 def test_an_order_that_cannot_be_pushed_is_named_and_counts_as_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +195,8 @@ def test_an_order_that_cannot_be_pushed_is_named_and_counts_as_not_answered(monk
     push = desk.push_messages
     monkeypatch.setattr(desk, "push_messages", lambda messages: [*list(push(list(messages)[:2])), None])
     outcome = made.train()
-    dropped = Refused(Reason.DROPPED, "dropped: only 2 of 3 answered")
-    unreachable = Refused(Reason.UNREACHABLE, "its node cannot be reached")
+    dropped = Failure(Reason.DROPPED, "dropped: only 2 of 3 answered")
+    unreachable = Failure(Reason.UNREACHABLE, "its node cannot be reached")
     assert outcome.refused == {"a": dropped, "b": dropped, "c": unreachable}
 
 
@@ -338,12 +337,12 @@ def asked(codec: Codec | None = None, reply: str = "delta") -> tuple[Train, Sent
     return wanted, Sent(made.clients[0], TrainOrder, values.dtype, values, layout, reply)
 
 
-def verdict(content: Any, **changes: Any) -> Refused:
+def verdict(content: Any, **changes: Any) -> Failure:
     """Return why an answer is refused. Judging it twice tells the same: nothing remembers the first time."""
     wanted, sent = asked(**changes)
     content = content(sent) if callable(content) else content
     found = [accept(wanted, sent, content) for _ in range(2)]
-    assert isinstance(found[0], Refused) and found[0] == found[1]
+    assert isinstance(found[0], Failure) and found[0] == found[1]
     return found[0]
 
 
@@ -361,11 +360,11 @@ def test_a_sound_answer_becomes_an_update_without_what_it_was_made_of() -> None:
 
 
 def test_failures_of_the_way_and_of_the_client_say_why() -> None:
-    assert verdict(Failure(Reason.FAILED, "error 4")) == Refused(Reason.FAILED, "error 4")
-    assert verdict(pack(Failed(Reason.DIVERGED, "too fast"))) == Refused(Reason.DIVERGED, "too fast")
+    assert verdict(Failure(Reason.FAILED, "error 4")) == Failure(Reason.FAILED, "error 4")
+    assert verdict(pack(Failed(Reason.DIVERGED, "too fast"))) == Failure(Reason.DIVERGED, "too fast")
     # Nobody is believed who accuses itself of a lie.
-    assert verdict(pack(Failed(Reason.CONTENT, "I lie"))) == Refused(Reason.FAILED, "I lie")
-    assert str(Refused(Reason.FAILED, "error 4")) == "error 4"
+    assert verdict(pack(Failed(Reason.CONTENT, "I lie"))) == Failure(Reason.FAILED, "I lie")
+    assert str(Failure(Reason.FAILED, "error 4")) == "error 4"
 
 
 def test_what_a_refusal_quotes_of_an_answer_is_printable_and_short() -> None:
@@ -379,7 +378,7 @@ def test_what_an_algorithm_finds_impossible_is_held_against_the_client() -> None
 
     wanted, sent = asked()
     found = accept(replace(wanted, check=check), sent, pack(TrainResult(0.0, None, 0.25)))
-    assert found == Refused(Reason.CONTENT, "a sent a loss of 0.25")
+    assert found == Failure(Reason.CONTENT, "a sent a loss of 0.25")
     with pytest.raises(ZeroDivisionError):  # our own mistakes are nobody's lie
         accept(replace(wanted, check=lambda client, answer: 1 / 0), sent, pack(TrainResult(0.0)))
 
@@ -630,5 +629,5 @@ def test_one_that_is_busy_is_not_evaluated_and_named(monkeypatch: pytest.MonkeyP
     desk.deliver = lambda: [desk.replies[name] for name in "ac"]
     made.train()  # b's answer is still to come
     outcome = made.evaluate()
-    assert outcome.refused == {"b": Refused(Reason.BUSY, "not evaluated: it still works on an earlier round")}
+    assert outcome.refused == {"b": Failure(Reason.BUSY, "not evaluated: it still works on an earlier round")}
     assert outcome.evaluation is not None and list(outcome.evaluation.scores) == ["a", "c"]

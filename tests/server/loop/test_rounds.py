@@ -15,8 +15,8 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
-from hyperbloom.server.loop.exchange import Refused
 from hyperbloom.server.loop.listener import Listener
+from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.exchange import Client
@@ -73,7 +73,7 @@ def test_a_straggler_is_dropped_counted_and_asked_again_when_it_has_answered(
     (number,) = late
     assert late == {number: 1} and number > 10
     first = next(
-        r.number for r in run.told.reports if r.outcome.refused.get("slow") == Refused(Reason.NO_REPLY, "no reply")
+        r.number for r in run.told.reports if r.outcome.refused.get("slow") == Failure(Reason.NO_REPLY, "no reply")
     )
     again = next(r.number for r in run.told.reports if "slow" in r.outcome.results)
     assert first < number < again
@@ -88,7 +88,7 @@ def test_a_straggler_is_dropped_counted_and_asked_again_when_it_has_answered(
 
 def test_who_still_works_is_not_evaluated_and_is_named(crew: Callable[..., Crew], clock: Clock, tmp_path: Path) -> None:
     run = late_run(crew, clock, tmp_path)
-    why = Refused(Reason.BUSY, "not evaluated: it still works on an earlier round")
+    why = Failure(Reason.BUSY, "not evaluated: it still works on an earlier round")
     evaluated = {r.number: r.outcome for r in run.told.reports if r.outcome.evaluation}
     assert sorted(evaluated) == list(range(10, 81, 10))
     for number, outcome in evaluated.items():
@@ -227,7 +227,7 @@ def test_a_round_counts_if_the_fraction_of_those_asked_answered_in_time(
     else:
         assert (report.outcome.results, run.learned) == ({}, [])
         assert {name: why for name, why in report.outcome.refused.items() if name != "d"} == dict.fromkeys(
-            "abc", Refused(Reason.DROPPED, "dropped: only 3 of 4 answered")
+            "abc", Failure(Reason.DROPPED, "dropped: only 3 of 4 answered")
         )
         assert "d" in report.outcome.refused
     same = all(torch.equal(tensor, before[name]) for name, tensor in run.state().items())
@@ -290,7 +290,7 @@ def test_who_misses_an_exchange_is_out_of_the_next(twice: Callable[..., Crew], c
     (report,) = run.told.reports
     assert asked(run) == [["a", "b", "slow", "wrong"], ["a", "b"]]
     assert len(run.learned) == 2 and list(report.outcome.results) == ["a", "b"]
-    assert report.outcome.refused["wrong"] == Refused(Reason.FAILED, "ValueError: no")
+    assert report.outcome.refused["wrong"] == Failure(Reason.FAILED, "ValueError: no")
     assert "slow" in report.outcome.refused
     assert asked(run, "evaluate") == [["a", "b", "wrong"], ["a", "b"]]
     assert report.outcome.evaluation is not None and list(report.outcome.evaluation.scores) == ["a", "b"]
@@ -316,7 +316,7 @@ def test_too_few_in_an_exchange_end_the_round(
     run.run()
     (report,) = run.told.reports
     assert asked(run) == exchanges
-    dropped = Refused(Reason.DROPPED, "dropped: only 2 of 3 answered")
+    dropped = Failure(Reason.DROPPED, "dropped: only 2 of 3 answered")
     assert list(report.outcome.results) == (["a", "b"] if len(exchanges) == 2 else [])
     assert report.outcome.refused.get("a") == (None if len(exchanges) == 2 else dropped)
 
@@ -327,7 +327,7 @@ def test_who_leaves_between_two_exchanges_is_named(twice: Callable[..., Crew], c
     clock.after(1.0, lambda: run.grid.leave(2))  # a has answered its first order by then
     run.run()
     (report,) = run.told.reports
-    assert report.outcome.refused == {"a": Refused(Reason.LEFT, "left before it was asked")}
+    assert report.outcome.refused == {"a": Failure(Reason.LEFT, "left before it was asked")}
     assert list(report.outcome.results) == ["b"]
 
 

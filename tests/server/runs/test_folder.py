@@ -21,8 +21,9 @@ from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateResult, TrainResult
-from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
+from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
 from hyperbloom.strategies import make_algorithm
@@ -164,7 +165,7 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
         RoundReport(
             1,
             20,
-            Outcome(results, None, {"c": Refused(Reason.NO_REPLY, "no reply")}, [3, 0, 9]),
+            Outcome(results, None, {"c": Failure(Reason.NO_REPLY, "no reply")}, [3, 0, 9]),
             0.512349,
             1.512349,
             2,

@@ -16,9 +16,10 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder
 from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server.loop.exchange import Evaluated, Outcome, Refused
+from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Event, Kind, RoundReport
+from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.watch.metrics import RunMetrics, served
 from hyperbloom.strategies import make_algorithm
@@ -61,9 +62,9 @@ def busy_run() -> RunMetrics:
     metrics.event(Event("refused node 7: a client named 'a' is connected", Kind.REFUSED))
     metrics.event("refused nobody")
     refused = {
-        "c": Refused(Reason.CONTENT, "tensor fc1: 3 values are not finite"),
-        "d": Refused(Reason.NO_REPLY, "no reply"),
-        "b": Refused(Reason.MEMORY, "MemoryError: 3 GB"),
+        "c": Failure(Reason.CONTENT, "tensor fc1: 3 values are not finite"),
+        "d": Failure(Reason.NO_REPLY, "no reply"),
+        "b": Failure(Reason.MEMORY, "MemoryError: 3 GB"),
     }
     result = TrainResult(0.1, loss=1.0)
     metrics.round_done(RoundReport(1, 6, Outcome({"a": result}, None, refused), 0.3, 0.3, 2, 800, 300))

@@ -13,19 +13,62 @@ w. The step of w is the run's SGD with eta = `local.learning_rate`, momentum, we
 none of the last three. As lambda grows, lambda (w - theta) tends to the gradient of f_i at w, and pFedMe to FedAvg with
 one step per batch. Inner steps are plain, and theta starts each round from the sent weights.
 
+Importing this module registers its local method, so its clients are those of this process (engine `inline`).
+
 The personal model stays on the client and is evaluated. A client that never trained evaluates the global model.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 
-from hyperbloom.common import methods
+from hyperbloom.client.work.methods import LOCAL_METHODS
+from hyperbloom.client.work.sgd import Flat, Network, backward, draw_batches
 from hyperbloom.common.config import Positive, Rate, Section
+from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.methods import METHODS, Method
+from hyperbloom.common.wire.orders import SGD
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.exchange import Update
 from hyperbloom.strategies.fedavg import FedAvg
+
+
+class Moreau(Method):
+    """SGD on the Moreau envelope of the loss with parameter `lamda`. Its minimiser is the personal model."""
+
+    private: ClassVar[tuple[str, ...]] = ("copy",)
+    kind: Literal["pfedme"] = "pfedme"
+    lamda: Rate
+    inner_steps: Positive
+    inner_rate: Rate
+
+
+def train_by_envelope(network: Network, data: Examples, sgd: SGD, seed: int, settings: Moreau) -> float:
+    """SGD on the Moreau envelope, whose gradient at `w` is `lamda (w - theta)`.
+
+    `theta` starts the round at `w`. For each batch it takes `inner_steps` plain gradient steps on
+    `f(theta) + lamda/2 |theta - w|^2`. Then `w` takes one step of the order's SGD with clipping and weight decay. The
+    last batch has fewer inner steps if the budget ends there. The personal model becomes `theta`.
+    """
+    module, shared = network.module, network.shared
+    w, total = Flat(shared.layout, shared.values.clone()), torch.zeros((), device=data.labels.device)
+    starts = range(0, sgd.steps, settings.inner_steps)
+    batches = draw_batches(len(data), sgd.batch_size, len(starts), seed).to(data.labels.device)
+    module.train()
+    for first, batch in zip(starts, batches, strict=True):
+        for _ in range(min(settings.inner_steps, sgd.steps - first)):
+            total += backward(module, [shared], data, batch)
+            shared.gradient.add_(shared.values - w.values, alpha=settings.lamda)
+            shared.values.sub_(shared.gradient, alpha=settings.inner_rate)
+        torch.sub(w.values, shared.values, out=w.gradient).mul_(settings.lamda)
+        w.clip(sgd.clip)
+        w.step(sgd)
+    network.personal.load(shared.values)
+    shared.values.copy_(w.values)
+    return (total / sgd.steps).item()
 
 
 class PFedMeOptions(Section):
@@ -41,7 +84,7 @@ class PFedMe(FedAvg):
     """A personal model on each client, tied to a global one by a Moreau envelope."""
 
     options: PFedMeOptions
-    method_type: ClassVar[type[methods.Method]] = methods.PFedMe
+    method_type: ClassVar[type[Method]] = Moreau
     private: ClassVar[str] = "copy"
 
     def check(self) -> None:
@@ -60,3 +103,6 @@ class PFedMe(FedAvg):
         super().learn(updates)
         if updates and self.options.beta != 1:
             self.global_weights = before.lerp(self.global_weights, self.options.beta)
+
+
+STRATEGIES["pfedme"], METHODS["pfedme"], LOCAL_METHODS["pfedme"] = PFedMe, Moreau, train_by_envelope

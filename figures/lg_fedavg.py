@@ -23,6 +23,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import head_layout
 from hyperbloom.common.wire.weights import Weights
+from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.fedavg import FedAvg, average
@@ -96,3 +97,6 @@ class LGFedAvg(FedAvg):
             views[name].copy_(values)
         self.global_weights = weights
         self._have_body |= {update.client.row for update in updates} - self._back
+
+
+STRATEGIES["lg-fedavg"] = LGFedAvg
