@@ -109,8 +109,8 @@ class SecureRound:
     round: int
     identity: EllipticCurvePrivateKey = field(default_factory=make_key, repr=False)
     peers: frozenset[str] | None = None
-    cipher_key: X25519PrivateKey = field(default_factory=protocol.new_key, repr=False)
-    mask_key: X25519PrivateKey = field(default_factory=protocol.new_key, repr=False)
+    cipher_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+    mask_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(protocol.KEY_BYTES), repr=False)
 
     def __post_init__(self) -> None:
