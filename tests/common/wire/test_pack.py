@@ -129,7 +129,7 @@ MESSAGES: list[Any] = [
     EVALUATE,
     dataclasses.replace(EVALUATE, weights=None, target=Target("own", 10, "none", "{}")),
     dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9)),
-    dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9, "all", 4.0)),
+    dataclasses.replace(EVALUATE, refinement=Refinement(2, 0.5, 9, "all")),
     EvaluateResult(right(1, 2, 0.5), right(3, 4, 0.25)),
     ReferenceOrder("5ec2e7", Weights(Layout((("inputs", (4, 2)),)), VALUES.nan_to_num(posinf=0).clamp(-9, 9).half())),
     ReferenceResult("5ec2e7"),
