@@ -30,17 +30,20 @@ SPLITS = {
     "dirichlet-1": ["--split", "dirichlet", "--set", "data.alpha=1.0"],
     "dirichlet-10": ["--split", "dirichlet", "--set", "data.alpha=10.0"],
 }
+PAPER = ["--set", "start=hypernetwork"]
 METHODS = {
-    "odpfl": ["--strategy", "odpfl"],
-    "odpfl-private": ["--strategy", "odpfl", "--set", "encoder=private"],
-    "odpfl-two-phase": ["--strategy", "odpfl", "--set", "mode=two-phase"],
+    "odpfl": ["--strategy", "odpfl", *PAPER],
+    "odpfl-scaled": ["--strategy", "odpfl", "--set", "start=scaled"],
+    "odpfl-common": ["--strategy", "odpfl"],
+    "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
+    "odpfl-two-phase": ["--strategy", "odpfl", *PAPER, "--set", "mode=two-phase"],
     "fedavg": ["--strategy", "fedavg"],
     "fedprox": ["--strategy", "fedprox"],
     "fedma": ["--strategy", "fedma"],
-    "pfedhn": ["--strategy", "pfedhn"],
-    "pfl-sampled": ["--strategy", "pfl-sampled"],
-    "pfl-nearest": ["--strategy", "pfl-nearest"],
-    "pfl-ensemble": ["--strategy", "pfl-ensemble"],
+    "pfedhn": ["--strategy", "pfedhn", *PAPER],
+    "pfl-sampled": ["--strategy", "pfl-sampled", *PAPER],
+    "pfl-nearest": ["--strategy", "pfl-nearest", *PAPER],
+    "pfl-ensemble": ["--strategy", "pfl-ensemble", *PAPER],
 }
 ROWS = {
     "odpfl": "ODPFL-HN",

@@ -56,6 +56,10 @@ class StartingNetwork(nn.Module):
         for size, start in self.rescale(ratios, {size: initial[0] for size, initial in draws.items()}).items():
             self.register_buffer(f"start_{size}", start)
 
+    def rescale(self, factors: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scale what is written, and return the start of each size."""
+        raise NotImplementedError
+
     def from_start(self, deviations: Tensor, size: str, ones: Tensor | None = None) -> Tensor:
         """Return the weights `(C, P)` for deviations, with `ones` `(C,)` times the start."""
         start = self._buffers.get(f"start_{size}")

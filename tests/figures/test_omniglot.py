@@ -37,14 +37,14 @@ def test_each_client_has_an_alphabet(tmp_path: Path) -> None:
     write(tmp_path)
     specs = [DataSpec(OMNIGLOT.data, split="owner", partition=i, partitions=3) for i in range(3)]
     clients = [load_client_data(spec) for spec in specs]
-    for client, characters in zip(clients, (2, 3, 4), strict=True):
-        assert client.train.labels.unique().tolist() == list(range(characters))
+    for client, characters, before in zip(clients, (2, 3, 4), (0, 2, 5), strict=True):
+        assert client.train.labels.unique().tolist() == list(range(before, before + characters))
         sizes = [len(part) for part in (client.train, client.val, client.test)]
         assert sizes == [14 * characters, 3 * characters, 3 * characters]
-        assert (client.input_shape, client.num_classes) == ((1, 28, 28), 4)
-        # label k - 1 has ink on k sevenths of its area, and none below
+        assert (client.input_shape, client.num_classes) == ((1, 28, 28), 9)
+        # character k of an alphabet has ink on k sevenths of its area, and none below
         ink = client.train.inputs.mean(dim=(1, 2, 3))
-        assert torch.allclose(ink, (client.train.labels + 1) / 7, atol=1e-6)
+        assert torch.allclose(ink, (client.train.labels - before + 1) / 7, atol=1e-6)
         assert client.train.inputs[:, 0, 0].eq(1).all()
         assert client.train.inputs[:, 0, -1].eq(0).all()
 
