@@ -183,6 +183,37 @@ def compare(
 
 
 @command(
+    "tune",
+    Flag("--over", "values to try: local.learning_rate=0.005,0.02; may be repeated", multiple=True, metavar="KEY=A,B"),
+    Flag("--config", "YAML file of a run", type=FILE),
+    Flag("--rounds", "of the last two settings; default: the run's", type=int),
+    Flag("--seeds", "how many, from the run's seed on; the mean counts", type=click.IntRange(1), default=1),
+    set_flag("set a key of the run or an option of its strategy"),
+    *SERIES,
+    example="flower-server tune --config run.yaml --over local.learning_rate=0.005,0.02,0.1 --out runs/tuned",
+    epilog="exit codes: 0 the best settings are known, 2 wrong settings, 4 no setting could be trained, 130 Ctrl-C",
+)
+def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], out: Path | None, **flags: Any) -> None:
+    """Find the settings of a run that are best on its clients' validation examples.
+
+    Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
+    until two have run all rounds. OUT/tuned.yaml is the best run, for `flower-server --config`. Call it again with the
+    same --out to go on: finished runs are kept. All clients run on this machine.
+    """
+    from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml
+
+    values = read_yaml(config) if config else {}
+    given = dict(parse_assignment(text) for text in assignments) | ({"rounds": rounds} if rounds else {})
+    # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
+    from hyperbloom.server.compare import tuning
+
+    out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-tune"
+    print(f"search: {out} (the same command with --out {out} goes on where this one stops)", flush=True)
+    table = tuning.tune(lambda more: make_run_config(values, {**given, **more}, str(config or "--set")), out, **flags)
+    print(f"\n{table}\nnext: flower-server --config {out / 'tuned.yaml'}")
+
+
+@command(
     "new",
     click.Argument(
         ["folder"], type=click.Path(path_type=Path), metavar="DIR", help="a new folder; its name is the app's"
