@@ -200,7 +200,7 @@ def test_a_setting_that_cannot_be_trained_loses_and_if_none_can_that_is_an_error
     flags = [*FLAGS, "--over", "local.batch_size=8,16", "--rounds", "1"]
     assert tune(tmp_path / "one", *flags) == 0
     assert load_run_config(tmp_path / "one/tuned.yaml", {}).local.batch_size == 16
-    assert re.search(r"local.batch_size=8 \| +inf \|", capsys.readouterr().out)
+    assert re.search(r"local.batch_size=8 +\| +inf \|", capsys.readouterr().out)
     bad.add(16)
     assert tune(tmp_path / "none", *flags) == 4
     assert "no setting could be trained for all rounds" in capsys.readouterr().err
