@@ -285,12 +285,9 @@ def _probe(flags: dict[str, Any]) -> dict[str, Any]:
     first = config.strategy if "strategy" in config.model_fields_set or config.options else "local"
     others = config.baselines or [name for name in ("local", "fedavg", "pfedhn") if name != first]
     rounds = flags["rounds"] or min(config.rounds, 20 * math.ceil(config.clients / config.cohort))
-    changes = {"rounds": rounds, "eval_every": min(config.eval_every, math.ceil(rounds / 10))}
-    return changes | {
-        "strategy": first,
-        "baselines": ",".join(others),
-        "assignments": (*flags["assignments"], "gains=false"),
-    }
+    every = min(config.eval_every, math.ceil(rounds / 10))
+    short = {"strategy": first, "baselines": ",".join(others), "rounds": rounds, "eval_every": every}
+    return {**short, "assignments": (*flags["assignments"], "gains=false")}
 
 
 _COMMANDS = (advise, app, certs, clients, compare, doctor, export, report, serve, tune, watch)
