@@ -139,14 +139,7 @@ def export(
     epilog="exit codes: 0 all runs are complete, 2 wrong settings, 4 a strategy could not be trained, 130 Ctrl-C",
 )
 def compare(
-    strategies: str,
-    config: Path | None,
-    seeds: int,
-    assignments: tuple[str, ...],
-    out: Path | None,
-    engine: str,
-    track: tuple[str, ...],
-    as_json: bool,
+    strategies: str, config: Path | None, seeds: int, assignments: tuple[str, ...], out: Path | None, **flags: Any
 ) -> int:
     """Compare strategies on the same clients, data and seeds.
 
@@ -166,6 +159,7 @@ def compare(
     from hyperbloom.server.compare.table import write_table
     from hyperbloom.server.watch.tracking import find_tracker
 
+    engine, track, as_json = flags["engine"], flags["track"], flags["as_json"]
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
     check_cells(cells)
@@ -204,8 +198,8 @@ def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], 
 
     values = read_yaml(config) if config else {}
     given = dict(parse_assignment(text) for text in assignments) | ({"rounds": rounds} if rounds else {})
-    # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
-    from hyperbloom.server.compare import tuning
+
+    from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
 
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-tune"
     print(f"search: {out} (the same command with --out {out} goes on where this one stops)", flush=True)

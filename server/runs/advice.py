@@ -36,20 +36,21 @@ class Advice:
 
 
 def advise_on(folder: Path, own_code: bool = True) -> Advice:
-    """Return the advice of a run; ConfigError if it has no baselines, is not over, or names code not accepted."""
+    """Return the advice of a run; ConfigError if it has no baselines, is not over or damaged, or names code unasked."""
     config, summary, members = read_config(folder, own_code), read_summary(folder), read_members(folder).clients
     novel = {member.name for member in members if config.is_novel(member.row)}
     scores, rising, metric = dict[str, dict[str, float]](), set[str](), ""
     for name in (config.strategy, *config.baselines):
-        place, chosen = phase_folder(folder, config, name), summary.get(name)
+        place = phase_folder(folder, config, name)
         with sound(folder):
-            course = read_course(name, place, chosen)
-            if not chosen or not course.is_over(config):
-                raise ConfigError(f"{folder}: {name} has not done all its rounds; go on with --resume")
-            metric, rising = chosen.metric, rising | ({name} if chosen.round == max(course.curve) else set())
-            lines = [line for line in read_lines(place / CLIENTS) if line["round"] == chosen.round]
-            told = {line["client"]: line.get(f"val_{metric}") for line in lines if line["client"] not in novel}
+            course = read_course(name, place, summary.get(name))
+            over, last = course.is_over(config), max(course.curve, default=None)
+            lines = [line for line in read_lines(place / CLIENTS) if line["round"] == course.selected]
+            told = {line["client"]: line.get(f"val_{course.metric}") for line in lines if line["client"] not in novel}
             scores[name] = {client: course.scale.factor * value for client, value in told.items() if value is not None}
+        if course.selected is None or not over:
+            raise ConfigError(f"{folder}: {name} has not done all its rounds; go on with --resume")
+        metric, rising = course.metric, rising | ({name} if course.selected == last else set())
     return advise(members, metric, scores, rising, config.novel)
 
 

@@ -38,8 +38,8 @@ class Course:
         return scale_of(self.metric)
 
     def is_over(self, config: RunConfig) -> bool:
-        """Return whether all rounds are over, or patience has ended them."""
-        done, evaluated = max((line["round"] for line in self.rounds), default=0), max(self.curve, default=0)
+        """Return whether all rounds are there, or patience has ended them."""
+        done, evaluated = sum(line["round"] > 0 for line in self.rounds), max(self.curve, default=0)
         return done >= config.rounds or config.has_lost_patience(self.selected, evaluated)
 
     @property

@@ -87,7 +87,7 @@ def test_the_grid_is_what_was_asked_for_or_a_usual_one() -> None:
     }
     usual = grid_of(local, [])
     assert usual.keys() == {"local.learning_rate", "local.steps"}
-    assert grid_of(RunConfig(), []) == {**usual, "start": ["hypernetwork", "common"]}
+    assert grid_of(RunConfig(), []) == {**usual, "start": ["common", "hypernetwork"]}
 
 
 @pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5"])

@@ -201,7 +201,7 @@ def test_a_run_that_is_not_over_gives_no_advice(tmp_path: Path) -> None:
         run.go(number)
     run.begin("local")
     run.go(1)
-    with pytest.raises(ConfigError, match="local has not done all its rounds; go on with --resume"):
+    with pytest.raises(ConfigError, match=r"^[^:]*/run: local has not done all its rounds; go on with --resume$"):
         advise_on(run.path)
     for number in range(2, 6):
         run.go(number)
@@ -222,3 +222,11 @@ def test_who_brings_a_network_is_in_the_roster(tmp_path: Path) -> None:
     roster["clients"][2]["about"] |= {"graph": "{}"}
     path.write_text(json.dumps(roster))
     assert [member.own for member in read_members(run).clients] == [True, False, True]
+
+
+def test_a_damaged_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run").whole()
+    with (run / "clients.jsonl").open("a") as file:
+        file.write('{"round": 4, "client": "a", "val_accuracy": "much"}\n')
+    with pytest.raises(ConfigError, match=r"^[^:]*/run is damaged \(TypeError"):
+        advise_on(run)
