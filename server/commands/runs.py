@@ -191,8 +191,8 @@ def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], 
     """Find the settings of a run that are best on its clients' validation examples.
 
     Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
-    until two have run all rounds. OUT/tuned.yaml is the best run, for `flower-server --config`. Call it again with the
-    same --out to go on: finished runs are kept. All clients run on this machine.
+    until two have run all rounds; the usual grid is of local rates and steps. OUT/tuned.yaml is the best run, for
+    `flower-server --config`. Call it again with the same --out to go on. All clients run on this machine.
     """
     from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml
 

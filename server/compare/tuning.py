@@ -4,14 +4,13 @@ Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter O
 https://arxiv.org/abs/1502.07943. All are tried for few rounds, the better half anew for twice as many, and so on.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
@@ -22,8 +21,8 @@ from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
 from hyperbloom.server.compare.table import markdown
 from hyperbloom.server.runs.recorded import read_summary
-from hyperbloom.strategies import find_strategy
 
+USUAL = ("local.learning_rate=0.005,0.02,0.1", "local.steps=10,50")
 Rung = dict[int, float]
 WORST = -math.inf  # the score of a setting with which no client could be trained or scored
 
@@ -40,15 +39,13 @@ def halve(count: int, rounds: int, score: Callable[[Sequence[int], int], Sequenc
     return rungs
 
 
-def grid_of(config: RunConfig, over: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values to try by key: those of texts such as `local.steps=10,50`, or usual ones."""
-    if over:
-        if bad := [text for text in over if not re.fullmatch("[^=]+=.+", text)]:
-            raise ConfigError(f"--over: expected KEY=A,B such as local.steps=10,50, found {bad[0]!r}")
-        return dict(parse_assignment(text.replace("=", "=[", 1) + "]") for text in over)
-    start = find_strategy(config.strategy).options_type.model_fields.get("start")
-    usual = {"local.learning_rate": [0.005, 0.02, 0.1], "local.steps": [10, 50]}
-    return usual | ({"start": list(get_args(start.annotation))} if start else {})
+def grid_of(over: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values to try by key, of texts such as `local.steps=10,50`; ConfigError if one is wrong."""
+    if bad := [
+        text for text in over if not re.fullmatch("(?!rounds=|eval_every=|seed=|baselines=|gains=)[^=]+=.+", text)
+    ]:
+        raise ConfigError(f"--over: expected KEY=A,B such as local.steps=10,50, found {bad[0]!r}")
+    return dict(parse_assignment(text.replace("=", "=[", 1) + "]") for text in over)
 
 
 def tune(
@@ -58,8 +55,7 @@ def tune(
 
     `describe` returns the run with some changes, by dotted key. Each setting, budget and seed has a run folder.
     """
-    base, console = describe({}), Console()
-    grid = grid_of(base, over)
+    base, grid = describe({}), grid_of(over or USUAL)
     settings = [dict(zip(grid, choice, strict=True)) for choice in product(*grid.values())]
     names = [", ".join(f"{key}={value}" for key, value in each.items()) for each in settings]
 
@@ -70,13 +66,12 @@ def tune(
 
     def score(left: Sequence[int], rounds: int) -> list[float]:
         plan = [cells(one, rounds) for one in left]
-        run_cells([cell for some in plan for cell in some], engine, console)
+        run_cells([cell for some in plan for cell in some], engine, Console())
         return [fmean(map(_score, some)) for some in plan]
 
     last = [cell for one in range(len(settings)) for cell in cells(one, base.rounds)]
     check_cells(last)
-    shared = {"engine": engine, "seeds": seeds, "over": grid, **json.loads(base.model_dump_json())}
-    with open_comparison(out, shared, last):
+    with open_comparison(out, {"engine": engine, "seeds": seeds, "over": grid, **base.model_dump(mode="json")}, last):
         rungs = halve(len(settings), base.rounds, score)
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.common.config import load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.server.cli import main
 from hyperbloom.server.compare import comparison, tuning
@@ -79,23 +79,18 @@ def test_of_equal_settings_the_first_ones_go_on_and_failed_ones_do_not() -> None
 # ---------------------------------------------------------------------- the grid
 
 
-def test_the_grid_is_what_was_asked_for_or_a_usual_one() -> None:
-    local = RunConfig(strategy="local")
-    assert grid_of(local, ["local.steps=5,10", "data.split=iid,shards"]) == {
-        "local.steps": [5, 10],
-        "data.split": ["iid", "shards"],
-    }
-    usual = grid_of(local, [])
-    assert usual.keys() == {"local.learning_rate", "local.steps"}
-    assert grid_of(RunConfig(), []) == {**usual, "start": ["common", "hypernetwork"]}
+def test_the_grid_is_what_was_asked_for() -> None:
+    asked = ["local.steps=5,10", "data.split=iid,shards", "local.clip=1.0"]
+    assert grid_of(asked) == {"local.steps": [5, 10], "data.split": ["iid", "shards"], "local.clip": [1.0]}
+    assert grid_of(tuning.USUAL) == {"local.learning_rate": [0.005, 0.02, 0.1], "local.steps": [10, 50]}
 
 
-@pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5"])
+@pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5", "rounds=5,10", "seed=1,2"])
 def test_a_grid_without_key_or_values_is_refused(text: str) -> None:
     with pytest.raises(
         ConfigError, match=re.escape(f"--over: expected KEY=A,B such as local.steps=10,50, found '{text}'")
     ):
-        grid_of(RunConfig(), [text])
+        grid_of([text])
 
 
 @pytest.mark.parametrize(
