@@ -255,7 +255,7 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     example="flower-server advise --config run.yaml --clients 4 --cohort 2",
 )
 @click.pass_context
-def advise(ctx: click.Context, run: Path | None, **flags: Any) -> None:
+def advise(ctx: click.Context, /, run: Path | None, **flags: Any) -> None:
     """Say which strategy is for your clients.
 
     Clients join as for any run, and tell what they disclose: sizes, class shares, whether they have networks of their

@@ -39,7 +39,7 @@ def halve(count: int, rounds: int, score: Callable[[Sequence[int], int], Sequenc
     return rungs
 
 
-def grid_of(over: Sequence[str]) -> dict[str, list[Any]]:
+def grid_of(over: Sequence[str]) -> dict[str, Any]:
     """Return the values to try by key, of texts such as `local.steps=10,50`; ConfigError if one is wrong."""
     if bad := [
         text for text in over if not re.fullmatch("(?!rounds=|eval_every=|seed=|baselines=|gains=)[^=]+=.+", text)

@@ -80,6 +80,11 @@ def advise(
         verdict = f"{take} is {'better' if mean > 0 else 'worse'} than {name} by"
         by = f"{scale.cell(mean)}{' points' * scale.percent} ({scale.cell(low)} to {scale.cell(high)})"
         says.append(f"{f'no difference between {take} and {name} can be seen:' if low <= 0 <= high else verdict} {by}")
+    says += (
+        [f"the simplest of those that cannot be told from the best ({', '.join(tied)}) is {take}"]
+        if take != best
+        else []
+    )
     says += [f"{name} was best at its end: more rounds may say otherwise" for name in gaps if name in rising]
     says += [_OWN.format(own, len(members))] if own else []
     says += [_NOVEL.format(novel)] if novel else []

@@ -64,6 +64,8 @@ def test_where_no_difference_can_be_seen_clients_train_alone() -> None:
     (said,) = [line for line in advice.says if "no difference" in line]
     assert said.startswith("no difference between local and pfedhn can be seen: -1.2 points (")
     assert any(line.startswith("local is better than fedavg by ") for line in advice.says)
+    assert "the simplest of those that cannot be told from the best (local, pfedhn) is local" in advice.says
+    assert not any("simplest" in line for line in of(BETTER).says)
     # The same means, but every client tells the same: now it can be seen.
     alike = {name: [float(np.mean(values)) + step for step in (0, 0.1, 0.2, 0.3)] for name, values in scores.items()}
     found = of(alike, members(own=[False] * 4))
