@@ -259,8 +259,8 @@ def advise(ctx: click.Context, /, run: Path | None, **flags: Any) -> None:
     """Say which strategy is for your clients.
 
     Clients join as for any run, and tell what they disclose: sizes, class shares, whether they have networks of their
-    own. They train alone (local), one model for all (fedavg), and a model for each (pfedhn), unless --strategy and
-    --baselines name others; each client twenty times or --rounds long. The advice goes into RUN/advice.json and the
+    own. They train alone (local), then one model for all (fedavg), then a model for each (pfedhn), or what --strategy
+    and --baselines name. Each trains twenty times, or as --rounds says. The advice goes into RUN/advice.json and the
     report. Of a finished run with baselines, `advise RUN` gives it at once.
     """
     if run and given(ctx) - {"own_code"} != {"run"}:

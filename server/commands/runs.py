@@ -197,7 +197,7 @@ def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], 
     from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml
 
     values = read_yaml(config) if config else {}
-    given = dict(parse_assignment(text) for text in assignments) | ({"rounds": rounds} if rounds else {})
+    given = dict(parse_assignment(text) for text in assignments) | ({} if rounds is None else {"rounds": rounds})
 
     from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
 

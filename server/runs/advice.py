@@ -38,7 +38,7 @@ class Advice:
 def advise_on(folder: Path, own_code: bool = True) -> Advice:
     """Return the advice of a run; ConfigError if it has no baselines, is not over or damaged, or names code unasked."""
     config, summary, members = read_config(folder, own_code), read_summary(folder), read_members(folder).clients
-    novel = {member.name for member in members if config.is_novel(member.row)}
+    known = {member.name for member in members if not config.is_novel(member.row)}
     scores, rising, metric = dict[str, dict[str, float]](), set[str](), ""
     for name in (config.strategy, *config.baselines):
         place = phase_folder(folder, config, name)
@@ -46,8 +46,10 @@ def advise_on(folder: Path, own_code: bool = True) -> Advice:
             course = read_course(name, place, summary.get(name))
             over, last = course.is_over(config), max(course.curve, default=None)
             lines = [line for line in read_lines(place / CLIENTS) if line["round"] == course.selected]
-            told = {line["client"]: line.get(f"val_{course.metric}") for line in lines if line["client"] not in novel}
-            scores[name] = {client: course.scale.factor * value for client, value in told.items() if value is not None}
+            scored = [
+                line for line in lines if line["client"] in known and line.get(f"val_{course.metric}") is not None
+            ]
+            scores[name] = {line["client"]: course.scale.factor * line[f"val_{course.metric}"] for line in scored}
         if course.selected is None or not over:
             raise ConfigError(f"{folder}: {name} has not done all its rounds; go on with --resume")
         metric, rising = course.metric, rising | ({name} if course.selected == last else set())

@@ -150,8 +150,8 @@ class Scored(Recording):
     scores: dict[str, dict[int, Sequence[int]]]
 
     def report(self, number: int, **refused: str) -> RoundReport:
-        """Return a round, evaluated where there are scores."""
-        report = super().report(number, **refused)
+        """Return a round, evaluated where there are scores. Client `b` is left out of every training."""
+        report = super().report(number, b="too slow")
         if rights := self.scores[self.name].get(number):
             each = {
                 name: EvaluateResult(right(value, 100), right(100 - value, 100))
