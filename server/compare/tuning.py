@@ -81,7 +81,7 @@ def tune(
         ]
         rows = [[name, *each] for name, each in zip(names, shown, strict=True)]
         text = markdown(("setting", *(f"{rounds} rounds" for rounds in rungs)), rows)
-        text += f"\n\nMean over clients on validation examples; inf could not be trained. Best: {names[best]}\n"
+        text += f"\n\nMean over clients on validation examples (inf: could not be trained). Best: {names[best]}\n"
         write_bytes(out / "tuned.md", text.encode())
         write_bytes(out / "tuned.yaml", dump_run_config(describe(settings[best])).encode())
     return text
