@@ -17,8 +17,8 @@ from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
-from hyperbloom.server.runs.lines import REPORT, Line
-from hyperbloom.server.runs.recorded import flat
+from hyperbloom.server.runs.lines import ADVICE, REPORT, Line
+from hyperbloom.server.runs.recorded import flat, read_json
 from hyperbloom.server.watch.board import amount, duration
 
 BARS = 24
@@ -69,6 +69,7 @@ def _page(run: RunData) -> bytes:
         gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         models=MODELS,
+        advice=read_json(run.folder / ADVICE, None),
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
         left=sum(each.left_out for each in run.left_out.values()),
         curve=_curve(run) if run.spreads else None,
