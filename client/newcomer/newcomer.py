@@ -21,6 +21,7 @@ from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_la
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
+from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
@@ -55,6 +56,7 @@ class Newcomer:
 
     Attributes:
         unlike: whether the descriptor differs from those of all clients that trained.
+        model: which model it got: the one for all, the one written from its descriptor, or a mixture.
         guarantee: the guarantee of the descriptor that was sent, if it has noise.
         spent: total epsilon and delta of the ledger; None if a descriptor had no noise.
     """
@@ -68,6 +70,7 @@ class Newcomer:
     failure: HyperbloomError | None = None
     weights: Tensor | None = None
     unlike: bool = False
+    model: str = ""
     guarantee: Guarantee | None = None
     spent: tuple[float, float] | None = None
     _offer: Offer | None = None
@@ -95,6 +98,7 @@ class Newcomer:
         if offer.model not in (*models.model_names(), models.BACKBONE):
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
         self._check_backbone(offer)
+        log.info("before anything is sent: %s", offer.expected)
         inputs = self.sources.inputs(offer)
         seen = models.backbone_features(self._spec(offer), inputs) if self.sources.backbone else inputs
         spec = EncoderSpec(offer.encoder, tuple(seen.shape[1:]), offer.dim)
@@ -130,7 +134,8 @@ class Newcomer:
         if self._offer is None:
             raise WireError("weights came before an offer")
         delivery.weights.check(models.full_layout(self._spec(self._offer)), torch.float32)
-        self.weights, self.unlike = delivery.weights.values, delivery.unlike
+        self.weights, self.unlike, self.model = delivery.weights.values, delivery.unlike, model_of(delivery.share)
+        log.info("this machine has got %s", self.model)
         if self.unlike:
             log.warning(_UNLIKE, self._offer.clients)
 
@@ -160,13 +165,12 @@ class Newcomer:
             score = evaluate(module, data.whole.under(task), task.asked([metric]))
             if (value := score.value(metric)) is not None:
                 here = f"{scale.show(scale.factor * value)} on {score.total} labelled examples here"
-        told = "" if offer.accuracy is None else scale.show(offer.accuracy)
-        novel = f"; {told} on average for the run's own newcomers" if told else ""
         origin = {
             "made by": f"the hypernetwork of run {offer.run}, round {offer.round}, on {self.server}",
+            "which model": self.model,
             "trained with": f"{offer.clients} clients; this machine was none of them",
             "described by": f"{len(self._inputs)} examples, without labels, and encoder {offer.encoder_version}",
-            f"test {title_of(metric)}": here + novel,
+            f"test {title_of(metric)}": here,
         }
         noisy = "with noise" if self.guarantee else "without noise"
         sent = (
@@ -179,7 +183,7 @@ class Newcomer:
             privacy += (f"All descriptors of this state folder together, by basic composition: {total}.",)
         elif self.guarantee:
             privacy += ("An earlier descriptor of this state folder had no noise: together there is no guarantee.",)
-        remarks = []
+        remarks = [f"Which model, and what to expect: {offer.expected}."]
         if not (data and data.num_classes == offer.num_classes):
             remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
         if self.sources.scaling(offer) == offered_scaling(offer):

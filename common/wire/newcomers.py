@@ -24,7 +24,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         run: name of the run folder.
         round: the selected round.
         clients: number of clients that trained.
-        accuracy: mean of `metric` over the run's own novel clients, a share in percent, if it had any.
+        expected: a sentence on what a newcomer gets, what it may expect, and why.
         divisor: divisor of stored numbers in training; `mean` and `std` normalised the channels.
         weights: the encoder's parameters.
         scaling_known_by: a sentence on how the server knows the scaling.
@@ -39,7 +39,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     run: str
     round: int
     clients: int
-    accuracy: float | None
+    expected: str
     model: str
     sizes: tuple[str, ...]
     input_shape: tuple[int, ...]
@@ -61,7 +61,11 @@ class Offer(Order, message_type="query.offer", answer=Description):
 
 @dataclass(frozen=True)
 class Delivery(Order, message_type="query.deliver", answer=Notice):
-    """The newcomer's model, and whether its descriptor differs from those of all clients that trained."""
+    """The newcomer's model, and whether its descriptor differs from those of all clients that trained.
+
+    `share` is the part of the model that was written from the descriptor; the rest is the model for all.
+    """
 
     weights: Weights
     unlike: bool = False
+    share: float = 1.0

@@ -86,6 +86,7 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
         say(plain_text(text))
 
     maker = ModelMaker(read_trained(run, check_on_demand, own_code))
+    tell(maker.offer.expected)
     brings = f"--data WHAT{' --backbone WHERE' if maker.offer.model == BACKBONE else ''}"
     with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", brings, say, tell) as grid:
         OnDemandService(grid, maker, tell).serve()

@@ -9,6 +9,7 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.newcomers import Expectation
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
@@ -17,6 +18,7 @@ from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, Ro
 from hyperbloom.server.loop.protection import Protection, Release
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
+from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.turn import Evaluation, Turn
 
 FRUITLESS_ROUNDS = 10
@@ -149,10 +151,19 @@ def select(
     """Return the best evaluation so far, and tell the listeners if it is this round's, of the present or that state."""
     selection = _better(best, number, evaluation)
     if selection is not None and selection is not best:
+        selection = replace(selection, newcomers=_newcomers(run, number))
         state = run.algorithm.state() if state is None else state
         for listener in run.listeners:
             listener.selected(selection, state, run.federation.roster)
     return selection
+
+
+def _newcomers(run: Run, number: int) -> Expectation | None:
+    """Let novel clients tell what a newcomer may expect of the present state, if it has models on demand."""
+    algorithm = run.algorithm
+    if not isinstance(algorithm, ODPFL):
+        return None
+    return run.director.play(algorithm.expectation(run.turn(number), run.federation.idle), Outcome())
 
 
 def due(config: RunConfig, number: int) -> bool:

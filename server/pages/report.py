@@ -11,6 +11,7 @@ from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.gains import MODELS, of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
+from hyperbloom.common.newcomers import says
 from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
@@ -18,7 +19,7 @@ from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.lines import REPORT, Line
-from hyperbloom.server.runs.recorded import flat
+from hyperbloom.server.runs.recorded import flat, read_summary
 from hyperbloom.server.watch.board import amount, duration
 
 BARS = 24
@@ -69,6 +70,7 @@ def _page(run: RunData) -> bytes:
         gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         models=MODELS,
+        newcomers=_newcomers(run),
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
         left=sum(each.left_out for each in run.left_out.values()),
         curve=_curve(run) if run.spreads else None,
@@ -113,6 +115,12 @@ def _share(run: RunData) -> Callable[[float], float]:
     values = [abs(value) for course in run.courses for value in course.accuracy.values()]
     most = 100.0 if run.main.scale.percent else max(values, default=0.0) or 1.0
     return lambda value: max(0.0, value / most)
+
+
+def _newcomers(run: RunData) -> str:
+    """Return what a newcomer may expect, if the run's strategy has models on demand."""
+    chosen = read_summary(run.folder).get(run.main.name)
+    return says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else ""
 
 
 def _further(course: Course) -> Iterator[list[str]]:
