@@ -156,7 +156,7 @@ def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_
     with pytest.raises(WireError, match="tensor"):
         one.receive(Delivery(Weights(Layout((("w", (1,)),)), torch.zeros(1))))
     values = layout.flatten(dict(build(spec).named_parameters()))
-    one.receive(Delivery(Weights(layout, values)))
+    one.receive(Delivery(Weights(layout, values), share=0.25))
     one.write(tmp_path / "model")
     described, logits = read_model(tmp_path / "model")
     assert described.spec == spec and described.scaling.divisor == 16.0
@@ -169,12 +169,26 @@ def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_
     for text in (
         "run a-run, round 7, on box:9092",
         f"{100 * correct / len(data.whole):.1f} % on {len(data.whole)} labelled",
-        "61.5 % on average",
+        "a mixture, 25% the model written from its descriptor and 75% the model for all",
+        "Which model, and what to expect: a newcomer gets all.",
         f"The descriptor, {DIM} numbers with noise",
         "(0.3, 0.001)-differentially private",
         "by basic composition: epsilon 0.3, delta 0.001",
     ):
         assert text in readme
+
+
+def test_the_user_hears_what_to_expect_before_and_which_model_it_is_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hyperbloom.client")
+    one = newcomer(tmp_path)
+    layout = full_layout(ModelSpec("mlp", "S", SHAPE, CLASSES))
+    one.describe(offer())
+    assert caplog.messages == ["before anything is sent: a newcomer gets all"]
+    for share, model in ((0.0, "the model for all"), (1.0, "the model written from its descriptor")):
+        one.receive(Delivery(Weights(layout, torch.zeros(layout.numel)), share=share))
+        assert caplog.messages[-1] == f"this machine has got {model}"
 
 
 @pytest.mark.parametrize("unlike", [False, True])
