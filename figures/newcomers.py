@@ -1,8 +1,8 @@
 """What a newcomer without labels gets, against the number of clients that trained: generated, common or a mixture.
 
-A quarter of the clients never trains. These score the model for all, the one written from their descriptor, and mixtures;
-validation chooses (docs/on-demand.md). FedAvg's model is of a run of its own, with the same clients. A line per run goes
-into `--results`, and what is there is not run again. All runs of a seed come before those of the next.
+A quarter of the clients never trains. These score the model for all, the one written from their descriptor, and
+mixtures; validation chooses (docs/on-demand.md). FedAvg's model is of a run of its own, with the same clients. A line
+per run goes into `--results`, and what is there is not run again. All runs of a seed come before those of the next.
 
     python -m figures.newcomers                                # what is missing
     python -m figures.newcomers --studies heart --seeds 0      # some of it

@@ -65,7 +65,8 @@ def report(run: Path, out: Path | None) -> None:
 def serve(run: Path, own_code: bool, **listening: Any) -> None:
     """Give a model to every newcomer who describes its data.
 
-    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
+    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training. Each
+    gets the model for all, the one written from its descriptor, or a mixture: what the run's novel clients found best.
     Ctrl-C stops the server.
     """
     from hyperbloom.server.broker.log import trace
