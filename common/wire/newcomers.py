@@ -33,6 +33,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         adapt: which parameters of the model are adapted.
         schema: what the columns of tables mean.
         backbones: digests of what is frozen in the models, one for each size.
+        shares: for each size, the part of a model that is written from the descriptor; the rest is the model for all.
     """
 
     version: str
@@ -57,15 +58,12 @@ class Offer(Order, message_type="query.offer", answer=Description):
     adapt: str = "all"
     schema: str | None = None
     backbones: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Delivery(Order, message_type="query.deliver", answer=Notice):
-    """The newcomer's model, and whether its descriptor differs from those of all clients that trained.
-
-    `share` is the part of the model that was written from the descriptor; the rest is the model for all.
-    """
+    """The newcomer's model, and whether its descriptor differs from those of all clients that trained."""
 
     weights: Weights
     unlike: bool = False
-    share: float = 1.0

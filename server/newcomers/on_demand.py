@@ -90,6 +90,7 @@ class ModelMaker:
             metric=strategy.metrics[0],
             adapt=trained.config.adapt,
             backbones=strategy.setting.backbones,
+            shares=tuple(self._share if size in self._common else 1.0 for size in trained.config.sizes),
             schema=next((client.about.schema for client in trained.roster), None),
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
@@ -109,10 +110,6 @@ class ModelMaker:
         The answer is a yes or no without distances. Joining often enough reveals these, too (docs/on-demand.md).
         """
         return (~self._familiar(torch.stack(list(descriptors)))).tolist()
-
-    def share(self, size: str) -> float:
-        """Return the share of the written model in what a newcomer gets; all of it if no client of the size trained."""
-        return self._share if size in self._common else 1.0
 
     @torch.no_grad()
     def write(self, descriptors: Sequence[Tensor], size: str) -> Tensor:
@@ -230,8 +227,7 @@ class OnDemandService:
                 descriptors = [description.weights.values for _, description in some]
                 rows, unlike = self.maker.write(descriptors, size), self.maker.unlike(descriptors)
                 nodes = [node for node, _ in some]
-                pairs, share = zip(rows, unlike, strict=True), self.maker.share(size)
-                deliveries = [Delivery(Weights(layout, row), far, share) for row, far in pairs]
+                deliveries = [Delivery(Weights(layout, row), far) for row, far in zip(rows, unlike, strict=True)]
                 self._send(list(zip(nodes, deliveries, strict=True)))
 
     def _send(self, messages: Sequence[tuple[int, Order]]) -> None:

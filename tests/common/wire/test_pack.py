@@ -145,7 +145,7 @@ MESSAGES: list[Any] = [
     dataclasses.replace(OFFER, expected="", mean=(), std=()),
     Description("M", "0a1b", Weights(ONE, VALUES[:3])),
     Delivery(Weights(TWO, VALUES)),
-    Delivery(Weights(TWO, VALUES), True, 0.25),
+    dataclasses.replace(OFFER, shares=(0.25, 1.0)),
     TryOrder(**vars(EVALUATE), together=True),
     CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), rounds=5),
     CompareResult(

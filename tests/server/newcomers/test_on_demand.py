@@ -97,7 +97,6 @@ class Visitor:
         self.descriptor, self.size = descriptor, size
         self.got: torch.Tensor | None = None
         self.unlike: bool | None = None
-        self.share: float | None = None
         self.last: Notice | None = None
 
     def __call__(self, message: Message) -> RecordDict | Error | None:
@@ -107,7 +106,7 @@ class Visitor:
             return pack(Description(self.size, unpack(Offer, message.content).encoder_version, weights))
         if kind == Delivery.message_type:
             delivery = unpack(Delivery, message.content)
-            self.got, self.unlike, self.share = delivery.weights.values, delivery.unlike, delivery.share
+            self.got, self.unlike = delivery.weights.values, delivery.unlike
             return pack(Notice("received", ""))
         self.last = unpack(Notice, message.content)
         return message.content
@@ -146,7 +145,11 @@ def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
         torch.testing.assert_close(value, tensors[f"encoder.{name}"], rtol=0, atol=0)
     build_encoder(EncoderSpec(offer.encoder, offer.input_shape, offer.dim)).load_state_dict(views)
     assert (offer.clients, offer.round, offer.sizes, offer.divisor) == (4, 2, ("S", "M"), 16.0)
-    assert "gets a mixture, 25%" in offer.expected and "60.0 % (55.0 to 65.0)" in offer.expected
+    assert (
+        offer.shares == (SHARE, SHARE)
+        and "gets a mixture, 25%" in offer.expected
+        and "60.0 % (55.0 to 65.0)" in offer.expected
+    )
 
 
 def test_a_run_that_does_not_know_what_to_expect_is_served_by_its_number_of_clients(trained: Trained) -> None:
@@ -154,13 +157,13 @@ def test_a_run_that_does_not_know_what_to_expect_is_served_by_its_number_of_clie
     maker = ModelMaker(unknown)
     assert "gets the model for all, as 4 clients train" in maker.offer.expected
     first, second = maker.write([torch.zeros(3), torch.ones(3)], "S")
-    assert torch.equal(first, second) and maker.share("S") == 0
+    assert torch.equal(first, second) and maker.offer.shares == (0.0, 0.0)
 
 
 def test_a_size_that_nobody_trained_has_no_common_model(run: Path, trained: Trained) -> None:
-    maker = ModelMaker(trained)
-    del maker._common["M"]
-    assert (maker.share("S"), maker.share("M")) == (SHARE, 1.0)
+    roster = [client for client in trained.roster if client.about.size == "S"]
+    maker = ModelMaker(replace(trained, roster=roster))  # type: ignore[arg-type]
+    assert maker.offer.shares == (SHARE, 1.0)
     torch.testing.assert_close(maker.write([torch.ones(3)], "M")[0], hypernetwork(run, torch.ones(3), "M"))
 
 
@@ -179,7 +182,6 @@ def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
     for visitor in visitors.values():
         assert visitor.last == Notice("finished", "the model is delivered")
         torch.testing.assert_close(visitor.got, served(run, trained, visitor.descriptor, visitor.size))
-        assert visitor.share == SHARE
     polls(counter, clock)
     assert counter.served == 7 and len(counter.grid.sent) == 21  # type: ignore[attr-defined]
 
