@@ -181,10 +181,7 @@ class Newcomer:
         noisy = "with noise" if self.guarantee else "without noise"
         told = f"The descriptor, {size} numbers {noisy}"
         if not self.share:
-            told, origin["described by"] = (
-                f"{size} zeros in place of a descriptor",
-                "nothing, as it is the same for all",
-            )
+            told, origin["described by"] = f"{size} zeros in place of a descriptor", "nothing: it is the same for all"
         sent = (
             f"{told}; the encoder's hash; the size of the model, {self.size}.",
             "No example, no label, no number of examples, no name.",

@@ -61,6 +61,7 @@ SMALL = {
     "hidden_layers": 1,
     "embedding_dim": 3,
     "encoder": "dss",
+    "start": "hypernetwork",
     "momentum": 0.0,
     "weight_decay": 0.0,
 }

@@ -59,7 +59,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(run: Path) -> Trained:
-    """Return the run as if held-out clients had found a quarter of the written model to be best."""
+    return with_expectation(run)
+
+
+def with_expectation(run: Path) -> Trained:
+    """Return a run as if held-out clients had found a quarter of the written model to be best."""
     found = read_trained(run, check_on_demand)
     assert found.selection.newcomers == Expectation(4, 0, 0.0)
     told = Expectation(4, 2, SHARE, (50.0, 60.0, 40.0, 30.0, 20.0), 55.0, 65.0)
@@ -133,7 +137,7 @@ def hypernetwork(run: Path, descriptor: torch.Tensor, size: str) -> torch.Tensor
         x = F.linear(x, tensors[f"hypernetwork.trunk.{layer}.weight"], tensors[f"hypernetwork.trunk.{layer}.bias"])
         x = x.relu() if layer < 6 else x
     head = f"hypernetwork.heads.{size}"
-    return F.linear(x, tensors[f"{head}.weight"], tensors[f"{head}.bias"])
+    return tensors[f"hypernetwork.start_{size}"] + F.linear(x, tensors[f"{head}.weight"], tensors[f"{head}.bias"])
 
 
 def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
@@ -350,7 +354,7 @@ def test_a_newcomer_with_the_backbone_gets_an_adapter(
 ) -> None:
     monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
     backbone, run = adapted
-    maker, one = ModelMaker(read_trained(run, check_on_demand)), newcomer(tmp_path, backbone)
+    maker, one = ModelMaker(with_expectation(run)), newcomer(tmp_path, backbone)
     description = one.describe(maker.offer)
     assert isinstance(description, Description), one.failure
     inputs = torch.from_numpy(np.load(tmp_path / "x.npy"))
