@@ -228,11 +228,12 @@ class ODPFL(PFedHN):
         It counts those for which the selecting metric is defined with every share of the written model.
         """
         novel = [c for c in clients if self.config.is_novel(c.row) and c.row in self._descriptors]
-        metric, found = self.metrics[0], list[dict[str, tuple[float | None, float | None]]]()
+        metric, found = self.metrics[0], list[dict[str, tuple[float, float]]]()
         for share in SHARES if novel else ():
             scores = yield from turn.score(novel, partial(self._mixed, share=share))
-            found.append({name: (x.val.value(metric), x.test.value(metric)) for name, x in scores.items()})
-        names = [c.client_id for c in novel if all(None not in each.get(c.client_id, (None,)) for each in found)]
+            pairs = {name: (each.val.value(metric), each.test.value(metric)) for name, each in scores.items()}
+            found.append({name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None})
+        names = [c.client_id for c in novel if all(c.client_id in each for each in found)]
         val, test = ([[each[name][at] for name in names] for each in found] for at in (0, 1))
         return expect(val, test, len(self.descriptors_of_trained()), metric)
 

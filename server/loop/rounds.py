@@ -9,7 +9,6 @@ from torch import Tensor
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.metrics import scale_of
-from hyperbloom.common.newcomers import Expectation
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
@@ -151,19 +150,13 @@ def select(
     """Return the best evaluation so far, and tell the listeners if it is this round's, of the present or that state."""
     selection = _better(best, number, evaluation)
     if selection is not None and selection is not best:
-        selection = replace(selection, newcomers=_newcomers(run, number))
+        if isinstance(run.algorithm, ODPFL):
+            asked = run.algorithm.expectation(run.turn(number), run.federation.idle)
+            selection = replace(selection, newcomers=run.director.play(asked, Outcome()))
         state = run.algorithm.state() if state is None else state
         for listener in run.listeners:
             listener.selected(selection, state, run.federation.roster)
     return selection
-
-
-def _newcomers(run: Run, number: int) -> Expectation | None:
-    """Let novel clients tell what a newcomer may expect of the present state, if it has models on demand."""
-    algorithm = run.algorithm
-    if not isinstance(algorithm, ODPFL):
-        return None
-    return run.director.play(algorithm.expectation(run.turn(number), run.federation.idle), Outcome())
 
 
 def due(config: RunConfig, number: int) -> bool:

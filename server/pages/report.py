@@ -48,7 +48,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def _page(run: RunData) -> bytes:
-    main = run.main
+    main, chosen = run.main, read_summary(run.folder).get(run.main.name)
     members = sorted(run.members.clients, key=lambda member: _by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
     scale = main.scale
@@ -70,7 +70,7 @@ def _page(run: RunData) -> bytes:
         gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         models=MODELS,
-        newcomers=_newcomers(run),
+        newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
         left=sum(each.left_out for each in run.left_out.values()),
         curve=_curve(run) if run.spreads else None,
@@ -115,12 +115,6 @@ def _share(run: RunData) -> Callable[[float], float]:
     values = [abs(value) for course in run.courses for value in course.accuracy.values()]
     most = 100.0 if run.main.scale.percent else max(values, default=0.0) or 1.0
     return lambda value: max(0.0, value / most)
-
-
-def _newcomers(run: RunData) -> str:
-    """Return what a newcomer may expect, if the run's strategy has models on demand."""
-    chosen = read_summary(run.folder).get(run.main.name)
-    return says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else ""
 
 
 def _further(course: Course) -> Iterator[list[str]]:
