@@ -16,7 +16,7 @@ from hyperbloom.common.metrics import scale_of, title_of
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the written model that are tried: 0 is the model for all."""
 
-ENOUGH = 12
+ENOUGH = 30
 """Fewest training clients from which an encoder learned how clients differ (docs/on-demand.md, measured)."""
 
 
