@@ -17,7 +17,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the written model that are tried: 0 is the model for all."""
 
 ENOUGH = 30
-"""Fewest training clients from which an encoder learned how clients differ (docs/on-demand.md, measured)."""
+"""Training clients from which the written model was level with FedAvg's for newcomers, or ahead (docs/on-demand.md)."""
 
 
 @dataclass(frozen=True)
