@@ -65,7 +65,8 @@ def report(run: Path, out: Path | None) -> None:
 def serve(run: Path, own_code: bool, **listening: Any) -> None:
     """Give a model to every newcomer who describes its data.
 
-    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
+    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training. Each
+    gets the model for all, the one written from its descriptor, or a mixture: what the run's novel clients found best.
     Ctrl-C stops the server.
     """
     from hyperbloom.server.broker.log import trace
@@ -86,6 +87,7 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
         say(plain_text(text))
 
     maker = ModelMaker(read_trained(run, check_on_demand, own_code))
+    tell(maker.offer.expected)
     brings = f"--data WHAT{' --backbone WHERE' if maker.offer.model == BACKBONE else ''}"
     with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", brings, say, tell) as grid:
         OnDemandService(grid, maker, tell).serve()
