@@ -78,15 +78,16 @@ def advise(
     gaps = {name: _mean_and_interval(better * (table[take] - table[name])) for name in table if name != take}
     says = [*_of_clients(members), f"{title_of(metric)} on validation examples, mean over {len(clients)} clients: "]
     says[-1] += ", ".join(f"{name} {scale.show(mean)}" for name, mean in means.items())
-    for name, (mean, low, high) in gaps.items():
-        verdict = f"{take} is {'better' if mean > 0 else 'worse'} than {name} by"
-        by = f"{scale.cell(mean)}{' points' * scale.percent} ({scale.cell(low)} to {scale.cell(high)})"
-        says.append(f"{f'no difference between {take} and {name} can be seen:' if low <= 0 <= high else verdict} {by}")
-    says += (
-        [f"the simplest of those that cannot be told from the best ({', '.join(tied)}) is {take}"]
-        if take != best
-        else []
-    )
+    for name, gap in gaps.items():
+        first, second = (take, name) if gap[0] > 0 else (name, take)
+        clear = not gap[1] <= 0 <= gap[2]
+        mean, low, high = map(scale.cell, (abs(gap[0]), *sorted(map(abs, gap[1:]))) if clear else gap)
+        verdict = (
+            f"{first} is better than {second} by" if clear else f"no difference between {take} and {name} can be seen:"
+        )
+        says.append(f"{verdict} {mean}{' points' * scale.percent} ({low} to {high})")
+    if take != best:
+        says.append(f"the simplest of those that cannot be told from the best ({', '.join(tied)}) is {take}")
     says += [f"{name} was best at its end: more rounds may say otherwise" for name in gaps if name in rising]
     says += [_OWN.format(own, len(members))] if own else []
     says += [_NOVEL.format(novel)] if novel else []
@@ -94,10 +95,7 @@ def advise(
 
 
 def _mean_and_interval(differences: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean over clients and the ends of its 95 % interval by Student's t.
-
-    A bootstrap over four clients does not reach beyond them, and so misses the truth in one of eight cases.
-    """
+    """Return the mean over clients and its 95 % interval by Student's t: over few clients a bootstrap is too short."""
     from scipy.stats import t
 
     count, mean = len(differences), float(differences.mean())
