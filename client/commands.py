@@ -280,7 +280,8 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
 
     It needs neither labels nor training, and the server never sees the data. The server (`flower-server serve`) sends
     an encoder. This machine sends back the descriptor that the encoder computes from the data. With --eps, noise makes
-    it differentially private. The server answers with weights, which become a model folder for `predict`.
+    it differentially private. The server answers with weights, which become a model folder for `predict`. Before the
+    descriptor leaves, this command says what may be expected; afterwards, which model it got.
 
     --data takes what flower-client takes, and also inputs without labels: .npy, .npz with only x, a folder of images.
     """

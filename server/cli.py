@@ -1,6 +1,7 @@
 """`flower-server`: the flags of a run, and the run that they describe."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, given, names, section
+from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, command, execute, given, names, section
 from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.server.commands.access import certs, clients, doctor
-from hyperbloom.server.commands.runs import app, compare, export, report, serve, watch
+from hyperbloom.server.commands.runs import app, compare, export, report, serve, tune, watch
 from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, TRACK, WEB, set_flag
 
 if TYPE_CHECKING:
@@ -120,16 +121,16 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
     return 0
 
 
-def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
-    """Print a list, resume a run or begin one, as the flags say."""
+def _start(ctx: click.Context, flags: dict[str, Any]) -> Path | None:
+    """Print a list, resume a run or begin one, as the flags say; return the run's folder."""
     from rich.console import Console
 
     console, resume = Console(), flags["resume"]
-    if flags["list"] or flags["explain"]:
+    if flags.get("list") or flags.get("explain"):
         from hyperbloom.server.catalogue import print_catalogue, print_keys
 
         print_catalogue(console, flags["as_json"]) if flags["list"] else print_keys(console, flags["explain"])
-        return
+        return None
     from hyperbloom.common.config import check
     from hyperbloom.server.grids.fleet import Machines
     from hyperbloom.server.runs.recorded import read_config
@@ -143,7 +144,7 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
         resume, complete = _begun(flags, config)
         if complete:
             print(f"the run in {flags['run_dir']} is complete; name a new --run-dir for the next one")
-            return
+            return resume
     machines = check(Machines, flags, "the flags of the run")
     _check(config, machines)
     if not resume:
@@ -155,7 +156,7 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> None:
     # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
     from hyperbloom.server.runs.running import run_federation
 
-    run_federation(config, machines, console, flags["run_dir"], flags["go_on"], resume)
+    return run_federation(config, machines, console, flags["run_dir"], flags["go_on"], resume)
 
 
 def _config(flags: dict[str, Any]) -> "RunConfig":
@@ -247,7 +248,49 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
 
 
-_COMMANDS = (app, certs, clients, compare, doctor, export, report, serve, watch)
+@command(
+    "advise",
+    click.Argument(["run"], required=False, help="a finished run with baselines", type=FOLDER),
+    *(flag for flag in _FLAGS if flag.section != Flag.section),
+    example="flower-server advise --config run.yaml --clients 4 --cohort 2",
+)
+@click.pass_context
+def advise(ctx: click.Context, /, run: Path | None, **flags: Any) -> None:
+    """Say which strategy is for your clients.
+
+    Clients join as for any run, and tell what they disclose: sizes, class shares, whether they have networks of their
+    own. They train alone (local), then one model for all (fedavg), then a model for each (pfedhn), or what --strategy
+    and --baselines name. Each trains twenty times, or as --rounds says. The advice goes into RUN/advice.json and the
+    report. Of a finished run with baselines, `advise RUN` gives it at once.
+    """
+    if run and given(ctx) - {"own_code"} != {"run"}:
+        raise ConfigError("expected either the folder of a finished run or the flags of a new one, found both")
+    folder = run or _start(ctx, flags | ({} if flags["resume"] else _probe(flags)))
+    from hyperbloom.common.files.storage import write_json
+    from hyperbloom.server.pages.report import write_report
+    from hyperbloom.server.runs.advice import advise_on
+    from hyperbloom.server.runs.lines import ADVICE
+    from hyperbloom.server.watch.board import plain_text
+
+    assert folder
+    advice = advise_on(folder, not run or flags["own_code"])
+    write_json(folder / ADVICE, vars(advice))
+    write_report(folder)
+    print(f"\nadvice: {advice.strategy}", *map(plain_text, advice.says), sep="\n- ")
+
+
+def _probe(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that make a run short, with baselines. `local` takes clients with and without own networks."""
+    config = _config(flags)
+    first = config.strategy if "strategy" in config.model_fields_set or config.options else "local"
+    others = config.baselines or [name for name in ("local", "fedavg", "pfedhn") if name != first]
+    rounds = flags["rounds"] or min(config.rounds, 20 * math.ceil(config.clients / config.cohort))
+    every = min(config.eval_every, math.ceil(rounds / 10))
+    short = {"strategy": first, "baselines": ",".join(others), "rounds": rounds, "eval_every": every}
+    return {**short, "assignments": (*flags["assignments"], "gains=false")}
+
+
+_COMMANDS = (advise, app, certs, clients, compare, doctor, export, report, serve, tune, watch)
 flower_server = Program("flower-server", _COMMANDS, _run, _FLAGS, Path(__file__).with_name("help.txt"))
 
 

@@ -27,6 +27,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -37,6 +38,7 @@ from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import backbone_shape
+from hyperbloom.common.newcomers import SHARES, Expectation, expect
 from hyperbloom.common.wire import exchanges as wire
 from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
@@ -217,6 +219,31 @@ class ODPFL(PFedHN):
     def _embedded(self, client: Client) -> bool:
         """Return whether a client's weights come from its own embedding, as in phase 1."""
         return self.options.mode == "two-phase" and self._original is None and not self.config.is_novel(client.row)
+
+    # ------------------------------------------------------------------ newcomers
+
+    def expectation(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Expectation]:
+        """Let novel clients score what a newcomer can get, just after an evaluation.
+
+        It counts those for which the selecting metric is defined with every share of the written model.
+        """
+        novel = [c for c in clients if self.config.is_novel(c.row) and c.row in self._descriptors]
+        metric, found = self.metrics[0], list[dict[str, tuple[float, float]]]()
+        for share in SHARES if novel else ():
+            scores = yield from turn.score(novel, partial(self._mixed, share=share))
+            pairs = {name: (each.val.value(metric), each.test.value(metric)) for name, each in scores.items()}
+            found.append({name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None})
+        names = [c.client_id for c in novel if all(c.client_id in each for each in found)]
+        val, test = ([[each[name][at] for name in names] for each in found] for at in (0, 1))
+        return expect(val, test, len(self.descriptors_of_trained()), metric)
+
+    def _mixed(self, clients: Sequence[Client], share: float) -> list[Weights]:
+        """Return this share of the weights from each descriptor, and for the rest those of the common model."""
+        rows: list[Weights] = []
+        for client, weights in zip(clients, self._served(clients), strict=True):
+            common = self.common(client)
+            rows.append(replace(weights, values=common.values.lerp(weights.values, share)) if common else weights)
+        return rows
 
     # ------------------------------------------------------------------ exchanges
 

@@ -21,6 +21,7 @@ from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_la
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
+from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
@@ -55,6 +56,7 @@ class Newcomer:
 
     Attributes:
         unlike: whether the descriptor differs from those of all clients that trained.
+        share: of its model that is written from its descriptor; if it is 0, zeros are sent instead.
         guarantee: the guarantee of the descriptor that was sent, if it has noise.
         spent: total epsilon and delta of the ledger; None if a descriptor had no noise.
     """
@@ -68,6 +70,7 @@ class Newcomer:
     failure: HyperbloomError | None = None
     weights: Tensor | None = None
     unlike: bool = False
+    share: float = 1.0
     guarantee: Guarantee | None = None
     spent: tuple[float, float] | None = None
     _offer: Offer | None = None
@@ -95,7 +98,18 @@ class Newcomer:
         if offer.model not in (*models.model_names(), models.BACKBONE):
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
         self._check_backbone(offer)
+        self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
+        log.info("before anything is sent: %s", offer.expected)
         inputs = self.sources.inputs(offer)
+        descriptor = self._encoded(offer, inputs) if self.share else torch.zeros(offer.dim)
+        self._offer, self._inputs = offer, inputs
+        self._sent = Description(self.size, offer.encoder_version, Weights(descriptor_layout(offer.dim), descriptor))
+        for sentence in self.guarantee.sentences() if self.guarantee else ():
+            log.info(sentence)
+        return self._sent
+
+    def _encoded(self, offer: Offer, inputs: Tensor) -> Tensor:
+        """Return the descriptor `(k,)` as it is sent, once it is in the ledger."""
         seen = models.backbone_features(self._spec(offer), inputs) if self.sources.backbone else inputs
         spec = EncoderSpec(offer.encoder, tuple(seen.shape[1:]), offer.dim)
         offer.weights.check(encoder_layout(spec), torch.float32)
@@ -112,11 +126,7 @@ class Newcomer:
         elif not bool(descriptor.isfinite().all()):
             raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
         self.spent = self.ledger.spend(self.guarantee, self.budget, self.server)
-        self._offer, self._inputs = offer, inputs
-        self._sent = Description(self.size, offer.encoder_version, Weights(descriptor_layout(offer.dim), descriptor))
-        for sentence in self.guarantee.sentences() if self.guarantee else ():
-            log.info(sentence)
-        return self._sent
+        return descriptor
 
     def _check_backbone(self, offer: Offer) -> None:
         if (offer.model == models.BACKBONE) != (self.sources.backbone is not None):
@@ -130,7 +140,8 @@ class Newcomer:
         if self._offer is None:
             raise WireError("weights came before an offer")
         delivery.weights.check(models.full_layout(self._spec(self._offer)), torch.float32)
-        self.weights, self.unlike = delivery.weights.values, delivery.unlike
+        self.weights, self.unlike = delivery.weights.values, delivery.unlike and self.share > 0
+        log.info("this machine has got %s", model_of(self.share))
         if self.unlike:
             log.warning(_UNLIKE, self._offer.clients)
 
@@ -160,17 +171,19 @@ class Newcomer:
             score = evaluate(module, data.whole.under(task), task.asked([metric]))
             if (value := score.value(metric)) is not None:
                 here = f"{scale.show(scale.factor * value)} on {score.total} labelled examples here"
-        told = "" if offer.accuracy is None else scale.show(offer.accuracy)
-        novel = f"; {told} on average for the run's own newcomers" if told else ""
         origin = {
             "made by": f"the hypernetwork of run {offer.run}, round {offer.round}, on {self.server}",
+            "which model": model_of(self.share),
             "trained with": f"{offer.clients} clients; this machine was none of them",
             "described by": f"{len(self._inputs)} examples, without labels, and encoder {offer.encoder_version}",
-            f"test {title_of(metric)}": here + novel,
+            f"test {title_of(metric)}": here,
         }
         noisy = "with noise" if self.guarantee else "without noise"
+        told = f"The descriptor, {size} numbers {noisy}"
+        if not self.share:
+            told, origin["described by"] = f"{size} zeros in place of a descriptor", "nothing: it is the same for all"
         sent = (
-            f"The descriptor, {size} numbers {noisy}; the encoder's hash; the size of the model, {self.size}.",
+            f"{told}; the encoder's hash; the size of the model, {self.size}.",
             "No example, no label, no number of examples, no name.",
         )
         privacy = self.guarantee.sentences() if self.guarantee else ()
@@ -179,7 +192,9 @@ class Newcomer:
             privacy += (f"All descriptors of this state folder together, by basic composition: {total}.",)
         elif self.guarantee:
             privacy += ("An earlier descriptor of this state folder had no noise: together there is no guarantee.",)
-        remarks = []
+        if not self.share:
+            privacy = ("Nothing that was sent depends on the data, so no privacy was spent.",)
+        remarks = [f"Which model, and what to expect: {offer.expected}."]
         if not (data and data.num_classes == offer.num_classes):
             remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
         if self.sources.scaling(offer) == offered_scaling(offer):

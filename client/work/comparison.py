@@ -21,7 +21,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MODELS, RESAMPLES, Gain, interval, sentence
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of
-from hyperbloom.common.wire.orders import CompareOrder, CompareResult, SplitScore
+from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -73,7 +73,7 @@ def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]
         module, (_, val, test) = personal_model(client, asked, network)
         return _Trial(network, module, val, test, order.metrics)
 
-    distilled = order.refinement is not None and order.refinement.distil_temperature is not None
+    distilled = order.refinement is not None and order.refinement.part not in REFINED
     if not distilled and (order.refinement or order.target.private == "copy"):
         yield "common", trial(as_sent)
     if order.target.private == "copy":

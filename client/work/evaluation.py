@@ -8,13 +8,13 @@ from hyperbloom.client.keep.state import Scored
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.networks import Loaded, load, spec_of
 from hyperbloom.client.work.own_network import tensors_of
-from hyperbloom.client.work.refinement import distil, refine
+from hyperbloom.client.work.refinement import REFINERS
 from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common.data import Examples
-from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.models import ALL, FORM, OWN, ModelSpec
 from hyperbloom.common.models.parts import running_norms
-from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore
+from hyperbloom.common.wire.orders import REFINED, EvaluateOrder, EvaluateResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -53,25 +53,21 @@ def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None
 
 def personal_model(client: Client, order: EvaluateOrder, network: Loaded) -> tuple[nn.Module, tuple[Examples, ...]]:
     """Return a loaded network as the client uses it, perhaps refined, and examples to train, validate and test it."""
-    settings, module = order.refinement, network.module
-    data: tuple[Examples, ...] = (client.train_data, client.val_data, client.test_data)
-    if settings is None or settings.distil_temperature is None:
-        module, data = network.on_features(client, *data)
-    train = data[0]
-    settle_norms(module, train)
-    if settings is not None and settings.distil_temperature is not None:
-        module = distil(module, client.own_spec(), train, settings, client.seed(order.scope, "distil"))
-        settle_norms(module, train)
-    elif settings is not None:
+    module, data = network.on_features(client, client.train_data, client.val_data, client.test_data)
+    settle_norms(module, data[0])
+    settings = order.refinement
+    if settings is not None:
+        if settings.part not in REFINERS:
+            raise WireError(f"order: expected to refine one of {REFINED}, found {settings.part!r}")
         seed = client.seed(order.scope, order.scope.round, "refine")
-        module = refine(module, network.head, train, settings, seed)
+        module = REFINERS[settings.part](client, module, network.head, data[0], settings, seed)
     return module, data
 
 
 def own_of(client: Client, order: EvaluateOrder) -> ModelSpec | None:
     """Return the client's own model if an order scores it."""
-    distilled = order.refinement is not None and order.refinement.distil_temperature is not None
-    return client.own if order.target.model == OWN or order.target.private == "all" or distilled else None
+    taught = order.refinement is not None and order.refinement.part not in REFINED
+    return client.own if order.target.model == OWN or order.target.private == "all" or taught else None
 
 
 def keep_scored(

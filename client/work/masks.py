@@ -34,7 +34,7 @@ from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy import masks as protocol
 from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, sign, verify
-from hyperbloom.common.secrecy.sums import Parts, part_digests, signed_keys, signed_set, told
+from hyperbloom.common.secrecy.sums import check_parts, part_digests, parts_of, signed_keys, signed_set, told
 from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainResult
 
@@ -109,8 +109,8 @@ class SecureRound:
     round: int
     identity: EllipticCurvePrivateKey = field(default_factory=make_key, repr=False)
     peers: frozenset[str] | None = None
-    cipher_key: X25519PrivateKey = field(default_factory=protocol.new_key, repr=False)
-    mask_key: X25519PrivateKey = field(default_factory=protocol.new_key, repr=False)
+    cipher_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+    mask_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(protocol.KEY_BYTES), repr=False)
 
     def __post_init__(self) -> None:
@@ -213,12 +213,12 @@ class SecureRound:
         if not len(masking.sealed) == len(masking.digests) == len(masking.there):
             raise WireError(f"order: expected shares from {len(masking.there)} clients, found {len(masking.sealed)}")
         self._there, self._told = masking.there, told(self._digest, order)
-        self._parts = Parts(masking.parts, masking.lengths, masking.owners, masking.there, threshold)
-        self._parts.check(clients)
-        owned, names = self._parts.owned_by(self._place), part_digests(order.weights, self._digest)
+        check_parts(masking, clients, threshold)
+        owned, names = parts_of(masking, self._place, threshold), part_digests(order.weights, self._digest)
         if not owned.keys() <= names.keys():
             raise WireError("order: expected parts of the sum that are tensors of the order, with the same values")
-        self._names = {part: names[part] for part in owned}
+        own = (names[part] if part in owned else None for part in masking.parts)
+        self._parts = [*zip(own, masking.lengths, strict=True)]
         self._read(masking)
         return min(owned.values(), default=threshold)
 
@@ -265,17 +265,14 @@ class SecureRound:
 
     def _placed(self, change: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the vector `(total,)` of the sum, with the tensors of a change `(P,)` in their parts."""
-        placed = np.zeros(self._parts.total)
-        trained = {name: place for name, place, _ in layout.slices()}
-        slices = self._parts.slices
-        for part, name in self._names.items():
-            if (
-                name not in trained
-                or trained[name].stop - trained[name].start != slices[part].stop - slices[part].start
-            ):
+        trained = {name: change[place] for name, place, _ in layout.slices()}
+        placed = [np.zeros(0)]
+        for name, length in self._parts:
+            part = np.zeros(length) if name is None else trained.get(name)
+            if part is None or len(part) != length:
                 raise WireError("order: expected parts of the sum that are trained, and of their lengths")
-            placed[slices[part]] = change[trained[name]]
-        return placed
+            placed.append(part)
+        return np.concatenate(placed)
 
     def confirm(self, order: wire.ConfirmOrder) -> wire.ConfirmResult:
         """Sign the set of clients in the sum; WireError if they are too few, or not all are named exactly once."""

@@ -5,8 +5,6 @@ https://arxiv.org/abs/2202.07757. The network stays on the client. Only a factor
 representations leaves, and the represented inputs are public.
 """
 
-from collections import OrderedDict
-
 import torch
 from torch import Tensor
 
@@ -18,9 +16,6 @@ from hyperbloom.common.models import last_layer
 from hyperbloom.common.models import represent as representations
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
-
-LOADED_REFERENCES = 2
-_loaded: OrderedDict[str, Tensor] = OrderedDict()  # by digest, shared by all clients of a process
 
 
 def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
@@ -74,17 +69,11 @@ def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tens
     """
     if rows < 2:
         raise WireError(f"order: expected at least 2 rows of the reference set, found {rows}")
-    there = client.state.has_reference(reference)
-    kept = _loaded.get(reference) if there else None
-    if there and kept is None:
-        kept = client.state.load_reference(reference)
+    kept = client.state.load_reference(reference)
     if kept is None:
-        found = "a damaged file" if there else "none"
+        found = "a damaged file" if client.state.has_reference(reference) else "none"
         raise WireError(
             f"order: expected the reference set {reference[:12]} on this client, found {found}",
             reason=Reason.LACKS_REFERENCE,
         )
-    _loaded[reference] = kept
-    while len(_loaded) > LOADED_REFERENCES:
-        _loaded.popitem(last=False)
     return kept[draw_rows(len(kept), rows, draw)].float().to(client.device)

@@ -1,28 +1,19 @@
-"""Temporary training on a client's own examples before its network is scored: refinement, and distillation.
+"""Temporary training on a client's own examples before its network is scored."""
 
-In HAFL-distillation the client distils the federation's shared network into its own architecture. It is the baseline of
-Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, with the loss of Hinton, Vinyals, Dean: Distilling the Knowledge
-in a Neural Network, 2015, https://arxiv.org/abs/1503.02531:
-
-    CE(student, labels) + T^2 KL(softmax(teacher / T) || softmax(student / T))
-
-This is for classes. The task says what takes the place of both for several labels, numbers and masks.
-"""
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.own_network import Fixed, Generated
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.wire.orders import REFINED, Refinement
 
-MOST_EPOCHS, MOST_TO_DISTIL = 100, 10_000
-MOMENTUM = 0.9  # of distillation
+MOST_EPOCHS = 100
 
 
 def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: Refinement, seed: int) -> nn.Module:
@@ -35,8 +26,6 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
     Raises:
         WireError: a setting is out of range.
     """
-    if settings.part not in REFINED:
-        raise WireError(f"order: expected to refine one of {REFINED}, found {settings.part!r}")
     if not 1 <= settings.epochs <= MOST_EPOCHS or settings.rate <= 0 or settings.batch < 1:
         raise WireError(f"order: expected 1 to {MOST_EPOCHS} epochs with a rate and batches, found {settings}")
     network, given = module, dict[str, Tensor](module.named_parameters())
@@ -72,35 +61,7 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
     return sent
 
 
-def distil(teacher: nn.Module, spec: ModelSpec, data: Examples, settings: Refinement, seed: int) -> nn.Module:
-    """Return a fresh network of the client's own architecture, trained on its examples and the teacher's logits.
+Refiner = Callable[[Client, nn.Module, tuple[str, ...], Examples, Refinement, int], nn.Module]
 
-    The teacher's norms are settled, and its weights do not change. The seed decides the first weights and the batches.
-
-    Raises:
-        WireError: a setting is out of range.
-    """
-    temperature = settings.distil_temperature or 0.0
-    if not 1 <= settings.epochs <= MOST_TO_DISTIL or settings.rate <= 0 or settings.batch < 1 or temperature <= 0:
-        raise WireError(
-            f"order: expected 1 to {MOST_TO_DISTIL} epochs with a rate, batches and temperature, found {settings}"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        student = build_own(spec).to(data.labels.device)
-    teacher.eval()
-    with torch.no_grad():
-        answers = torch.cat([teacher(inputs) for inputs in data.inputs.split(1024)])
-    optimizer = torch.optim.SGD(student.parameters(), lr=settings.rate, momentum=MOMENTUM)
-    generator = torch.Generator().manual_seed(seed)
-    student.train()
-    for _ in range(settings.epochs):
-        for rows in torch.randperm(len(data), generator=generator).split(settings.batch):
-            if len(rows) == 1 < len(data):  # batch normalisation may fail on one example
-                continue
-            rows = rows.to(data.labels.device)
-            optimizer.zero_grad()
-            outputs = student(data.inputs[rows])
-            (data.loss(outputs, rows) + data.task.distil(outputs, answers[rows], temperature)).backward()
-            optimizer.step()
-    return student
+REFINERS: dict[str, Refiner] = dict.fromkeys(REFINED, lambda client, *given: refine(*given))
+"""What makes a client's network of one that is loaded, and of its head, by `Refinement.part`."""

@@ -18,31 +18,22 @@ PASSES = frozenset(
 )
 """Names of operations without a node. The next operation reads their input."""
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "add": ("add", "iadd"),
-    "sub": ("sub", "isub", "subtract", "rsub"),
-    "mul": ("mul", "imul", "multiply"),
-    "div": ("div", "truediv", "itruediv", "divide"),
-    "matmul": ("matmul", "imatmul", "bmm", "einsum"),
-    "attention": ("scaleddotproductattention", "shiftedwindowattention"),
-    "concat": ("cat", "concat", "concatenate", "stack"),
-    "mean": ("mean", "sum", "amax", "amin"),
-    "permute": (
-        "permute",
-        "transpose",
-        "movedim",
-        "swapaxes",
-        "pixelshuffle",
-        "pixelunshuffle",
-        "patchmergingpad",
-        "channelshuffle",
-    ),
-    "split": ("chunk", "split", "tensorsplit", "unbind", "narrow", "select", "getitem"),
-    "upsample": ("interpolate", "upsample", "upsamplingnearest2d", "upsamplingbilinear2d"),
-    "pad": ("pad", "zeropad1d", "zeropad2d", "constantpad1d", "constantpad2d", "reflectionpad2d", "replicationpad2d"),
-    "localresponsenorm": ("localresponsenorm",),
+_NAMES = {
+    "add": "add iadd",
+    "sub": "sub isub subtract rsub",
+    "mul": "mul imul multiply",
+    "div": "div truediv itruediv divide",
+    "matmul": "matmul imatmul bmm einsum",
+    "attention": "scaleddotproductattention shiftedwindowattention",
+    "concat": "cat concat concatenate stack",
+    "mean": "mean sum amax amin",
+    "permute": "permute transpose movedim swapaxes pixelshuffle pixelunshuffle patchmergingpad channelshuffle",
+    "split": "chunk split tensorsplit unbind narrow select getitem",
+    "upsample": "interpolate upsample upsamplingnearest2d upsamplingbilinear2d",
+    "pad": "pad zeropad1d zeropad2d constantpad1d constantpad2d reflectionpad2d replicationpad2d",
+    "localresponsenorm": "localresponsenorm",
 }
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 ELEMENTWISE = frozenset({"add", "sub", "mul", "div"})
 """Kinds that have no node if only one operand depends on the input, which is scaling or shifting by a constant."""

@@ -166,16 +166,6 @@ class Agreement:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=bytes.hex).encode()).digest()
 
 
-def new_key() -> X25519PrivateKey:
-    """Return a new private key for one round."""
-    return X25519PrivateKey.generate()
-
-
-def read_key(secret: bytes) -> X25519PrivateKey:
-    """Return the private key with these 32 secret bytes."""
-    return X25519PrivateKey.from_private_bytes(secret)
-
-
 def public_key(private: X25519PrivateKey) -> bytes:
     """Return the 32 bytes of the public key, which other clients pass to `agree`."""
     return private.public_key().public_bytes_raw()

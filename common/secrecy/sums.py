@@ -13,13 +13,13 @@ https://arxiv.org/abs/2111.07380).
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import Method
-from hyperbloom.common.wire.masks import MaskedOrder
+from hyperbloom.common.wire.masks import MaskedOrder, Masking
 from hyperbloom.common.wire.weights import Weights
 
 LARGEST_SUM = 2**29
@@ -43,63 +43,33 @@ def pack_places(places: Iterable[int], clients: int) -> bytes:
     return sum(1 << place for place in places).to_bytes((clients + 7) // 8, "little")
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a sum, as a `MaskedOrder` lists them.
+def check_parts(masking: Masking, clients: int, threshold: int) -> None:
+    """Raise a WireError if the parts are inconsistent, or if too few of `clients` may remain in one."""
+    count, total = len(masking.parts), sum(masking.lengths)
+    if not count == len(set(masking.parts)) == len(masking.lengths) == len(masking.owners):
+        raise WireError(f"order: expected parts, each once, with lengths and owners, found {count}")
+    if any(length < 1 for length in masking.lengths) or total > LARGEST_SUM:
+        raise WireError(f"order: expected parts of 1 to {LARGEST_SUM} numbers in all, found {total}")
+    everybody = int.from_bytes(pack_places(masking.there, clients), "little")
+    for packed in masking.owners:
+        if len(packed) != (clients + 7) // 8 or int.from_bytes(packed, "little") & ~everybody:
+            raise WireError("order: expected owners of parts among the clients that are there")
+        left = _left(masking, packed, threshold)
+        if left < FEWEST_CLIENTS:
+            raise WireError(
+                f"order: expected parts that {FEWEST_CLIENTS} clients have whoever vanishes, found one that "
+                f"{left} may be left with"
+            )
 
-    Args:
-        digests: digest of each part.
-        lengths: count of numbers in each part.
-        owners: packed places of the clients that train each part.
-        there: places of all clients that may be in the sum.
-        threshold: least number of these that are in the sum.
-    """
 
-    digests: tuple[bytes, ...]
-    lengths: tuple[int, ...]
-    owners: tuple[bytes, ...]
-    there: tuple[int, ...]
-    threshold: int
+def parts_of(masking: Masking, place: int, threshold: int) -> dict[bytes, int]:
+    """Return the parts that the client in `place` trains, and the least number of clients in the sum of each."""
+    pairs = zip(masking.parts, masking.owners, strict=True)
+    return {d: _left(masking, each, threshold) for d, each in pairs if int.from_bytes(each, "little") >> place & 1}
 
-    @property
-    def total(self) -> int:
-        """Count of numbers in the sum."""
-        return sum(self.lengths)
 
-    @property
-    def slices(self) -> dict[bytes, slice]:
-        """Slice of the sum for each part."""
-        found, start = {}, 0
-        for digest, length in zip(self.digests, self.lengths, strict=True):
-            found[digest] = slice(start, start + length)
-            start += length
-        return found
-
-    def check(self, clients: int) -> None:
-        """Raise a WireError if the parts are inconsistent, or if too few of `clients` may remain in one."""
-        count = len(self.digests)
-        if not count == len(set(self.digests)) == len(self.lengths) == len(self.owners):
-            raise WireError(f"order: expected parts, each once, with lengths and owners, found {count}")
-        if any(length < 1 for length in self.lengths) or self.total > LARGEST_SUM:
-            raise WireError(f"order: expected parts of 1 to {LARGEST_SUM} numbers in all, found {self.total}")
-        everybody = int.from_bytes(pack_places(self.there, clients), "little")
-        for packed in self.owners:
-            owners = int.from_bytes(packed, "little")
-            if len(packed) != (clients + 7) // 8 or owners & ~everybody:
-                raise WireError("order: expected owners of parts among the clients that are there")
-            if self._left(owners) < FEWEST_CLIENTS:
-                raise WireError(
-                    f"order: expected parts that {FEWEST_CLIENTS} clients have whoever vanishes, found one that "
-                    f"{self._left(owners)} may be left with"
-                )
-
-    def owned_by(self, place: int) -> dict[bytes, int]:
-        """Return the parts that the client in `place` trains, and the least number of clients in the sum of each."""
-        owners = (int.from_bytes(packed, "little") for packed in self.owners)
-        return {d: self._left(each) for d, each in zip(self.digests, owners, strict=True) if each >> place & 1}
-
-    def _left(self, owners: int) -> int:
-        return owners.bit_count() - (len(self.there) - self.threshold)
+def _left(masking: Masking, owners: bytes, threshold: int) -> int:
+    return int.from_bytes(owners, "little").bit_count() - (len(masking.there) - threshold)
 
 
 def told(agreement: bytes, order: MaskedOrder) -> bytes:

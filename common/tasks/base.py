@@ -110,10 +110,6 @@ class Task(ABC):
             return float(losses.sum()), losses.numel()
         return float((losses * present).sum()), int(present.sum())
 
-    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return how far a network's outputs are from its teacher's, as a mean over the batch; at least 0."""
-        return (student - teacher).square().mean()
-
     # ------------------------------------------------------------------ answers and metrics
 
     def answers(self, outputs: Tensor) -> Tensor:

@@ -37,12 +37,6 @@ class OfClasses(Task):
         """Return whether it can be, with each example, or each of its pixels, once in the confusion matrix."""
         return super().are_counts(own, bins, total) and float(own.sum()) == total
 
-    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`, as a mean over examples and pixels."""
-        own, other = (F.log_softmax(logits / temperature, 1) for logits in (student, teacher))
-        soft = F.kl_div(own, other, None, None, "batchmean", log_target=True)
-        return temperature**2 * soft * (len(student) * student.shape[1] / student.numel())
-
 
 class Classification(OfClasses):
     """One class for each example, by cross-entropy."""

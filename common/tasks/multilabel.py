@@ -50,14 +50,6 @@ class Multilabel(Task):
         each = F.binary_cross_entropy_with_logits(outputs, labels.nan_to_num(), reduction="none")
         return each, ~labels.isnan()
 
-    def distil(self, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return `T^2 KL` of the probabilities at temperature T, as a mean over examples and labels."""
-        soft = (teacher / temperature).sigmoid()
-        logits = torch.stack([student, teacher]) / temperature
-        against, own = F.binary_cross_entropy_with_logits(logits, soft.expand_as(logits), reduction="none")
-        apart: Tensor = against - own
-        return temperature**2 * apart.mean()
-
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
         """Return each label's confusion matrix over the examples where it is known, `(L, 2, 2)`."""
         present, known = (answers.sigmoid() >= THRESHOLD).long(), ~labels.isnan()

@@ -24,7 +24,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         run: name of the run folder.
         round: the selected round.
         clients: number of clients that trained.
-        accuracy: mean of `metric` over the run's own novel clients, a share in percent, if it had any.
+        expected: a sentence on what a newcomer gets, what it may expect, and why.
         divisor: divisor of stored numbers in training; `mean` and `std` normalised the channels.
         weights: the encoder's parameters.
         scaling_known_by: a sentence on how the server knows the scaling.
@@ -33,13 +33,14 @@ class Offer(Order, message_type="query.offer", answer=Description):
         adapt: which parameters of the model are adapted.
         schema: what the columns of tables mean.
         backbones: digests of what is frozen in the models, one for each size.
+        shares: for each size, the part of a model that is written from the descriptor; the rest is the model for all.
     """
 
     version: str
     run: str
     round: int
     clients: int
-    accuracy: float | None
+    expected: str
     model: str
     sizes: tuple[str, ...]
     input_shape: tuple[int, ...]
@@ -57,6 +58,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     adapt: str = "all"
     schema: str | None = None
     backbones: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -109,15 +109,13 @@ class Refinement:
         epochs: passes of plain SGD over the training examples.
         rate: learning rate.
         batch: batch size; a client with fewer examples takes all.
-        part: the part to train, one of `REFINED`.
-        distil_temperature: if given, the client trains its own model with the ordered one as teacher.
+        part: the part to train, one of `REFINED`, or what a plug-in makes of the network.
     """
 
     epochs: int
     rate: float
     batch: int
     part: str = "head"
-    distil_temperature: float | None = None
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def report(run: Path, out: Path | None) -> None:
 def serve(run: Path, own_code: bool, **listening: Any) -> None:
     """Give a model to every newcomer who describes its data.
 
-    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training.
+    Keeps a trained run of odpfl ready. Newcomers run `flower-client join`; they need neither labels nor training. Each
+    gets the model for all, the one written from its descriptor, or a mixture: what the run's novel clients found best.
     Ctrl-C stops the server.
     """
     from hyperbloom.server.broker.log import trace
@@ -86,6 +87,7 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
         say(plain_text(text))
 
     maker = ModelMaker(read_trained(run, check_on_demand, own_code))
+    tell(maker.offer.expected)
     brings = f"--data WHAT{' --backbone WHERE' if maker.offer.model == BACKBONE else ''}"
     with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", brings, say, tell) as grid:
         OnDemandService(grid, maker, tell).serve()
@@ -139,14 +141,7 @@ def export(
     epilog="exit codes: 0 all runs are complete, 2 wrong settings, 4 a strategy could not be trained, 130 Ctrl-C",
 )
 def compare(
-    strategies: str,
-    config: Path | None,
-    seeds: int,
-    assignments: tuple[str, ...],
-    out: Path | None,
-    engine: str,
-    track: tuple[str, ...],
-    as_json: bool,
+    strategies: str, config: Path | None, seeds: int, assignments: tuple[str, ...], out: Path | None, **flags: Any
 ) -> int:
     """Compare strategies on the same clients, data and seeds.
 
@@ -166,6 +161,7 @@ def compare(
     from hyperbloom.server.compare.table import write_table
     from hyperbloom.server.watch.tracking import find_tracker
 
+    engine, track, as_json = flags["engine"], flags["track"], flags["as_json"]
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
     check_cells(cells)
@@ -180,6 +176,37 @@ def compare(
     print((out / "comparison.json").read_text() if as_json else f"\n{table}")
     told.print(f"everything is in {out}")
     return failures[0].exit_code if failures else 0
+
+
+@command(
+    "tune",
+    Flag("--over", "values to try: local.learning_rate=0.005,0.02; may be repeated", multiple=True, metavar="KEY=A,B"),
+    Flag("--config", "YAML file of a run", type=FILE),
+    Flag("--rounds", "of the last two settings; default: the run's", type=int),
+    Flag("--seeds", "how many, from the run's seed on; the mean counts", type=click.IntRange(1), default=1),
+    set_flag("set a key of the run or an option of its strategy"),
+    *SERIES,
+    example="flower-server tune --config run.yaml --over local.learning_rate=0.005,0.02,0.1 --out runs/tuned",
+    epilog="exit codes: 0 the best settings are known, 2 wrong settings, 4 no setting could be trained, 130 Ctrl-C",
+)
+def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], out: Path | None, **flags: Any) -> None:
+    """Find the settings of a run that are best on its clients' validation examples.
+
+    Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
+    until two have run all rounds; the usual grid is of local rates and steps. OUT/tuned.yaml is the best run, for
+    `flower-server --config`. Call it again with the same --out to go on. All clients run on this machine.
+    """
+    from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml
+
+    values = read_yaml(config) if config else {}
+    given = dict(parse_assignment(text) for text in assignments) | ({} if rounds is None else {"rounds": rounds})
+
+    from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
+
+    out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-tune"
+    print(f"search: {out} (the same command with --out {out} goes on where this one stops)", flush=True)
+    table = tuning.tune(lambda more: make_run_config(values, {**given, **more}, str(config or "--set")), out, **flags)
+    print(f"\n{table}\nnext: flower-server --config {out / 'tuned.yaml'}")
 
 
 @command(

@@ -45,8 +45,7 @@ def _read(cell: Cell) -> Course:
     name = cell.config.strategy
     try:
         course = read_course(name, cell.folder, read_summary(cell.folder)[name])
-        over = cell.config.has_lost_patience(course.selected, max(course.curve, default=0))
-        if len(course.rounds) < cell.config.rounds and not over:
+        if not course.is_over(cell.config):
             raise ValueError(f"metrics.jsonl has {len(course.rounds)} of {cell.config.rounds} rounds")
         return course
     except (OSError, ValueError, KeyError, TypeError) as error:

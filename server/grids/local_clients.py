@@ -38,9 +38,9 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
         data=spec,
         size=config.sizes[index % len(config.sizes)],
         state_dir=folder / "clients" / f"client-{part}",
-        disclose_class_shares=config.options.get("descriptor") == "class-shares",
+        disclose_class_shares=True,  # all clients are on this machine
         disclose_moments=True,
-        disclose_counts=True,  # all clients are on this machine
+        disclose_counts=True,
         disclose_gain=True,
         model=models[index % len(models)] if models else None,
         disclose="graph" if strategy.asks == "graph" else "types",
@@ -59,6 +59,7 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
         data=replace(first.data, partition=None, backbone=first.data.backbone and "FOLDER"),
         size="|".join(config.sizes),
         state_dir=None,
+        disclose_class_shares=config.options.get("descriptor") == "class-shares",
         disclose_moments=False,
         disclose_counts=False,
         disclose_gain=False,

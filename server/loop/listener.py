@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from hyperbloom.common.newcomers import Expectation
+
 if TYPE_CHECKING:  # `flower-server watch` must start without these imports
     from torch import Tensor
 
@@ -47,6 +49,7 @@ class Selection:
         test_accuracy: the selecting metric of each client for which it is defined, shares in percent.
         rank: the value by which it was selected.
         counts: sums of the clients' counts on test examples, if all disclose them.
+        newcomers: what novel clients say that newcomers may expect, of a strategy with models on demand.
     """
 
     round: int
@@ -55,6 +58,7 @@ class Selection:
     rank: tuple[int, float] = (0, 0.0)
     metric: str = "accuracy"
     counts: tuple[float, ...] = ()
+    newcomers: Expectation | None = None
 
 
 @dataclass(frozen=True)

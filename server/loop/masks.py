@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import WireError
@@ -149,7 +150,7 @@ class _MaskedTraining:
             raise WireError(f"expected two keys of {protocol.KEY_BYTES} bytes of its own")
         for key in keys:
             protocol.agree(
-                protocol.new_key(), key, "trial", b""
+                X25519PrivateKey.generate(), key, "trial", b""
             )  # raises for a key that nobody can use: it would stop all other clients
         content = signed_keys(self.run_id, self.number, result.cipher_key, result.mask_key)
         if result.identity in self._seen or not verify(result.identity, result.signature, content):
@@ -254,7 +255,7 @@ class _MaskedTraining:
             if dealer not in self.dead:
                 protocol.add_mask(total, secret, -1)
                 continue
-            private = protocol.read_key(secret)
+            private = X25519PrivateKey.from_private_bytes(secret)
             for row in self.alive:
                 place, key = self.place[row], self.keys[row].mask_key
                 protocol.pair_mask(total, private, key, place, self.place[dealer], self.told, -1)
@@ -270,7 +271,10 @@ class _MaskedTraining:
             raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
         secret = protocol.combine(dict(list(shares.items())[: self.threshold]))
         if dealer in self.dead:
-            sound = secret is not None and protocol.public_key(protocol.read_key(secret)) == self.keys[dealer].mask_key
+            sound = (
+                secret is not None
+                and protocol.public_key(X25519PrivateKey.from_private_bytes(secret)) == self.keys[dealer].mask_key
+            )
         else:
             sound = secret is not None and protocol.commit(secret, "secret", self.digest) == self.dealt[dealer].secret
         if secret is None or not sound:

@@ -17,6 +17,7 @@ from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, Ro
 from hyperbloom.server.loop.protection import Protection, Release
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
+from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.turn import Evaluation, Turn
 
 FRUITLESS_ROUNDS = 10
@@ -149,6 +150,9 @@ def select(
     """Return the best evaluation so far, and tell the listeners if it is this round's, of the present or that state."""
     selection = _better(best, number, evaluation)
     if selection is not None and selection is not best:
+        if isinstance(run.algorithm, ODPFL):
+            asked = run.algorithm.expectation(run.turn(number), run.federation.idle)
+            selection = replace(selection, newcomers=run.director.play(asked, Outcome()))
         state = run.algorithm.state() if state is None else state
         for listener in run.listeners:
             listener.selected(selection, state, run.federation.roster)

@@ -16,6 +16,7 @@ from torch import Tensor
 from hyperbloom import __version__
 from hyperbloom.common.encoders import descriptor_layout
 from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.newcomers import expect, says
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
 from hyperbloom.common.wire.pack import unpack_answer
@@ -61,12 +62,18 @@ class ModelMaker:
         self._strategy = strategy
         self.layouts = dict(strategy.setting.layouts)
         scaling, known_by = trained.scaling
+        members = {c.about.size: c for c in trained.roster if not trained.config.is_novel(c.row)}
+        found = {size: strategy.common(client) for size, client in members.items()}
+        self._common = {size: weights.values for size, weights in found.items() if weights is not None}
+        unknown = expect((), (), len(strategy.descriptors_of_trained()), strategy.metrics[0])
+        expected = trained.selection.newcomers or unknown  # earlier versions did not ask
+        self._share = expected.share
         self.offer = Offer(
             version=__version__,
             run=trained.run.resolve().name,
             round=trained.selection.round,
             clients=sum(not trained.config.is_novel(client.row) for client in trained.roster),
-            accuracy=trained.selection.metrics.get("novel_test_mean"),
+            expected=says(expected, strategy.metrics[0]),
             model=strategy.setting.spec.name,
             sizes=tuple(trained.config.sizes),
             input_shape=strategy.setting.spec.input_shape,
@@ -83,6 +90,7 @@ class ModelMaker:
             metric=strategy.metrics[0],
             adapt=trained.config.adapt,
             backbones=strategy.setting.backbones,
+            shares=tuple(self._share if size in self._common else 1.0 for size in trained.config.sizes),
             schema=next((client.about.schema for client in trained.roster), None),
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
@@ -105,8 +113,10 @@ class ModelMaker:
 
     @torch.no_grad()
     def write(self, descriptors: Sequence[Tensor], size: str) -> Tensor:
-        """Return weights `(n, P)` for n descriptors `(k,)`, in one pass."""
-        return self._strategy.learner.write(torch.stack(list(descriptors)), size)
+        """Return weights `(n, P)` for n descriptors `(k,)`, in one pass, mixed with those of the model for all."""
+        written = self._strategy.learner.write(torch.stack(list(descriptors)), size)
+        common = self._common.get(size)
+        return written if common is None else common.lerp(written, self._share)
 
 
 class _Familiar:

@@ -11,14 +11,15 @@ from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.gains import MODELS, of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
+from hyperbloom.common.newcomers import says
 from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
-from hyperbloom.server.runs.lines import REPORT, Line
-from hyperbloom.server.runs.recorded import flat
+from hyperbloom.server.runs.lines import ADVICE, REPORT, Line
+from hyperbloom.server.runs.recorded import flat, read_json, read_summary
 from hyperbloom.server.watch.board import amount, duration
 
 BARS = 24
@@ -47,7 +48,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def _page(run: RunData) -> bytes:
-    main = run.main
+    main, chosen = run.main, read_summary(run.folder).get(run.main.name)
     members = sorted(run.members.clients, key=lambda member: _by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
     scale = main.scale
@@ -69,6 +70,8 @@ def _page(run: RunData) -> bytes:
         gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         models=MODELS,
+        advice=read_json(run.folder / ADVICE, None),
+        newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
         left=sum(each.left_out for each in run.left_out.values()),
         curve=_curve(run) if run.spreads else None,

@@ -53,9 +53,7 @@ class RunData:
     @property
     def complete(self) -> bool:
         """Return whether all rounds of the run's strategy are over, or patience has ended them."""
-        evaluated = max(self.main.curve, default=0)
-        over = self.main.rounds[-1]["round"] >= self.config.rounds
-        return bool(over) or self.config.has_lost_patience(self.main.selected, evaluated)
+        return self.main.is_over(self.config)
 
 
 def read_run_data(folder: Path) -> RunData:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyperbloom.common.config import RunConfig
 from hyperbloom.common.metrics import Scale, scale_of
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import METRICS, Line, read_lines
@@ -35,6 +36,11 @@ class Course:
     def scale(self) -> Scale:
         """Return the scale of the selecting metric."""
         return scale_of(self.metric)
+
+    def is_over(self, config: RunConfig) -> bool:
+        """Return whether all rounds are there, or patience has ended them."""
+        done, evaluated = sum(line["round"] > 0 for line in self.rounds), max(self.curve, default=0)
+        return done >= config.rounds or config.has_lost_patience(self.selected, evaluated)
 
     @property
     def seconds(self) -> float:

@@ -24,6 +24,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ class RunFolder(Listener):
         self._write_summary()
 
     def _write_summary(self) -> None:
-        write_json(self.path / "summary.json", {name: vars(each) for name, each in self._selected.items()})
+        write_json(self.path / "summary.json", {name: asdict(each) for name, each in self._selected.items()})
 
     def gained(self, gains: Mapping[str, Gain], metric: str) -> None:
         """Write what the federation gains each client that has told."""

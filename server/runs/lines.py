@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hyperbloom.server.loop.listener import RoundReport
 
 METRICS, CLIENTS, EVENTS, GAINS = "metrics.jsonl", "clients.jsonl", "events.jsonl", "gains.jsonl"
-REPORT = "report.html"
+REPORT, ADVICE = "report.html", "advice.json"
 
 Line = dict[str, Any]
 

@@ -19,13 +19,14 @@ from hyperbloom.server.loop.listener import Selection
 
 @dataclass(frozen=True)
 class Member:
-    """A client of the roster; `shares` is empty if it did not disclose its classes."""
+    """A client of the roster; `shares` is empty if it did not disclose its classes, `own` if it has its own network."""
 
     name: str
     row: int
     examples: int
     size: str
     shares: tuple[float, ...]
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def read_members(folder: Path) -> Members:
 
 
 def _member(name: str, row: int, about: Mapping[str, Any]) -> Member:
-    return Member(name, row, about["train_examples"], about["size"], tuple(about.get("class_shares") or ()))
+    own = about.get("types") is not None or about.get("graph") is not None
+    return Member(name, row, about["train_examples"], about["size"], tuple(about.get("class_shares") or ()), own)
 
 
 def read_config(folder: Path, own_code: bool = True) -> RunConfig:

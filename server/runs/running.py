@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import DiskError, HyperbloomError
+from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to, sayer
@@ -122,6 +123,9 @@ def run_federation(
         examples = {client.client_id: client.about.train_examples for client in session.roster}
         novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
         console.print(results_table(results, examples, novel))
+        for chosen in results.values():
+            if chosen.newcomers is not None:
+                say(says(chosen.newcomers, chosen.metric))
         for line in recorder.privacy_report():
             say(line)
         _write_report(folder, say)

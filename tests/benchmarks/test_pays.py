@@ -73,11 +73,11 @@ def test_every_set_is_a_run_that_can_be_described(tmp_path: Path) -> None:
 def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
     results, page = tmp_path / "pays.jsonl", tmp_path / "page.md"
     words = ["--work", str(tmp_path / "work"), "--results", str(results)]
-    more = ["--rounds", "1", "--seeds", "0", "--sets", "heart", "--strategies", "local", "fedavg"]
+    more = ["--rounds", "1", "--seeds", "0", "--sets", "heart", "--strategies", "fedavg", "pfedhn"]
     pays.main([*words, *more])
     first = results.read_text()
-    local, fedavg = map(json.loads, first.splitlines())
-    assert "gain" not in local and len(fedavg["gain"]) == len(fedavg["test"]) == 4
+    fedavg, default = map(json.loads, first.splitlines())
+    assert "gain" not in fedavg and len(default["gain"]) == len(default["test"]) == 4
     pays.main([*words, *more])
     assert results.read_text() == first
     page.write_text(f"before\n{pays.BEGIN}\nold\n{pays.END}\nafter\n")

@@ -74,12 +74,16 @@ def test_two_newcomers_get_models_and_nothing_but_a_descriptor_leaves(
 ) -> None:
     run, secret = tmp_path / "run", tmp_path / "secret-name.npz"
     assert main(["--strategy", "odpfl", *SHORT, *OPTIONS, "--run-dir", str(run)]) == 0
+    summary = json.loads((run / "summary.json").read_text())  # as if a held-out client had found this to be best
+    summary["odpfl"]["newcomers"] |= {"held_out": 1, "share": 0.5, "test": [20, 30, 40, 30, 10], "low": 40, "high": 40}
+    (run / "summary.json").write_text(json.dumps(summary))
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(900, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 900)
     y[:10] = np.arange(10)
     np.savez(secret, x=x, y=y)
 
     server = site.start("hyperbloom.server", "server", "serve", str(run), "--port", str(site.port), "--insecure")
+    server.wait_for("a newcomer gets a mixture, 50% the model written from its descriptor")
     server.wait_for("flower-client join --server 127.0.0.1:")
     privacy = [[], ["--eps", "0.3", "--delta", "0.001", "--budget", "0.5"]]
     states = [tmp_path / "state-open", tmp_path / "state-private"]
@@ -110,6 +114,10 @@ def test_two_newcomers_get_models_and_nothing_but_a_descriptor_leaves(
     models = [load_file(tmp_path / name / "model.safetensors") for name in ("open", "private")]
     assert not torch.equal(models[0]["head.weight"], models[1]["head.weight"])
     cards = [(tmp_path / name / "README.md").read_text() for name in ("open", "private")]
+    for newcomer, card in zip(newcomers, cards, strict=True):
+        assert "before anything is sent: a newcomer gets a mixture, 50%" in newcomer.output
+        assert "this machine has got a mixture, 50%" in newcomer.output
+        assert "may expect a test accuracy of 40.0 %" in newcomer.output and "accuracy of 40.0 %" in card
     assert "without noise" in cards[0] and "no noise was added" in cards[0]
     assert "(0.3, 0.001)-differentially private" in cards[1]
     (entry,) = json.loads((states[1] / "privacy.json").read_text())["spent"]

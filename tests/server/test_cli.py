@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,10 +36,11 @@ from hyperbloom.server.cli import flower_server, main
 from hyperbloom.server.grids import engine
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
-from hyperbloom.server.loop.listener import Listener
+from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.watch.tracking import BUILT_IN
+from hyperbloom.server.watch.view import TerminalView
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.parsing import flags, parse
 
@@ -255,7 +257,7 @@ def test_the_hypernetwork_loads_and_its_rows_are_the_clients(run: Done) -> None:
     assert {name for name in last if name.startswith("momentum.")} == {
         name.replace("hypernetwork.", "momentum.") if name != "embeddings" else "momentum.embeddings"
         for name in last
-        if not name.startswith("momentum.")
+        if not name.startswith(("momentum.", "hypernetwork.start_"))
     }
     with safe_open(run.folder / "hypernetwork.safetensors", framework="pt") as file:
         assert file.metadata() == {"round": str(run.json("summary.json")["pfedhn"]["round"])}
@@ -902,3 +904,98 @@ def test_the_module_is_the_command_and_a_wrong_key_costs_no_import_of_torch() ->
 
 def test_output_without_a_terminal_has_no_colours(run: Done) -> None:
     assert "\x1b" not in run.output
+
+
+# ---------------------------------------------------------------------- advice
+
+
+BRIEF_ADVICE = ["advise", "--engine", "inline", "--clients", "2", "--cohort", "2", "--rounds", "4", *BRIEF[:4]]
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """Return the run of a whole `advise`; no test changes it."""
+    return execute(tmp_path_factory.mktemp("advised") / "run", *BRIEF_ADVICE)
+
+
+def test_the_advice_is_that_of_an_ordinary_run_with_baselines(
+    advised: Done, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advised.code == 0
+    config = load_run_config(advised.folder / "config.yaml", {})
+    assert (config.strategy, config.baselines, config.rounds) == ("local", ("fedavg", "pfedhn"), 4)
+    advice = advised.json("advice.json")
+    last = [line for line in advised.lines("baselines/fedavg/clients.jsonl") if "val_accuracy" in line]
+    chosen = advised.json("summary.json")["fedavg"]["round"]
+    each = [line["val_accuracy"] for line in last if line["round"] == chosen]
+    assert advice["scores"]["fedavg"] == pytest.approx(100 * sum(each) / 2)
+    lines = advised.output.splitlines()
+    start = lines.index(f"advice: {advice['strategy']}")
+    assert lines[start + 1 :] == [f"- {line}" for line in advice["says"]]
+    assert "class shares of two clients differ by " in advised.output, "clients on this machine disclose them"
+    page = (advised.folder / "report.html").read_text()
+    assert f"<p>Take {advice['strategy']}.</p>" in page and page.count("<li>") >= len(advice["says"])
+    assert main(["advise", str(advised.folder)]) == 0
+    assert capsys.readouterr().out.strip().splitlines() == lines[start:]
+
+
+def test_a_report_without_advice_says_nothing_of_it(run: Done) -> None:
+    assert "Which strategy is for these clients?" not in (run.folder / "report.html").read_text()
+
+
+def test_advice_that_was_stopped_goes_on(advised: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+
+    def stop(view: TerminalView, report: RoundReport) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 6:  # the second one of fedavg
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TerminalView, "round_done", stop)
+        assert execute(tmp_path / "run", *BRIEF_ADVICE).code == 130
+    assert not (tmp_path / "run/advice.json").exists()
+    assert main(["advise", "--resume", str(tmp_path / "run")]) == 0
+    found = json.loads((tmp_path / "run/advice.json").read_text())
+    assert found == advised.json("advice.json")
+
+
+def test_the_advice_of_a_finished_run_with_baselines_is_of_its_strategies(run: Done, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run.folder, tmp_path / "copy"))
+    assert main(["advise", str(folder)]) == 0
+    assert json.loads((folder / "advice.json").read_text())["scores"].keys() == {"pfedhn", "local", "fedavg"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs/x", "--rounds", "3"], "expected either the folder of a finished run or the flags of a new one"),
+        (["runs/x"], "expected the folder of a run, found no runs/x/config.yaml"),
+        (["--engine", "inline", "--baselines", "no"], "expected one of ditto"),
+    ],
+)
+def test_wrong_words_of_advise_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("flower-server advise: ") and error.count("\n") == 1
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--clients 8 --cohort 4", ("local", ("fedavg", "pfedhn"), 40, 4)),
+        ("--clients 8", ("local", ("fedavg", "pfedhn"), 100, 10)),  # not longer than the run
+        ("--clients 8 --rounds 30", ("local", ("fedavg", "pfedhn"), 30, 3)),
+        ("--strategy pfedhn --clients 1", ("pfedhn", ("local", "fedavg"), 20, 2)),
+        ("--set hidden_dim=8 --clients 1", ("pfedhn", ("local", "fedavg"), 20, 2)),  # an option says which is meant
+        ("--strategy ghn --baselines fedhenn --clients 1", ("ghn", ("fedhenn",), 20, 2)),
+        ("--set eval_every=1 --set gains=true --clients 1", ("local", ("fedavg", "pfedhn"), 20, 1)),
+    ],
+)
+def test_a_probe_is_short_and_has_baselines(words: str, expected: tuple[Any, ...]) -> None:
+    flags = parse(flower_server, ["advise", *words.split()]).params
+    config = cli._config(flags | cli._probe(flags))
+    assert (config.strategy, config.baselines, config.rounds, config.eval_every) == expected
+    assert config.gains is False

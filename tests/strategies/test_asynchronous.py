@@ -151,7 +151,7 @@ def test_replies_that_were_written_together_are_applied_one_by_one(clip: float) 
 
 
 def test_the_strategy_gives_the_learner_the_replies_since_the_order_and_the_latest_of_many() -> None:
-    options = {"hidden_dim": 8, "learning_rate": 0.1}
+    options = {"hidden_dim": 8, "learning_rate": 0.1, "start": "hypernetwork"}
     config = RunConfig(clients=4, sizes=("S", "M"), asynchronous=True, options=options)
     made = joined(config, *(introduction(f"client-{index}", size="SM"[index % 2]) for index in range(4)))
     twin: HypernetworkLearner = copy.deepcopy(made.learner)
@@ -232,7 +232,8 @@ def test_one_client_at_a_time_is_one_client_a_round_to_the_bit(strategy: str, ev
 
 def test_clients_at_the_same_time_are_applied_with_their_overlap(tmp_path: Path) -> None:
     """On the inline grid a cohort of three is written at once, and its replies come in the order of their rows."""
-    config = digits_config(rounds=3, eval_every=3, cohort=3, asynchronous=True)
+    options = {"hidden_dim": 16, "start": "hypernetwork"}
+    config = digits_config(rounds=3, eval_every=3, cohort=3, asynchronous=True, options=options)
     federation, twin = (digits_federation(config, tmp_path / name) for name in ("run", "twin"))
     course = Course(federation)
     run_asynchronously(federation.loop(course))

@@ -517,13 +517,13 @@ def test_hafl_distillation_is_fedavg_with_students(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"options": {}, "model": "plain-4", "rounds": 2, "eval_every": 2}
     plain = digits_federation(config("fedavg", models=(), **changes), tmp_path / "plain")
     taught = digits_federation(
-        config("hafl-distillation", **changes | {"options": {"epochs": 20, "temperature": 3.0}}), tmp_path / "taught"
+        config("hafl-distillation", **changes | {"options": {"epochs": 20}}), tmp_path / "taught"
     )
     plain.run()
     history, _ = taught.run()
     assert all(torch.equal(values, plain.state()[name]) for name, values in taught.state().items())
     asked = taught.grid.sent(EvaluateOrder)
-    assert [order.refinement for order in asked] == [Refinement(20, 0.05, 16, distil_temperature=3.0)] * 3
+    assert [order.refinement for order in asked] == [Refinement(20, 0.05, 16, "student")] * 3
     assert [order.weights.layout for order in asked if order.weights] == [
         plain.algorithm.whole
     ] * 3  # the shared network's

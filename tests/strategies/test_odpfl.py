@@ -23,6 +23,8 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import build_encoder
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.newcomers import SHARES, Expectation
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import (
     BackpropOrder,
     BackpropResult,
@@ -31,7 +33,7 @@ from hyperbloom.common.wire.exchanges import (
     FitOrder,
     FitResult,
 )
-from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Order, TrainOrder, TrainResult
+from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Failed, Order, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.roster import Roster
@@ -59,6 +61,7 @@ SMALL = {
     "hidden_layers": 1,
     "embedding_dim": 3,
     "encoder": "dss",
+    "start": "hypernetwork",
     "momentum": 0.0,
     "weight_decay": 0.0,
 }
@@ -523,6 +526,47 @@ def test_novel_clients_never_train_and_are_scored_apart(tmp_path: Path, strategy
     assert not [name for name in metrics if name.startswith("novel_val")]
     assert "novel_test_mean" in selection.metrics
     assert [outcome.refused for outcome in history.rounds] == [{}] * 4
+
+
+def test_novel_clients_score_the_common_model_the_written_one_and_what_lies_between(
+    tmp_path: Path, doubles: None
+) -> None:
+    made, clients = federation(tmp_path, clients=5, novel=40)
+    made.train()
+    made.evaluate()
+    made.grid.passed.clear()
+    right = {"c3": iter([(3, 1), (5, 2), (9, 3), (9, 4), (2, 5)]), "c4": iter([(3, 9)] * 2)}  # c4 then falls silent
+
+    def tamper(name: str, result: Any) -> Any:
+        told = next(right[name], None)
+        return scored((told[0], 10, 1.0), (told[1], 10, 1.0)) if told else Failed(Reason.FAILED, "gone")
+
+    clients.tamper = tamper
+    run = made.loop()
+    found = run.director.play(made.algorithm.expectation(run.turn(1), made.federation.idle), Outcome())
+    assert found == Expectation(3, 1, 0.5, (10.0, 20.0, 30.0, 40.0, 50.0), 30.0, 30.0)
+    encoder, hypernetwork = in_one_program(made.algorithm)
+    with torch.no_grad():
+        written = [hypernetwork(encoder(clients.data[name][0])[None], "S")[0] for name in clients.names]
+    common = torch.stack(written[:3]).mean(0)
+    sent = [order.weights.values for order in made.grid.sent(EvaluateOrder)]
+    expected = [(1 - share) * common + share * written[at] for share in SHARES for at in (3, 4)]
+    assert torch.allclose(torch.stack(sent), torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("novel", [0, 30])
+def test_a_selected_round_says_what_newcomers_may_expect(tmp_path: Path, novel: int) -> None:
+    config = digits_config(strategy="odpfl", clients=3, cohort=2, novel=novel, options={"encoder": "private"})
+    made = digits_federation(config, tmp_path)
+    history, selection = made.run()
+    told = selection.newcomers
+    assert told is not None and (told.trained, told.held_out) == ((2, 1) if novel else (3, 0))
+    if novel:  # the last share is the model with which a novel client is scored
+        evaluation = history.rounds[selection.round - 1].evaluation
+        assert evaluation is not None
+        assert told.test[-1] == pytest.approx(evaluation.metrics()["novel_test_mean"])
+    else:
+        assert told.share == 0
 
 
 @pytest.mark.parametrize("mode", ["end-to-end", "two-phase"])

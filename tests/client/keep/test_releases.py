@@ -84,7 +84,6 @@ def scores() -> dict[str, Callable[[Worker], object]]:
     personal, norms = evaluate_order("all"), evaluate_order(model="plain-4", weights=_initial("plain-4"))
     return {
         "refined": lambda w: w.answer(evaluate_order(refinement=Refinement(1, 0.1, 8))),
-        "distilled": lambda w: w.answer(evaluate_order(refinement=Refinement(1, 0.1, 8, distil_temperature=1.0))),
         "personal": lambda w: w.answer(personal),
         "personal head": lambda w: w.answer(evaluate_order("head")),
         "copy": lambda w: w.answer(evaluate_order("copy")),

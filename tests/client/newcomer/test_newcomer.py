@@ -17,6 +17,7 @@ from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, Re
 from hyperbloom.common.files.export import read_model
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.wire.newcomers import Delivery, Description
 from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.wire.weights import Weights
@@ -147,7 +148,7 @@ def test_who_has_not_all_classes_is_scored_where_labels_are_numbers(tmp_path: Pa
 
 
 def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_path: Path) -> None:
-    one, made = newcomer(tmp_path, promise=Promise(0.3, 0.001)), offer()
+    one, made = newcomer(tmp_path, promise=Promise(0.3, 0.001)), replace(offer(), shares=(0.25, 1.0))
     with pytest.raises(WireError, match="before an offer"):
         one.receive(Delivery(Weights(Layout((("w", (1,)),)), torch.zeros(1))))
     one.describe(made)
@@ -169,12 +170,39 @@ def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_
     for text in (
         "run a-run, round 7, on box:9092",
         f"{100 * correct / len(data.whole):.1f} % on {len(data.whole)} labelled",
-        "61.5 % on average",
+        "a mixture, 25% the model written from its descriptor and 75% the model for all",
+        "Which model, and what to expect: a newcomer gets all.",
         f"The descriptor, {DIM} numbers with noise",
         "(0.3, 0.001)-differentially private",
         "by basic composition: epsilon 0.3, delta 0.001",
     ):
         assert text in readme
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_user_hears_what_to_expect_before_and_which_model_it_is_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float
+) -> None:
+    caplog.set_level("INFO", "hyperbloom.client")
+    one, layout = newcomer(tmp_path), full_layout(ModelSpec("mlp", "S", SHAPE, CLASSES))
+    one.describe(replace(offer(), shares=(share, 0.75)))  # of the sizes S and M
+    assert caplog.messages == ["before anything is sent: a newcomer gets all"]
+    one.receive(Delivery(Weights(layout, torch.zeros(layout.numel))))
+    assert caplog.messages[1:] == [f"this machine has got {model_of(share)}"]
+
+
+@pytest.mark.parametrize("promise", [None, Promise(0.3, 0.001)])
+def test_the_model_for_all_takes_no_descriptor_and_no_privacy(tmp_path: Path, promise: Promise | None) -> None:
+    one, layout = newcomer(tmp_path, promise=promise), full_layout(ModelSpec("mlp", "S", SHAPE, CLASSES))
+    sent = one.describe(replace(offer("deepset"), shares=(0.0, 1.0)))  # which has no bound on what it discloses
+    assert isinstance(sent, Description), one.failure
+    assert torch.equal(sent.weights.values, torch.zeros(DIM)) and one.ledger.read() == []
+    one.receive(Delivery(Weights(layout, torch.zeros(layout.numel)), unlike=True))
+    one.write(tmp_path / "model")
+    readme = (tmp_path / "model" / "README.md").read_text()
+    for text in ("the model for all", f"{DIM} zeros in place of a descriptor", "no privacy was spent"):
+        assert text in readme
+    assert "look unlike" not in readme
 
 
 @pytest.mark.parametrize("unlike", [False, True])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from hyperbloom.client.settings import ClientSettings
@@ -432,7 +433,15 @@ def test_nobody_reveals_a_share_before_enough_have_signed_its_set(
             if dealer >= 4:
                 sa.add_mask(total, secret, -1)
             for place in range(4, 9) if dealer < 4 else ():
-                sa.pair_mask(total, sa.read_key(secret), four.order.agreement.mask_keys[place], place, dealer, told, -1)
+                sa.pair_mask(
+                    total,
+                    X25519PrivateKey.from_private_bytes(secret),
+                    four.order.agreement.mask_keys[place],
+                    place,
+                    dealer,
+                    told,
+                    -1,
+                )
         opened = sa.Scale(9, 8.0, 10).decode(total[:-1], 10)
         assert np.abs(opened - torch.stack(CHANGES[4:]).double().sum(0).numpy()).max() < 1e-5
 
@@ -450,7 +459,11 @@ def test_with_known_keys_clients_that_the_server_has_made_up_are_refused() -> No
         careful.share(four.shares_order(0))
 
     careful.peers = known
-    swapped = (*four.order.agreement.mask_keys[:2], sa.public_key(sa.new_key()), *four.order.agreement.mask_keys[3:])
+    swapped = (
+        *four.order.agreement.mask_keys[:2],
+        sa.public_key(X25519PrivateKey.generate()),
+        *four.order.agreement.mask_keys[3:],
+    )
     with pytest.raises(WireError, match=f"keys that {re.escape(name)} has not signed"):
         careful.share(four.shares_order(0, mask_keys=swapped))
     with pytest.raises(WireError, match="a signature of each client's keys"):

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperbloom import __version__
-from hyperbloom.client.work import reference
 from hyperbloom.client.work.methods import Likeness, train_by
 from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
@@ -43,11 +42,6 @@ def method(**changes: Any) -> Aligned:
 def represent_order(**changes: Any) -> RepresentOrder:
     values: dict[str, Any] = {"run_id": "run-1", "round": 1, "model": "mlp", "num_classes": 10, "private": "all"}
     return arrange(RepresentOrder, **values | {"seed": 5, "reference": DIGEST, "rows": 12, "draw": 7} | changes)
-
-
-@pytest.fixture(autouse=True)
-def nothing_loaded() -> None:
-    reference._loaded.clear()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.slow import quick
 from ..orders import train_order
 
 SHAPES = {"mlp": (6,), "lenet": (1, 16, 16), "omniglot": (1, 16, 16)} | {f"cnn-{n}": (1, 9, 8) for n in range(1, 6)}
-SHAPES["unet"] = (1, 4, 8)
+SHAPES |= {f"cnn-64-{n}": (1, 16, 16) for n in (2, 3, 4)} | {"unet": (1, 4, 8)}
 PLAIN = TaskSpec()
 LENGTHS = (3, 5, 30)  # batches of five: clients with fewer examples than a batch, with just as many, and with more
 

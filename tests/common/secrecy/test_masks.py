@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.secrecy import masks as sa
 from hyperbloom.common.secrecy.masks import Agreement, Scale
 
-PRIVATE = [sa.read_key(bytes([index + 1]) * 32) for index in range(6)]
+PRIVATE = [X25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32) for index in range(6)]
 PUBLIC = [sa.public_key(private) for private in PRIVATE]
 
 

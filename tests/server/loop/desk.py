@@ -27,7 +27,7 @@ def config(**changes: Any) -> RunConfig:
         "cohort": 3,
         "rounds": 5,
         "sizes": ("S",),
-        "options": {"hidden_dim": 8, "learning_rate": 0.1, "update": "sequential"},
+        "options": {"hidden_dim": 8, "learning_rate": 0.1, "update": "sequential", "start": "hypernetwork"},
     }
     return RunConfig(**(values | changes))
 

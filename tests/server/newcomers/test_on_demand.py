@@ -20,6 +20,7 @@ from hyperbloom.common.data import DataSpec
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout
 from hyperbloom.common.files import export
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.newcomers import Expectation
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice
@@ -35,6 +36,7 @@ from tests.common.models.backbones import image_folder
 
 from ..conftest import Clock, ScriptedGrid, app_error
 
+SHARE = 0.25
 SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "4", "--cohort", "2"]
 
 
@@ -57,7 +59,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(run: Path) -> Trained:
-    return read_trained(run, check_on_demand)
+    return with_expectation(run)
+
+
+def with_expectation(run: Path) -> Trained:
+    """Return a run as if held-out clients had found a quarter of the written model to be best."""
+    found = read_trained(run, check_on_demand)
+    assert found.selection.newcomers == Expectation(4, 0, 0.0)
+    told = Expectation(4, 2, SHARE, (50.0, 60.0, 40.0, 30.0, 20.0), 55.0, 65.0)
+    return replace(found, selection=replace(found.selection, newcomers=told))
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +122,13 @@ def polls(counter: OnDemandService, clock: Clock, times: int = 6) -> None:
         counter.poll()
 
 
+def served(run: Path, trained: Trained, descriptor: torch.Tensor, size: str) -> torch.Tensor:
+    """Return a quarter of what is made of a descriptor, and for the rest the mean over those of a size who trained."""
+    known = load_file(run / "hypernetwork.safetensors")["embeddings"]
+    rows = [hypernetwork(run, known[client.row], size) for client in trained.roster if client.about.size == size]
+    return (1 - SHARE) * torch.stack(rows).mean(0) + SHARE * hypernetwork(run, descriptor, size)
+
+
 def hypernetwork(run: Path, descriptor: torch.Tensor, size: str) -> torch.Tensor:
     """Return what the stored numbers make of a descriptor, layer by layer."""
     tensors = load_file(run / "hypernetwork.safetensors")
@@ -120,7 +137,7 @@ def hypernetwork(run: Path, descriptor: torch.Tensor, size: str) -> torch.Tensor
         x = F.linear(x, tensors[f"hypernetwork.trunk.{layer}.weight"], tensors[f"hypernetwork.trunk.{layer}.bias"])
         x = x.relu() if layer < 6 else x
     head = f"hypernetwork.heads.{size}"
-    return F.linear(x, tensors[f"{head}.weight"], tensors[f"{head}.bias"])
+    return tensors[f"hypernetwork.start_{size}"] + F.linear(x, tensors[f"{head}.weight"], tensors[f"{head}.bias"])
 
 
 def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
@@ -132,10 +149,30 @@ def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
         torch.testing.assert_close(value, tensors[f"encoder.{name}"], rtol=0, atol=0)
     build_encoder(EncoderSpec(offer.encoder, offer.input_shape, offer.dim)).load_state_dict(views)
     assert (offer.clients, offer.round, offer.sizes, offer.divisor) == (4, 2, ("S", "M"), 16.0)
+    assert (
+        offer.shares == (SHARE, SHARE)
+        and "gets a mixture, 25%" in offer.expected
+        and "60.0 % (55.0 to 65.0)" in offer.expected
+    )
+
+
+def test_a_run_that_does_not_know_what_to_expect_is_served_by_its_number_of_clients(trained: Trained) -> None:
+    unknown = replace(trained, selection=replace(trained.selection, newcomers=None))  # of an earlier version
+    maker = ModelMaker(unknown)
+    assert "gets the model for all, as 4 clients train" in maker.offer.expected
+    first, second = maker.write([torch.zeros(3), torch.ones(3)], "S")
+    assert torch.equal(first, second) and maker.offer.shares == (0.0, 0.0)
+
+
+def test_a_size_that_nobody_trained_has_no_common_model(run: Path, trained: Trained) -> None:
+    roster = [client for client in trained.roster if client.about.size == "S"]
+    maker = ModelMaker(replace(trained, roster=roster))  # type: ignore[arg-type]
+    assert maker.offer.shares == (SHARE, 1.0)
+    torch.testing.assert_close(maker.write([torch.ones(3)], "M")[0], hypernetwork(run, torch.ones(3), "M"))
 
 
 def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
-    run: Path, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    run: Path, trained: Trained, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     visitors = {node: Visitor(torch.randn(3), "SM"[node % 2]) for node in range(2, 9)}
@@ -148,7 +185,7 @@ def test_everyone_gets_the_weights_of_their_own_descriptor_from_one_pass(
     assert counter.served == 7
     for visitor in visitors.values():
         assert visitor.last == Notice("finished", "the model is delivered")
-        torch.testing.assert_close(visitor.got, hypernetwork(run, visitor.descriptor, visitor.size))
+        torch.testing.assert_close(visitor.got, served(run, trained, visitor.descriptor, visitor.size))
     polls(counter, clock)
     assert counter.served == 7 and len(counter.grid.sent) == 21  # type: ignore[attr-defined]
 
@@ -212,10 +249,12 @@ def test_clients_that_never_train_are_no_measure(tmp_path: Path) -> None:
     assert isinstance(trained.strategy, ODPFL)
     torch.testing.assert_close(trained.strategy.descriptors_of_trained(), table[:2])
     assert ModelMaker(trained).offer.clients == 2
+    told = trained.selection.newcomers
+    assert told is not None and (told.trained, told.held_out) == (2, 2)
 
 
 def test_little_memory_takes_more_passes_with_the_same_result(
-    run: Path, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    run: Path, trained: Trained, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_demand, "BYTES_AT_ONCE", 1)
     visitors = {node: Visitor(torch.full((3,), float(node))) for node in range(2, 5)}
@@ -226,7 +265,7 @@ def test_little_memory_takes_more_passes_with_the_same_result(
     polls(counter, clock)
     assert passes == [1, 1, 1]
     for visitor in visitors.values():
-        torch.testing.assert_close(visitor.got, hypernetwork(run, visitor.descriptor, "S"))
+        torch.testing.assert_close(visitor.got, served(run, trained, visitor.descriptor, "S"))
 
 
 def with_weights(said: Description, layout: Layout, values: torch.Tensor) -> RecordDict:
@@ -315,7 +354,7 @@ def test_a_newcomer_with_the_backbone_gets_an_adapter(
 ) -> None:
     monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
     backbone, run = adapted
-    maker, one = ModelMaker(read_trained(run, check_on_demand)), newcomer(tmp_path, backbone)
+    maker, one = ModelMaker(with_expectation(run)), newcomer(tmp_path, backbone)
     description = one.describe(maker.offer)
     assert isinstance(description, Description), one.failure
     inputs = torch.from_numpy(np.load(tmp_path / "x.npy"))

@@ -165,6 +165,17 @@ def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:
     assert spreads == [(20.0, 21.0), (40.0, 41.0), (60.0, 61.0)]
 
 
+def test_what_a_newcomer_may_expect_is_said(tmp_path: Path) -> None:
+    path = write_report(Recording(tmp_path).whole())
+    assert "newcomer gets" not in Page(path).text
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    told = {"trained": 6, "held_out": 2, "share": 0.0, "test": [80, 70, 60, 50, 49.4], "low": 62.5, "high": 88}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"pfedhn": summary["pfedhn"] | {"newcomers": told}}))
+    text = Page(write_report(tmp_path)).text
+    assert "A newcomer gets the model for all, and may expect a test accuracy of 80.0 % (62.5 to 88.0)" in text
+    assert "49.4 % with the model written from its descriptor" in text
+
+
 def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) -> None:
     (tmp_path / "comparison.yaml").write_text("engine: inline\n")
     for name, seed in (("pfedhn", 0), ("fedavg", 0), ("fedavg", 1)):

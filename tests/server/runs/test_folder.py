@@ -241,6 +241,7 @@ def test_what_was_selected_and_what_came_last_are_kept_apart(tmp_path: Path) -> 
             "rank": [0, 0.0],
             "metric": "accuracy",
             "counts": [],
+            "newcomers": None,
         }
     }
 

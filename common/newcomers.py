@@ -1,0 +1,79 @@
+"""What may a newcomer expect? Clients that never trained tell: which model is best for them, and how good it is.
+
+A newcomer can get the model for all, the one that the server writes from its descriptor, or a mixture of their weights.
+Novel clients score all of them. The share of the written model is the best on their validation examples; their test
+examples tell what to expect.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyperbloom.common.gains import interval
+from hyperbloom.common.metrics import scale_of, title_of
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the written model that are tried: 0 is the model for all."""
+
+ENOUGH = 30
+"""Training clients from which the written model was level with FedAvg's for newcomers, or ahead (docs/on-demand.md)."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a newcomer gets, and what clients that never trained have with each of `SHARES`.
+
+    Attributes:
+        trained: number of clients that train.
+        held_out: number of clients that never trained.
+        share: of the written model in what a newcomer gets.
+        test: the mean of the selecting metric over held-out clients on test examples, by share; shares in percent.
+        low: the 95 % interval of that mean for what a newcomer gets, by a bootstrap over clients, ends at `high`.
+    """
+
+    trained: int
+    held_out: int
+    share: float
+    test: tuple[float, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+
+
+def expect(val: Sequence[Sequence[float]], test: Sequence[Sequence[float]], trained: int, metric: str) -> Expectation:
+    """Return what newcomers get and may expect; `val` and `test` hold the metric by share and held-out client.
+
+    The share is the best one on validation examples, and of equally good ones the smallest. If nobody was held out, the
+    number of clients that train decides.
+    """
+    scale, values = scale_of(metric), np.array(test)  # (shares, clients)
+    if not values.size:
+        return Expectation(trained, 0, float(trained >= ENOUGH))
+    values, found = scale.factor * values, np.array(val).mean(1)
+    best, count = int(np.argmax(found if scale.rises else -found)), values.shape[1]
+    chosen = values[best]
+    low, high = interval(lambda rows: float(chosen[rows].mean()), count) if count > 1 else (chosen[0], chosen[0])
+    means = tuple(float(mean) for mean in values.mean(1))
+    return Expectation(trained, count, SHARES[best], means, float(low), float(high))
+
+
+def model_of(share: float) -> str:
+    """Return the name of a model with a share of the written one."""
+    if share in (0.0, 1.0):
+        return "the model written from its descriptor" if share else "the model for all"
+    return f"a mixture, {share:.0%} the model written from its descriptor and {1 - share:.0%} the model for all"
+
+
+def says(expected: Expectation, metric: str) -> str:
+    """Return a sentence for people: what a newcomer gets, what it may expect, and why."""
+    share, scale, trained = expected.share, scale_of(metric), expected.trained
+    few = f"{trained} clients train, and an encoder needs {ENOUGH} or so to learn how clients differ"
+    if not expected.held_out:
+        why = few if trained < ENOUGH else f"{trained} clients are enough for an encoder"
+        return f"a newcomer gets {model_of(share)}, as {why}; how good it is is not known, as no client was held out"
+    found = dict(zip(SHARES, (scale.show(mean) for mean in expected.test), strict=True))
+    bounds = f" ({scale.cell(expected.low)} to {scale.cell(expected.high)})" if expected.held_out > 1 else ""
+    others = " and ".join(f"{found[one]} with {model_of(one)}" for one in (0.0, 1.0) if one != share)
+    text = f"a newcomer gets {model_of(share)}, and may expect a test {title_of(metric)} of {found[share]}{bounds}"
+    text = f"{text}, the mean over held-out clients (here {expected.held_out}), who have {others}"
+    return text if trained >= ENOUGH else f"{text}; {few}"

@@ -1,0 +1,140 @@
+"""What a newcomer without labels gets, against the number of clients that trained: generated, common or a mixture.
+
+A quarter of the clients never trains. These score the model for all, the one written from their descriptor, and
+mixtures; validation chooses (docs/on-demand.md). FedAvg's model is of a run of its own, with the same clients. A line
+per run goes into `--results`, and what is there is not run again. All runs of a seed come before those of the next.
+
+    python -m figures.newcomers                                # what is missing
+    python -m figures.newcomers --studies heart --seeds 0      # some of it
+    python -m figures.newcomers --table                        # what there is, as Markdown
+    python -m figures.newcomers --page docs/on-demand.md       # the same, written between the page's marks
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperbloom.common.config import make_run_config
+from hyperbloom.common.newcomers import SHARES
+from hyperbloom.server.library import run as play
+
+BEGIN, END = "<!-- figures.newcomers: begin -->", "<!-- figures.newcomers: end -->"
+NOVEL = 25
+STUDIES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "heart": ({"data.name": "heart-disease", "data.split": "dirichlet", "data.alpha": 0.5, "rounds": 40}, (8,)),
+    "digits": ({"data.name": "digits", "data.split": "shards", "local.steps": 20, "rounds": 60}, (8, 16, 32, 64)),
+    "digits-alike": (
+        {"data.name": "digits", "data.split": "dirichlet", "data.alpha": 1.0, "local.steps": 20, "rounds": 60},
+        (8, 16, 32, 64),
+    ),
+}
+"""By name: the run, and the numbers of clients. Cohorts are of 4; all else is the default."""
+
+TITLES = {
+    "heart": "heart disease, Dirichlet 0.5",
+    "digits": "digits, two classes each",
+    "digits-alike": "digits, Dirichlet 1",
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "odpfl": {"strategy": "odpfl", "options.start": "hypernetwork"},
+    "odpfl-common": {"strategy": "odpfl", "options.start": "common"},
+    "fedavg": {"strategy": "fedavg"},
+}
+Line = dict[str, Any]
+
+
+def measure(study: str, clients: int, method: str, seed: int) -> Line:
+    """Run one method; accuracies are in percent, those by share are means over the novel clients."""
+    values = {**STUDIES[study][0], "clients": clients, "cohort": 4, "novel": NOVEL, "seed": seed, "eval_every": 20}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        play(make_run_config({}, {**values, **METHODS[method]}, "figures.newcomers"), run_dir=folder)
+        (summary,) = json.loads((folder / "summary.json").read_text(encoding="utf-8")).values()
+    metrics, line = summary["metrics"], {"study": study, "clients": clients, "method": method, "seed": seed}
+    line |= {key: round(metrics[key], 2) for key in ("val_mean", "test_mean", "novel_test_mean")}
+    if told := summary["newcomers"]:
+        line |= {"share": told["share"], "by_share": [round(mean, 2) for mean in told["test"]]}
+        line |= {"trained": told["trained"], "held_out": told["held_out"]}
+    return line
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file of results, none if it is not there."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Return test accuracies of novel clients as Markdown: means over the seeds that all methods of a row have."""
+    heads = ["data", "clients that train", "seeds", "start"]
+    heads += ["for all", "written", "chosen", "shares chosen", "FedAvg", "those who train"]
+    rows = [_row(heads), _row(["---"] * len(heads))]
+    runs: dict[tuple[str, int, str], dict[int, Line]] = defaultdict(dict)
+    for line in lines:
+        runs[line["study"], line["clients"], line["method"]][line["seed"]] = line
+    for study, (_, numbers) in STUDIES.items():
+        for clients in numbers:
+            average = runs[study, clients, "fedavg"]
+            for method, start in (("odpfl", "the paper's"), ("odpfl-common", "`common`")):
+                mine = runs[study, clients, method]
+                if seeds := sorted(mine.keys() & average.keys()):
+                    some = [mine[seed] for seed in seeds]
+                    cells = [TITLES[study], str(some[0]["trained"]), str(len(seeds)), start]
+                    for at in (0, -1):
+                        cells.append(_mean([line["by_share"][at] for line in some]))
+                    cells.append(_mean([line["by_share"][SHARES.index(line["share"])] for line in some]))
+                    cells.append(", ".join(f"{line['share']:g}" for line in some))
+                    cells.append(_mean([average[seed]["novel_test_mean"] for seed in seeds]))
+                    cells.append(_mean([line["test_mean"] for line in some]))
+                    rows.append(_row(cells))
+    return "\n".join(rows) + "\n"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def with_table(page: str, lines: Sequence[Line]) -> str:
+    """Return a page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(lines)}\n{END}{rest.partition(END)[2]}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run what is missing, or show what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("figures/newcomers.jsonl"))
+    parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    parser.add_argument("--clients", type=int, nargs="+", help="only these numbers of clients")
+    parser.add_argument("--table", action="store_true", help="print the table of what there is")
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    args = parser.parse_args(words)
+    if args.page:
+        args.page.write_text(with_table(args.page.read_text(encoding="utf-8"), read(args.results)), encoding="utf-8")
+        return
+    if not args.table:
+        for seed in args.seeds:
+            for study in args.studies:
+                for clients in args.clients or STUDIES[study][1]:
+                    for method in args.methods:
+                        wanted = (study, clients, method, seed)
+                        done = {(x["study"], x["clients"], x["method"], x["seed"]) for x in read(args.results)}
+                        if wanted not in done:
+                            line = measure(*wanted)
+                            with args.results.open("a", encoding="utf-8") as file:
+                                file.write(json.dumps(line) + "\n")
+    print(table(read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What pFedHN should start at, and whether its local rate carries over: validation accuracy on unlike data sets.
+
+The variants change one thing each. Nothing here looks at test examples; a line per run goes into `--results`.
+
+    python -m figures.starts --data-dir DIR            # what `--results` lacks
+    python -m figures.starts --page docs/pays.md       # the table, written between the page's marks
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pays_sets import SETS
+from hyperbloom.common.config import make_run_config
+from hyperbloom.server.library import run as play
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the paper's start": {"start": "hypernetwork"},
+    "scaled": {"start": "scaled"},
+    "one network for all": {},
+    "a fifth of the local rate": {"local.learning_rate": 1e-3},
+    "four times the local rate": {"local.learning_rate": 2e-2},
+}
+NAMES = tuple(SETS)[:3] + tuple(SETS)[4:6]
+"""Those with small networks, of which a run takes seconds."""
+BEGIN, END = "<!-- figures.starts: begin -->", "<!-- figures.starts: end -->"
+Line = dict[str, Any]
+
+
+def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed: int) -> Line:
+    """Run a variant; return the validation accuracies in percent of the selected round and of the last one."""
+    federation, folder = SETS[name], args.work / f"{NAMES.index(name)}-{list(VARIANTS).index(variant)}-{rounds}-{seed}"
+    values = {"rounds": rounds, "clients": federation.clients, "cohort": federation.cohort, "seed": seed}
+    values |= {"gains": False, "data": federation.data(args.data_dir, args.shared, args.work)}
+    done = play(make_run_config(values, VARIANTS[variant], "figures.starts"), run_dir=folder)
+    found = [row["val_mean"] for row in done.metrics if "val_mean" in row]
+    shutil.rmtree(folder)
+    line = {"set": name, "variant": variant, "rounds": rounds, "seed": seed}
+    return line | {"selected": round(max(found), 2), "last": round(found[-1], 2)}
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file of results, none if it is not there."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Return means over seeds as Markdown, a row for each set and number of rounds."""
+    parts = [_row(["data", "rounds", "seeds", *VARIANTS]), _row(["---"] * (3 + len(VARIANTS)))]
+    for rounds in sorted({line["rounds"] for line in lines}):
+        for name in NAMES:
+            here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
+            runs = [[line["selected"] for line in here if line["variant"] == variant] for variant in VARIANTS]
+            if any(runs):
+                seeds = "-".join(map(str, sorted({len(some) for some in runs if some})))
+                cells = (f"{statistics.fmean(some):.1f}" if some else "" for some in runs)
+                parts.append(_row([name, str(rounds), seeds, *cells]))
+    return "\n".join(parts)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run what is missing, or write what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with the published files")
+    parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with the tables")
+    parser.add_argument("--work", type=Path, default=Path("runs/starts"), help="folder for runs that are not over")
+    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("starts.jsonl"))
+    parser.add_argument("--rounds", type=int, nargs="+", default=(40, 200))
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    args = parser.parse_args(words)
+    if args.page:
+        before, _, rest = args.page.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        text = f"{before}{BEGIN}\n\n{table(read(args.results))}\n\n{END}{after}"
+        args.page.write_text(text, encoding="utf-8")
+        return
+    args.work.mkdir(parents=True, exist_ok=True)
+    done = {(line["set"], line["variant"], line["rounds"], line["seed"]) for line in read(args.results)}
+    wanted = [(name, v, r, seed) for r in args.rounds for seed in args.seeds for name in NAMES for v in VARIANTS]
+    for one in [one for one in wanted if one not in done]:
+        text = json.dumps(measure(args, *one))
+        with args.results.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    print(table(read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

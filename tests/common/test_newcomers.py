@@ -1,0 +1,53 @@
+"""What a newcomer may expect: the choice, its figures, and the sentence."""
+
+import pytest
+
+from hyperbloom.common.newcomers import ENOUGH, SHARES, Expectation, expect, says
+
+
+def test_validation_chooses_and_test_examples_tell_what_to_expect() -> None:
+    val = [[0.5, 0.5], [0.6, 0.6], [0.9, 0.5], [0.6, 0.6], [0.1, 0.9]]  # the third is best by its mean, 0.7
+    test = [[0.9, 0.9], [0.8, 0.8], [0.5, 0.7], [0.4, 0.4], [0.2, 0.2]]
+    found = expect(val, test, 20, "accuracy")
+    assert (found.trained, found.held_out, found.share) == (20, 2, 0.5)
+    assert found.test == pytest.approx((90, 80, 60, 40, 20))
+    assert (found.low, found.high) == pytest.approx((50, 70))  # of two clients, one resample in four has one alone
+
+
+def test_of_equally_good_models_the_one_nearer_to_the_common_one_is_taken() -> None:
+    assert expect([[0.5]] * 5, [[0.5]] * 5, 20, "accuracy").share == 0
+    assert expect([[0.5], [0.7], [0.7], [0.7], [0.2]], [[0.5]] * 5, 20, "accuracy").share == 0.25
+
+
+def test_an_error_is_better_if_it_is_smaller_and_is_no_share() -> None:
+    found = expect([[5.0], [4.0], [3.0], [2.0], [1.0]], [[9.0], [8.0], [7.0], [6.0], [5.5]], 20, "rmse")
+    assert (found.share, found.low, found.high) == (1.0, 5.5, 5.5)
+    assert found.test == (9.0, 8.0, 7.0, 6.0, 5.5)
+
+
+@pytest.mark.parametrize(("trained", "share"), [(ENOUGH - 1, 0.0), (ENOUGH, 1.0)])
+def test_if_nobody_was_held_out_the_number_of_clients_decides(trained: int, share: float) -> None:
+    found = expect([], [], trained, "accuracy")
+    assert found == Expectation(trained, 0, share)
+    text = says(found, "accuracy")
+    assert "how good it is is not known, as no client was held out" in text
+    assert ("the model written from its descriptor" in text) == bool(share) != ("the model for all" in text)
+    assert f"{trained} clients" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.0, ["gets the model for all,", "49.4 % with the model written from its descriptor"]),
+        (1.0, ["gets the model written from its descriptor,", "79.8 % with the model for all"]),
+        (0.25, ["a mixture, 25% the model written", "79.8 % with the model for all and 49.4 % with the model written"]),
+    ],
+)
+def test_the_sentence_says_which_model_what_to_expect_and_why(share: float, words: list[str]) -> None:
+    test = (79.8, 80.1, 70.0, 60.0, 49.4)
+    text = says(Expectation(6, 2, share, test, 61.5, 88.2), "accuracy")
+    expected = f"a test accuracy of {test[SHARES.index(share)]:.1f} % (61.5 to 88.2)"
+    for each in [*words, expected, "(here 2)", f"6 clients train, and an encoder needs {ENOUGH}"]:
+        assert each in text
+    alone = says(Expectation(ENOUGH, 1, share, test, 61.5, 61.5), "accuracy")
+    assert " to " not in alone and "needs" not in alone

@@ -1,0 +1,49 @@
+"""The table of what newcomers get: which runs of a row count, and what its cells are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from figures.newcomers import BEGIN, END, STUDIES, main, table
+
+
+def line(method: str, seed: int, novel: float, share: float = 0.5, **changes: object) -> dict[str, object]:
+    mine = {"share": share, "by_share": [70.0, 71.0, 72.0 + seed, 73.0, 74.0], "trained": 6, "held_out": 2}
+    found = {
+        "study": "heart",
+        "clients": 8,
+        "method": method,
+        "seed": seed,
+        "test_mean": 80.0,
+        "novel_test_mean": novel,
+    }
+    return found | (mine if method != "fedavg" else {}) | changes
+
+
+def test_a_row_has_the_seeds_that_both_sides_have() -> None:
+    lines = [line("odpfl", 0, 74.0), line("odpfl", 1, 74.0), line("odpfl", 2, 10.0), line("odpfl-common", 1, 74.0, 1.0)]
+    rows = table([*lines, line("fedavg", 0, 60.0), line("fedavg", 1, 62.0)]).splitlines()
+    assert rows[2:] == [
+        "| heart disease, Dirichlet 0.5 | 6 | 2 | the paper's | 70.0 | 74.0 | 72.5 | 0.5, 0.5 | 61.0 | 80.0 |",
+        "| heart disease, Dirichlet 0.5 | 6 | 1 | `common` | 70.0 | 74.0 | 74.0 | 1 | 62.0 | 80.0 |",
+    ]
+    assert len(table([line("odpfl", 0, 74.0)]).splitlines()) == 2  # without FedAvg there is nothing to compare with
+
+
+def test_a_small_run_is_a_line_and_a_page_has_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"data.name": "digits", "data.split": "shards", "local.steps": 1, "rounds": 20}
+    monkeypatch.setitem(STUDIES, "heart", (small, (4,)))
+    results, page = tmp_path / "results.jsonl", tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    words = ["--results", str(results), "--studies", "heart", "--seeds", "0", "--methods", "odpfl-common", "fedavg"]
+    main(words)
+    main(words)  # what is there is not run again
+    found = [json.loads(text) for text in results.read_text().splitlines()]
+    assert [each["method"] for each in found] == ["odpfl-common", "fedavg"]
+    assert (found[0]["trained"], found[0]["held_out"]) == (3, 1)
+    assert found[0]["by_share"][-1] == pytest.approx(found[0]["novel_test_mean"], abs=0.01)
+    main(["--results", str(results), "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert text.count("| heart disease, Dirichlet 0.5 | 3 | 1 |") == 1
