@@ -12,12 +12,17 @@ import numpy as np
 
 from hyperbloom.common.metrics import scale_of, title_of
 
-MODELS = {
+ENDS = {
     "personal": "the federation's model",
     "tuned": "the federation's model, fine-tuned on its own examples",
     "common": "the federation's model for all",
+    "common-tuned": "the federation's model for all, fine-tuned on its own examples",
     "alone": "a model trained alone",
 }
+PAIRS, SHARES = (("personal", "common"), ("personal", "tuned"), ("common", "common-tuned")), (0.25, 0.5, 0.75)
+MIXTURES = {f"{a}+{b}:{share}": (a, b, share) for a, b in PAIRS for share in SHARES}
+"""Mixtures of weights by name: `share` of the second model, and the rest of the first."""
+MODELS = ENDS | {name: f"a mixture of {ENDS[a]} and {ENDS[b]}" for name, (a, b, _) in MIXTURES.items()}
 """The models that a client compares, with their names for people. Of equally good ones it takes the first."""
 
 RESAMPLES = 1000

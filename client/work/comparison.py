@@ -12,20 +12,20 @@ from torch import nn
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.evaluation import count_score, keep_scored, personal_model
 from hyperbloom.client.work.networks import Loaded, load, load_alone, loaded_network
-from hyperbloom.client.work.own_network import tensors_of
+from hyperbloom.client.work.own_network import Fixed, tensors_of
 from hyperbloom.client.work.scoring import evaluate, respond, score_of, settle_norms
-from hyperbloom.client.work.sgd import Flat, train
+from hyperbloom.client.work.sgd import Course, Flat, train
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.gains import MODELS, RESAMPLES, Gain, interval, sentence
+from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, Gain, interval, sentence
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
 
-STAGES, TUNING_ROUNDS = 20, 10  # times at which training is scored, of which the best counts; most fine-tuning
+TUNING_ROUNDS = 10  # most rounds of fine-tuning
 
 
 class _Trial:
@@ -68,39 +68,88 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
 def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]:
     """Yield the models that can be compared, by their names in `MODELS`."""
     network, as_sent = load(client, order.scope, order.target, order.weights), replace(order, refinement=None)
+    ends: dict[str, _Trial] = {}
 
-    def trial(asked: CompareOrder) -> _Trial:
+    def score(asked: CompareOrder) -> _Trial:
         module, (_, val, test) = personal_model(client, asked, network)
         return _Trial(network, module, val, test, order.metrics)
 
-    distilled = order.refinement is not None and order.refinement.part not in REFINED
-    if not distilled and (order.refinement or order.target.private == "copy"):
-        yield "common", trial(as_sent)
-    if order.target.private == "copy":
-        network.shared.load(network.personal.values)
-    yield "personal", trial(order)
-    if not distilled:
-        yield "tuned", _trained(client, as_sent, network, min(order.rounds, TUNING_ROUNDS), "tune")
+    def tune() -> _Trial:
+        return _trained(client, as_sent, network, Course(), min(order.rounds, TUNING_ROUNDS), "tune")
+
+    refinement, copied = order.refinement, order.target.private == "copy"
+    distilled = refinement is not None and refinement.part not in REFINED
+    given = order.common or (order.weights if copied else None)
+    if refinement and not distilled:
+        ends["common"], ends["personal"] = score(as_sent), score(order)
+        ends["common-tuned"] = tune()
+    else:
+        if copied:
+            network.shared.load(network.personal.values)
+        ends["personal"] = score(order)
+        if not distilled:
+            ends["tuned"] = tune()
+        if given is not None:
+            given.check(network.shared.layout, torch.float32)
+            network.shared.load(given.values)
+            ends["common"], ends["common-tuned"] = score(as_sent), tune()
+    yield from ends.items()
+    for name, (first, second, share) in MIXTURES.items():
+        if {first, second} <= ends.keys():
+            yield name, _mixed(client, order, network, ends[first], ends[second], share)
     alone = load_alone(client, order.scope, order.target)
-    yield "alone", _trained(client, as_sent, alone, order.rounds)
+    yield "alone", _trained(client, as_sent, alone, _lone(client, order), order.rounds)
 
 
-def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, *purpose: str) -> _Trial:
-    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`."""
+@torch.no_grad()
+def _mixed(client: Client, order: CompareOrder, network: Loaded, first: _Trial, second: _Trial, share: float) -> _Trial:
+    """Return the model whose weights lie between those of two others."""
+    base, data = network.on_features(client, client.train_data, client.val_data, client.test_data)
+    base = base.network if isinstance(base, Fixed) else base
+    names = [name for name, _ in base.named_parameters() if name in first.tensors]
+    module = Fixed(base, {name: torch.lerp(first.tensors[name], second.tensors[name], share) for name in names})
+    settle_norms(module, data[0])
+    return _Trial(network, module, *data[1:], order.metrics)
+
+
+def _lone(client: Client, order: CompareOrder) -> Course:
+    """Return how far the model that the client trains alone is; runs and baselines that agree on it share it."""
+    target = replace(order.target, private="all", hypernetwork=None)
+    key = order.scope.seed, order.sgd, target, order.metrics[0]
+    if client.lone is None or client.lone[0] != key or client.lone[1].rounds > order.rounds:
+        client.lone = key, Course()
+    return client.lone[1]
+
+
+def _trained(
+    client: Client, order: CompareOrder, network: Loaded, course: Course, rounds: int, *purpose: str
+) -> _Trial:
+    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`.
+
+    What is scored does not depend on `rounds`, so that a course that stops and goes on ends like one in one go.
+    """
     network.holds, network.personal.momentum = None, None
     if network.has_copy:
         network = replace(network, personal=Flat(Layout(()), network.personal.values.new_empty(0)))
+    for part, (values, momentum) in zip(network.parts, course.now, strict=bool(course.now)):
+        part.load(values)
+        part.momentum = momentum
     module, (data, val, test) = personal_model(client, order, network)
-    best, kept = None, []
-    for number in range(rounds + 1):
+    best, kept = course.best, course.kept
+    for number in range(course.rounds, rounds + 1):
         seed = client.seed(order.scope, number, *purpose)
-        if number and not math.isfinite(train(replace(network, module=module), data, order.sgd, seed)):
+        if number > course.rounds and not math.isfinite(train(replace(network, module=module), data, order.sgd, seed)):
             break
-        if number % math.ceil(rounds / STAGES) == 0 or number == rounds:
+        stage = number % 2 ** max(0, number.bit_length() - 3) == 0  # ever rarer, 4 for each doubling
+        if stage or number == rounds:
             settle_norms(module, data)
             rank = _rank(evaluate(module, val, order.metrics), order.metrics[0])
             if best is None or rank > best:
                 best, kept = rank, [part.values.clone() for part in network.parts]
+            if stage:
+                course.best, course.kept = best, kept
+    else:
+        course.rounds, course.now = rounds, [(p.values.clone(), p.momentum) for p in network.parts]
     for part, values in zip(network.parts, kept, strict=True):
         part.load(values)
     settle_norms(module, data)
