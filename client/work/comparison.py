@@ -2,12 +2,12 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.evaluation import count_score, keep_scored, personal_model
@@ -18,7 +18,7 @@ from hyperbloom.client.work.sgd import Course, Flat, train
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, Gain, interval, sentence
+from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
@@ -29,13 +29,14 @@ TUNING_ROUNDS = 10  # most rounds of fine-tuning
 
 
 class _Trial:
-    """One of the models that are compared: scores, answers to the test examples, and a copy of its tensors."""
+    """One of the models that are compared: scores and answers on validation and test examples, and its tensors."""
 
     def __init__(self, network: Loaded, module: nn.Module, val: Examples, test: Examples, metrics: tuple[str, ...]):
-        self.val = evaluate(module, val, metrics)
-        answers, self.outputs, loss = respond(module, test)
-        self.test = score_of(test, answers, self.outputs, loss, metrics, disclose=False)
-        self.answers = answers.cpu()
+        found = [respond(module, data) for data in (val, test)]
+        self.val, self.test = (
+            score_of(data, *one, metrics, False) for data, one in zip((val, test), found, strict=True)
+        )
+        self.answers, self.outputs = [answers.cpu() for answers, _, _ in found], found[0][1]
         whole = network.module if module is network.tail else module
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(whole).items()}
 
@@ -53,7 +54,7 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         raise WireError(f"order: expected 1 to {MOST_STEPS} rounds of steps, found {order.rounds} of {sgd.steps}")
     with client.hide_own_model():
         trials = dict(_trials(client, order))
-    gain = _gain(trials, client.test_data, order.metrics[0])
+    gain = _gain(trials, client.val_data, client.test_data, order.metrics[0])
     if gain is not None:
         text, best = sentence(client.settings.client_id, gain, order.metrics[0]), trials[gain.chosen]
         log.info("%s", text)
@@ -163,21 +164,46 @@ def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
     return signed, -score.loss if math.isfinite(score.loss) else -math.inf
 
 
-def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | None:
-    """Return the gain of the best model on validation examples; None if it is not defined on the test examples."""
+def _gain(trials: Mapping[str, _Trial], val: Examples, test: Examples, metric: str) -> Gain | None:
+    """Return the gain of the chosen model; None if the metric is not defined on the test examples."""
     found = {name: trials[name].test.value(metric) for name in MODELS if name in trials}
     values = {name: value for name, value in found.items() if value is not None}
     if len(values) < len(found) or len(test) < 2:
         return None
-    chosen = max(values, key=lambda name: _rank(trials[name].val, metric))  # the first of equal ones
-    sign, labels, task = (1 if scale_of(metric).rises else -1), test.labels.cpu(), test.task
+    chosen = _choose(trials, val, metric)
+    sign, resamples = (1 if scale_of(metric).rises else -1), _resamples(test, metric)
+    ours, lone = trials[chosen].answers, trials["alone"].answers
+    bounds = (0.0, 0.0)
+    if chosen != "alone":
+        bounds = interval(_gained(test, metric, ours[1], lone[1], trials[chosen].outputs), len(test), resamples)
+    return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
+
+
+def _choose(trials: Mapping[str, _Trial], val: Examples, metric: str) -> str:
+    """Return the best of the federation's models on validation examples, if it is surely better than training alone.
+
+    The best of many on a few examples is often so by chance, and a site must not lose by the choice.
+    """
+    best = max((n for n in MODELS if n in trials and n != "alone"), key=lambda name: _rank(trials[name].val, metric))
+    if len(val) < 2:
+        return "alone"
+    gained = _gained(val, metric, trials[best].answers[0], trials["alone"].answers[0], trials[best].outputs)
+    return best if interval(gained, len(val), _resamples(val, metric), SURE)[0] > 0 else "alone"
+
+
+def _gained(data: Examples, metric: str, mine: Tensor, lone: Tensor, outputs: int) -> Callable[[np.ndarray], float]:
+    """Return the function from the numbers of some examples to what one model's answers gain over another's."""
+    sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
 
     def gained(rows: np.ndarray) -> float:
-        some, pair = torch.from_numpy(rows), (trials[chosen], trials["alone"])
-        found = [task.measure(each.answers[some], labels[some], each.outputs, (metric,)) for each in pair]
-        mine, lone = (each.values.get(metric, math.nan) for each in found)
-        return sign * (mine - lone)
+        some = torch.from_numpy(rows)
+        found = [task.measure(each[some], labels[some], outputs, (metric,)) for each in (mine, lone)]
+        first, second = (each.values.get(metric, math.nan) for each in found)
+        return sign * (first - second)
 
-    few = task.metrics[metric].scored is not None  # such metrics take milliseconds
-    bounds = (0.0, 0.0) if chosen == "alone" else interval(gained, len(test), RESAMPLES // (5 if few else 1))
-    return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
+    return gained
+
+
+def _resamples(data: Examples, metric: str) -> int:
+    """Return how often to draw examples; metrics of scores take milliseconds."""
+    return RESAMPLES // (1 if data.task.metrics[metric].scored is None else 5)
