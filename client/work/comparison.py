@@ -32,11 +32,9 @@ class _Trial:
     """One of the models that are compared: scores and answers on validation and test examples, and its tensors."""
 
     def __init__(self, network: Loaded, module: nn.Module, val: Examples, test: Examples, metrics: tuple[str, ...]):
-        found = [respond(module, data) for data in (val, test)]
-        self.val, self.test = (
-            score_of(data, *one, metrics, False) for data, one in zip((val, test), found, strict=True)
-        )
-        self.answers, self.outputs = [answers.cpu() for answers, _, _ in found], found[0][1]
+        found = [(data, *respond(module, data)) for data in (val, test)]
+        self.val, self.test = (score_of(*each, metrics, disclose=False) for each in found)
+        self.answers, self.outputs = [answers.cpu() for _, answers, _, _ in found], found[0][2]
         whole = network.module if module is network.tail else module
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(whole).items()}
 
@@ -171,11 +169,10 @@ def _gain(trials: Mapping[str, _Trial], val: Examples, test: Examples, metric: s
     if len(values) < len(found) or len(test) < 2:
         return None
     chosen = _choose(trials, val, metric)
-    sign, resamples = (1 if scale_of(metric).rises else -1), _resamples(test, metric)
-    ours, lone = trials[chosen].answers, trials["alone"].answers
-    bounds = (0.0, 0.0)
+    sign, bounds = (1 if scale_of(metric).rises else -1), (0.0, 0.0)
     if chosen != "alone":
-        bounds = interval(_gained(test, metric, ours[1], lone[1], trials[chosen].outputs), len(test), resamples)
+        gained = _gained(test, metric, trials[chosen].answers[1], trials["alone"].answers[1], trials[chosen].outputs)
+        bounds = interval(gained, len(test), _resamples(test, metric))
     return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
 
 

@@ -56,7 +56,7 @@ def gain(chosen: str = "personal", value: float = 0.031, low: float = 0.012, hig
             gain(value=-0.03, low=-0.05, high=-0.01),
             "ward-7: train alone; the test examples show a gain of -3.0 points",
         ),
-        (gain("alone", 0.0, 0.0, 0.0), "ward-7: train alone; no model of the federation is better"),
+        (gain("alone", 0.0, 0.0, 0.0), "ward-7: train alone; no model of the federation is surely better"),
     ],
 )
 def test_the_answer_in_a_sentence(told: Gain, says: str) -> None:
