@@ -108,7 +108,7 @@ def _mixed(client: Client, order: CompareOrder, network: Loaded, first: _Trial, 
     names = [name for name, _ in base.named_parameters() if name in first.tensors]
     module = Fixed(base, {name: torch.lerp(first.tensors[name], second.tensors[name], share) for name in names})
     settle_norms(module, data[0])
-    return _Trial(network, module, *data[1:], order.metrics)
+    return _Trial(network, module, data[1], data[2], order.metrics)
 
 
 def _lone(client: Client, order: CompareOrder) -> Course:

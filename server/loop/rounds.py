@@ -165,7 +165,7 @@ def select(
 
 def due(every: int | None, config: RunConfig, number: int) -> bool:
     """Return whether what is done `every` so many rounds follows round `number`; what follows the last is apart."""
-    return bool(every) and 0 < number < config.rounds and number % every == 0
+    return 0 < number < config.rounds and bool(every) and number % (every or 1) == 0
 
 
 def _better(best: Selection | None, number: int, evaluation: Evaluated | None) -> Selection | None:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.gains import MIXTURES, MODELS, Gain, sentence
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop import rounds
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
@@ -60,6 +62,7 @@ def play(folder: Path, strategy: str, **changes: Any) -> Told:
     return told
 
 
+ON_SERVER = ("personal", "common", *(name for name in MODELS if name.startswith("personal+common")))
 ENDS, SMALL = ("personal", "tuned", "common", "common-tuned"), {"options": {"hidden_dim": 8}}
 OWN = {"models": ("mlp",), "options": {"hidden": 8, "latent": 8}}
 
@@ -105,8 +108,33 @@ def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path:
         says = sentence(name, gains[name], "accuracy")
         assert says in page and f"{says}." in personal.card.remarks
         elsewhere = [remark for remark in personal.card.remarks if "It has chosen" in remark]
-        assert bool(elsewhere) == (gains[name].chosen != "personal")
+        assert bool(elsewhere) == (gains[name].chosen not in ON_SERVER)
         assert all(MODELS[gains[name].chosen] in remark and "flower-client export" in remark for remark in elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "share"), [("personal", 0), ("common", 1), ("personal+common:0.25", 0.25), ("tuned", 0)]
+)
+def test_the_server_writes_what_a_client_has_chosen_if_it_can(tmp_path: Path, chosen: str, share: float) -> None:
+    play(tmp_path, "pfedhn", **SMALL)
+    lines = [json.loads(text) for text in (tmp_path / "gains.jsonl").read_text().splitlines()]
+    changed = [line | {"gain": line["gain"] | {"chosen": chosen}} for line in lines]
+    (tmp_path / "gains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+    export = Export(tmp_path)
+    for personal in export.models(export.clients(None)):
+        (own,), common = (
+            export.trained.strategy.weights([personal.client]),
+            export.trained.strategy.common(personal.client),
+        )
+        written = own.layout.flatten(dict(personal.module.named_parameters())).detach()
+        torch.testing.assert_close(written, (1 - share) * own.values + share * common.values)
+        assert any("flower-client export" in remark for remark in personal.card.remarks) == (chosen == "tuned")
+        gain = read_gains(tmp_path)[personal.client.client_id][1]
+        of = dict(zip(gain.models, gain.test, strict=True))
+        assert scale_of("accuracy").show(100 * of["personal" if chosen == "tuned" else chosen]) in str(
+            personal.card.origin
+        )
+        assert not torch.equal(own.values, common.values)
 
 
 def test_nothing_is_asked_unless_wished_nor_of_clients_that_learn_alone(tmp_path: Path) -> None:
