@@ -27,7 +27,7 @@ from figures.hospitals import SCHEMA, write_table
 from hyperbloom.client.work import comparison
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import make_run_config
-from hyperbloom.common.gains import MODELS, interval
+from hyperbloom.common.gains import MODELS
 from hyperbloom.server.library import run as play
 
 BEGIN, END = "<!-- benchmarks.choice: begin -->", "<!-- benchmarks.choice: end -->"
@@ -45,9 +45,7 @@ def best(trials: Trials, names: Sequence[str], by_loss: bool = False) -> str:
 def surely(trials: Trials, names: Sequence[str], data: Any, share: float) -> str:
     """Return the best of some models if at most a `share` of resamples says that training alone is as good."""
     chosen = best(trials, names)
-    answers = (trials[chosen].answers[0], trials["alone"].answers[0])
-    gained = comparison._gained(data, "accuracy", *answers, trials[chosen].outputs)
-    return chosen if interval(gained, len(data), 1000, share)[0] > 0 else "alone"
+    return chosen if comparison._bounds(trials, chosen, 0, data, "accuracy", share)[0] > 0 else "alone"
 
 
 FEDERATION = [name for name in MODELS if name != "alone"]

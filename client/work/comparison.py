@@ -2,12 +2,12 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.evaluation import count_score, keep_scored, personal_model
@@ -169,10 +169,8 @@ def _gain(trials: Mapping[str, _Trial], val: Examples, test: Examples, metric: s
     if len(values) < len(found) or len(test) < 2:
         return None
     chosen = _choose(trials, val, metric)
-    sign, bounds = (1 if scale_of(metric).rises else -1), (0.0, 0.0)
-    if chosen != "alone":
-        gained = _gained(test, metric, trials[chosen].answers[1], trials["alone"].answers[1], trials[chosen].outputs)
-        bounds = interval(gained, len(test), _resamples(test, metric))
+    sign = 1 if scale_of(metric).rises else -1
+    bounds = (0.0, 0.0) if chosen == "alone" else _bounds(trials, chosen, 1, test, metric)
     return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
 
 
@@ -182,25 +180,20 @@ def _choose(trials: Mapping[str, _Trial], val: Examples, metric: str) -> str:
     The best of many on a few examples is often so by chance, and a site must not lose by the choice.
     """
     best = max((n for n in MODELS if n in trials and n != "alone"), key=lambda name: _rank(trials[name].val, metric))
-    if len(val) < 2:
-        return "alone"
-    gained = _gained(val, metric, trials[best].answers[0], trials["alone"].answers[0], trials[best].outputs)
-    return best if interval(gained, len(val), _resamples(val, metric), SURE)[0] > 0 else "alone"
+    return best if len(val) > 1 and _bounds(trials, best, 0, val, metric, SURE)[0] > 0 else "alone"
 
 
-def _gained(data: Examples, metric: str, mine: Tensor, lone: Tensor, outputs: int) -> Callable[[np.ndarray], float]:
-    """Return the function from the numbers of some examples to what one model's answers gain over another's."""
+def _bounds(
+    trials: Mapping[str, _Trial], chosen: str, part: int, data: Examples, metric: str, below: float = 0.025
+) -> tuple[float, float]:
+    """Return the interval of what a model gains over training alone on validation (`part` 0) or test examples (1)."""
     sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
 
     def gained(rows: np.ndarray) -> float:
-        some = torch.from_numpy(rows)
-        found = [task.measure(each[some], labels[some], outputs, (metric,)) for each in (mine, lone)]
-        first, second = (each.values.get(metric, math.nan) for each in found)
-        return sign * (first - second)
+        some, pair = torch.from_numpy(rows), (trials[chosen], trials["alone"])
+        found = [task.measure(each.answers[part][some], labels[some], each.outputs, (metric,)) for each in pair]
+        mine, lone = (each.values.get(metric, math.nan) for each in found)
+        return sign * (mine - lone)
 
-    return gained
-
-
-def _resamples(data: Examples, metric: str) -> int:
-    """Return how often to draw examples; metrics of scores take milliseconds."""
-    return RESAMPLES // (1 if data.task.metrics[metric].scored is None else 5)
+    few = task.metrics[metric].scored is not None  # such metrics take milliseconds
+    return interval(gained, len(data), RESAMPLES // (5 if few else 1), below)

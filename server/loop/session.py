@@ -1,6 +1,7 @@
 """A run from start to end: gather clients, train, run the baselines, say goodbye."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -137,10 +138,11 @@ class Session:
     def _compare(self, run: Run, selection: Selection) -> None:
         """Ask what the federation gains each client: with its selected model if the server has all of it."""
         number = done = max(selection.round, self.federation.round)
-        if self.selected_state and run.algorithm.recipe(selection.round).private == "none":
-            state, device = self.selected_state(run.config.strategy), run.algorithm.device
+        has_all = run.algorithm.recipe(selection.round).private == "none"
+        state = self.selected_state(run.config.strategy) if self.selected_state and has_all else {}
+        with suppress(ConfigError):  # not every strategy of one's own can start from a state
             if state:
-                run = replace(run, algorithm=restored(run.config, state, self.roster, device))
+                run = replace(run, algorithm=restored(run.config, state, self.roster, run.algorithm.device))
                 number = selection.round
         ask_gains(run, number, done)
 

@@ -1,4 +1,4 @@
-"""Rules for the choice between the federation's models and one trained alone: their table, and the one that is taken."""
+"""Rules for the choice between the federation's models and one trained alone: their table, and the one taken."""
 
 from types import SimpleNamespace
 from typing import Any
