@@ -85,9 +85,7 @@ def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]
     else:
         if copied:
             network.shared.load(network.personal.values)
-        ends["personal"] = score(order)
-        if not distilled:
-            ends["tuned"] = tune()
+        ends |= {"personal": score(order)} if distilled else {"personal": score(order), "tuned": tune()}
         if given is not None:
             given.check(network.shared.layout, torch.float32)
             network.shared.load(given.values)

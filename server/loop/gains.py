@@ -30,7 +30,7 @@ def ask_gains(run: Run, number: int, done: int) -> None:
             return order
         common = run.algorithm.common(client) if order.target.private == "none" else None
         if common and order.weights and torch.equal(common.values, order.weights.values):
-            common = None
+            common = None  # the client has it
         return CompareOrder(**vars(order), sgd=sgd, rounds=rounds, common=common)
 
     def play(wanted: Ask[Any]) -> Exchanges[Any]:

@@ -20,8 +20,6 @@ from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
 
-CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -66,7 +64,9 @@ def read_trained(run: Path, check: Callable[[Algorithm], None], own_code: bool =
     return Trained(run, config, algorithm, roster, tensors, selection)
 
 
-def restored(config: RunConfig, tensors: Mapping[str, Tensor], roster: Roster, device: torch.device = CPU) -> Algorithm:
+def restored(
+    config: RunConfig, tensors: Mapping[str, Tensor], roster: Roster, device: torch.device = Algorithm.device
+) -> Algorithm:
     """Return a strategy as it was when its state was `tensors`; clients that have joined since are new to it.
 
     Raises:
@@ -81,5 +81,5 @@ def restored(config: RunConfig, tensors: Mapping[str, Tensor], roster: Roster, d
     admission = Admission(config, algorithm, None if one_model else tensors)
     admission.begin(roster, len(roster))
     if one_model:
-        algorithm.restore(tensors)
+        algorithm.restore({**algorithm.checkpoint(), **tensors})  # a subclass may keep more
     return algorithm

@@ -179,6 +179,17 @@ def test_they_compare_in_the_middle_of_a_run_and_train_alone_once(tmp_path: Path
     assert often.gains[2] == once.gains[0]
 
 
+def test_a_strategy_that_keeps_more_than_its_state_goes_back_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
+    told = play(tmp_path, "momentum:FedAvgM")
+    assert told.selection is not None
+    for name, gain in told.gains[0].items():
+        personal = dict(zip(gain.models, gain.test, strict=True))["personal"]
+        assert 100 * personal == pytest.approx(told.selection.test_accuracy[name])
+
+
 def test_they_compare_in_asynchronous_mode(tmp_path: Path) -> None:
     told = play(tmp_path, "pfedhn", asynchronous=True, gains_every=1, **SMALL)
     assert told.rounds == [1, 2, 3] and all(len(gains) == 3 for gains in told.gains)
