@@ -60,6 +60,7 @@ def reached(curve: Curve, goal: float) -> float:
 def play(folder: Path, asynchronous: bool, rounds: int) -> tuple[Curve, int]:
     """Run a federation in processes of its own; return its curve and the largest staleness."""
     config = RunConfig(
+        gains=False,
         clients=CLIENTS,
         cohort=COHORT,
         rounds=rounds,

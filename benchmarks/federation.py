@@ -47,6 +47,7 @@ def write_images(path: Path, train: int, held_out: int, seed: int = 0) -> Path:
 def run_config(data: Path, clients: int, cohort: int, local: LocalConfig, rounds: int = 1) -> RunConfig:
     """Return a run of pFedHN with the paper's LeNet over images that the clients share equally."""
     return RunConfig(
+        gains=False,
         clients=clients,
         cohort=cohort,
         rounds=rounds,

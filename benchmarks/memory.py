@@ -65,6 +65,7 @@ def command(data: Path, run_folder: Path, rounds: int) -> list[str]:
     words += ["--local-clients", str(CLIENTS), "--clients", str(CLIENTS), "--cohort", str(CLIENTS)]
     words += ["--rounds", str(rounds), "--eval-every", str(min(50, rounds)), "--model", "lenet", "--data", str(data)]
     words += ["--split", "iid", "--set", "local.steps=1", "--set", "local.batch_size=1"]
+    words += ["--set", "gains=false"]
     return [*words, "--run-dir", str(run_folder)]
 
 

@@ -86,6 +86,7 @@ def run(quick: bool = False) -> list[Comparison]:
 def train(data: Path, folder: Path) -> None:
     """Leave a run of odpfl; what it has learned does not matter here."""
     words = ["--strategy", "odpfl", "--engine", "inline", "--clients", "3", "--cohort", "1", "--rounds", "1"]
+    words += ["--set", "gains=false"]
     words += ["--eval-every", "1", "--model", "lenet", "--data", str(data), "--split", "iid", "--set", "local.steps=1"]
     if cli.main([*words, "--set", "encoder=private", "--set", "embedding_dim=25", "--run-dir", str(folder)]):
         raise RuntimeError("the run to be served failed")

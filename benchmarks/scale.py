@@ -68,6 +68,7 @@ def federation(folder: Path, clients: int, cohort: int) -> Rounds:
     """Let virtual clients join, each with random examples of its own."""
     folder.mkdir()
     config = RunConfig(
+        gains=False,
         clients=clients,
         cohort=cohort,
         model="mlp",

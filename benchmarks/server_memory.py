@@ -53,7 +53,9 @@ def serve(clients: int, bounded: bool) -> float:
     if not bounded:
         exchange.BYTES_AT_ONCE = learner.BYTES_AT_ONCE = 2**40
         exchange.MOST_AT_ONCE = 2**40
-    config = RunConfig(clients=clients, cohort=clients, rounds=2, eval_every=2, model="lenet", checkpoint_every=0)
+    config = RunConfig(
+        gains=False, clients=clients, cohort=clients, rounds=2, eval_every=2, model="lenet", checkpoint_every=0
+    )
     Session(config, _Crowd(clients), "benchmark", []).run()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

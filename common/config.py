@@ -181,7 +181,10 @@ class RunConfig(Section):
         10, description="rounds between checkpoints, from which --resume continues after a crash; 0: none"
     )
     gains: bool = Field(
-        False, description="after the last round, each client compares its model with one that it trains alone"
+        True, description="after the last round, each client compares its model with one that it trains alone"
+    )
+    gains_every: Positive | None = Field(
+        None, description="rounds after which they compare in the middle of the run, too; default: only after the last"
     )
     asynchronous: bool = Field(
         False, description="no rounds: `cohort` clients always train, and the server applies each reply on arrival"

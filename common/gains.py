@@ -12,15 +12,22 @@ import numpy as np
 
 from hyperbloom.common.metrics import scale_of, title_of
 
-MODELS = {
+ENDS = {
     "personal": "the federation's model",
     "tuned": "the federation's model, fine-tuned on its own examples",
     "common": "the federation's model for all",
+    "common-tuned": "the federation's model for all, fine-tuned on its own examples",
     "alone": "a model trained alone",
 }
+PAIRS, SHARES = (("personal", "common"), ("personal", "tuned"), ("common", "common-tuned")), (0.25, 0.5, 0.75)
+MIXTURES = {f"{a}+{b}:{share}": (a, b, share) for a, b in PAIRS for share in SHARES}
+"""Mixtures of weights by name: `share` of the second model, and the rest of the first."""
+MODELS = ENDS | {name: f"a mixture of {ENDS[a]} and {ENDS[b]}" for name, (a, b, _) in MIXTURES.items()}
 """The models that a client compares, with their names for people. Of equally good ones it takes the first."""
 
 RESAMPLES = 1000
+SURE = 0.067
+"""Share of resamples below the bound above which a model is surely better than one trained alone: 1.5 deviations."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +45,18 @@ class Gain:
     test: tuple[float, ...]
 
 
-def interval(statistic: Callable[[np.ndarray], float], count: int, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a statistic of `count` examples or clients; it gets their numbers.
+def interval(
+    statistic: Callable[[np.ndarray], float], count: int, resamples: int = RESAMPLES, below: float = 0.025
+) -> tuple[float, float]:
+    """Return the bootstrap interval of a statistic of `count` examples or clients, by default of 95 %.
 
+    The statistic gets their numbers. A share `below` of its distribution lies under the interval, and as much above.
     Percentiles, expanded as in Hesterberg, What Teachers Should Know about the Bootstrap, The American Statistician
     2015, https://arxiv.org/abs/1411.5279: without it the interval of a few examples is too short.
     """
     from scipy.stats import DegenerateDataWarning, bootstrap, norm, t
 
-    tail = norm.cdf(np.sqrt(count / (count - 1)) * t.ppf(0.025, count - 1))
+    tail = norm.cdf(np.sqrt(count / (count - 1)) * t.ppf(below, count - 1))
     settings = {"vectorized": False, "n_resamples": resamples, "rng": 0, "method": "percentile"}
     with warnings.catch_warnings(action="ignore", category=DegenerateDataWarning):  # undefined for some resamples
         drawn = bootstrap((np.arange(count),), statistic, **settings).bootstrap_distribution
@@ -57,7 +67,7 @@ def interval(statistic: Callable[[np.ndarray], float], count: int, resamples: in
 def sentence(name: str, gain: Gain, metric: str) -> str:
     """Return the answer to whether the federation pays for a client."""
     if gain.chosen == "alone":
-        return f"{name}: train alone; no model of the federation is better on the validation examples"
+        return f"{name}: train alone; no model of the federation is surely better on the validation examples"
     shown = f"{_shown((gain.value, gain.low, gain.high), metric)} with {MODELS[gain.chosen]}"
     if gain.low > 0:
         return f"{name} gains {shown}"

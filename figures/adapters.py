@@ -249,7 +249,7 @@ def flags_of(task: str, method: str, rate: float, seed: int, out: Path, novel: b
     data = {"drawings": "drawings.npz", "tweets": f"tweets-{seed}.npz"}[task]
     flags = ["--engine", "inline", "--strategy", strategy, "--run-dir", str(folder), *RUNS[task], "--seed", str(seed)]
     flags += ["--data", str(out / data), "--split", "owner", "--rounds", str(ROUNDS), "--eval-every", "10"]
-    values = [*LOCAL, f"adapt={adapt}", f"backbone={out / NETWORKS[task]}"]
+    values = ["gains=false", *LOCAL, f"adapt={adapt}", f"backbone={out / NETWORKS[task]}"]
     values += [f"local.learning_rate={rate}", *([f"novel={NOVEL}"] if novel else [])]
     return flags + [word for value in values for word in ("--set", value)]
 

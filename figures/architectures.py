@@ -107,6 +107,7 @@ class Cell:
         """Return the run's description."""
         strategy, options, model = METHODS[self.method]
         return RunConfig(
+            gains=False,
             strategy=strategy,
             options=options,
             model=model,

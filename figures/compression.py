@@ -73,7 +73,7 @@ class Scale(Listener):
 
 def play(overrides: Mapping[str, Any], forgetful: bool = False) -> Outcome:
     """Play the demo with some keys changed."""
-    config = load_run_config(DEMO, {"baselines": [], **overrides})
+    config = load_run_config(DEMO, {"baselines": [], "gains": False, **overrides})
     with tempfile.TemporaryDirectory() as name:
         grid = inline_grid(config, Path(name))
         scale = Scale(grid, Path(name), forgetful)

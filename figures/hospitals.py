@@ -51,7 +51,7 @@ def measure(setting: str, strategy: str, seed: int) -> Line:
     """Run a strategy; return its line: the test accuracy of each hospital in percent."""
     with tempfile.TemporaryDirectory() as folder:
         data = {"name": write_table(Path(folder) / "patients.csv"), "schema_file": str(SCHEMA), "split": "owner"}
-        values = {"strategy": strategy, "clients": 4, "seed": seed, "data": data, **SETTINGS[setting]}
+        values = {"strategy": strategy, "clients": 4, "seed": seed, "data": data, "gains": False, **SETTINGS[setting]}
         done = play(make_run_config({}, values, "figures.hospitals"), run_dir=Path(folder) / "run")
         rows = sorted(done.accuracy, key=lambda row: row["client"])
     accuracy = [round(row["test_accuracy"], 2) for row in rows]

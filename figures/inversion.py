@@ -172,7 +172,14 @@ def likeness(rebuilt: Tensor, true: Tensor) -> tuple[float, float]:
 
 
 def _config(case: Case, clients: int, seed: int, **changes: Any) -> RunConfig:
-    values = {"clients": clients, "cohort": clients, "checkpoint_every": 0, "model": "mlp", "seed": seed}
+    values = {
+        "clients": clients,
+        "cohort": clients,
+        "checkpoint_every": 0,
+        "model": "mlp",
+        "seed": seed,
+        "gains": False,
+    }
     return RunConfig(strategy=case.strategy, **values | dict(case.settings) | changes)
 
 

@@ -113,6 +113,7 @@ def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: in
     """Run once; returns the attack before the first round and after the last."""
     client_for.cache_clear()
     config = RunConfig(
+        gains=False,
         strategy=strategy,
         clients=CLIENTS,
         cohort=CLIENTS,

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     folder: Path = args.work / name
     flags = ["--engine", "inline", "--run-dir", str(folder), *METHODS[method], *SPLITS[split], "--data", args.data]
     flags += ["--clients", str(args.clients), "--cohort", str(max(1, args.clients * 9 // 100)), "--seed", str(seed)]
-    flags += ["--set", "novel=10", *(["--root", args.root] if args.root else [])]
+    flags += ["--set", "novel=10", "--set", "gains=false", *(["--root", args.root] if args.root else [])]
     for assignment in [*SETTINGS, *args.set]:
         flags += ["--set", assignment]
     if method.startswith("pfl-"):

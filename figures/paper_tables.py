@@ -142,7 +142,7 @@ class PaperTable(Section):
         if rounds is not None:
             values["rounds"] = min(rounds, values.get("rounds", rounds))
             values["eval_every"] = min(values.get("eval_every", rounds), values["rounds"])
-        return make_run_config(values, own, f"{self.table}, {column}, {method}")
+        return make_run_config({"gains": False, **values}, own, f"{self.table}, {column}, {method}")
 
     def takes(self, method: str, key: str) -> bool:
         """Return whether a dotted key belongs to the run, or is an option of the method if it can be run."""

@@ -94,6 +94,7 @@ def run(split: str, rounds: int, seeds: int, attacks: Sequence[str]) -> dict[tup
         for defence in DEFENCES:
             for seed in range(seeds):
                 config = RunConfig(
+                    gains=False,
                     strategy="pfedhn",
                     clients=10,
                     cohort=10,

@@ -93,6 +93,7 @@ def run(cohort: int, repetitions: int, model: str = "lenet") -> list[str]:
     with tempfile.TemporaryDirectory() as name:
         data = write_images(Path(name) / "images.npz", train=10 * cohort, held_out=10 * cohort)
         config = RunConfig(
+            gains=False,
             strategy="fedavg",
             clients=cohort,
             cohort=cohort,

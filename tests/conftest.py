@@ -11,6 +11,11 @@ import pytest
 import torch
 
 import figures.paper_tables  # noqa: F401 - it registers what papers alone need, and many tests use
+from hyperbloom.common.config import RunConfig
+
+# Most tests are of other things: a run in this process does not compare with training alone unless it says so.
+RunConfig.model_fields["gains"].default = False
+RunConfig.model_rebuild(force=True)
 
 # Small products are many times slower on several threads of a busy machine, and equal to the bit on one.
 torch.set_num_threads(1)

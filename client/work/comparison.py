@@ -12,30 +12,29 @@ from torch import nn
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.evaluation import count_score, keep_scored, personal_model
 from hyperbloom.client.work.networks import Loaded, load, load_alone, loaded_network
-from hyperbloom.client.work.own_network import tensors_of
+from hyperbloom.client.work.own_network import Fixed, tensors_of
 from hyperbloom.client.work.scoring import evaluate, respond, score_of, settle_norms
-from hyperbloom.client.work.sgd import Flat, train
+from hyperbloom.client.work.sgd import Course, Flat, train
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.gains import MODELS, RESAMPLES, Gain, interval, sentence
+from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
 
-STAGES, TUNING_ROUNDS = 20, 10  # times at which training is scored, of which the best counts; most fine-tuning
+TUNING_ROUNDS = 10  # most rounds of fine-tuning
 
 
 class _Trial:
-    """One of the models that are compared: scores, answers to the test examples, and a copy of its tensors."""
+    """One of the models that are compared: scores and answers on validation and test examples, and its tensors."""
 
     def __init__(self, network: Loaded, module: nn.Module, val: Examples, test: Examples, metrics: tuple[str, ...]):
-        self.val = evaluate(module, val, metrics)
-        answers, self.outputs, loss = respond(module, test)
-        self.test = score_of(test, answers, self.outputs, loss, metrics, disclose=False)
-        self.answers = answers.cpu()
+        found = [(data, *respond(module, data)) for data in (val, test)]
+        self.val, self.test = (score_of(*each, metrics, disclose=False) for each in found)
+        self.answers, self.outputs = [answers.cpu() for _, answers, _, _ in found], found[0][2]
         whole = network.module if module is network.tail else module
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(whole).items()}
 
@@ -53,7 +52,7 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         raise WireError(f"order: expected 1 to {MOST_STEPS} rounds of steps, found {order.rounds} of {sgd.steps}")
     with client.hide_own_model():
         trials = dict(_trials(client, order))
-    gain = _gain(trials, client.test_data, order.metrics[0])
+    gain = _gain(trials, client.val_data, client.test_data, order.metrics[0])
     if gain is not None:
         text, best = sentence(client.settings.client_id, gain, order.metrics[0]), trials[gain.chosen]
         log.info("%s", text)
@@ -68,39 +67,86 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
 def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]:
     """Yield the models that can be compared, by their names in `MODELS`."""
     network, as_sent = load(client, order.scope, order.target, order.weights), replace(order, refinement=None)
+    ends: dict[str, _Trial] = {}
 
-    def trial(asked: CompareOrder) -> _Trial:
+    def score(asked: CompareOrder) -> _Trial:
         module, (_, val, test) = personal_model(client, asked, network)
         return _Trial(network, module, val, test, order.metrics)
 
-    distilled = order.refinement is not None and order.refinement.part not in REFINED
-    if not distilled and (order.refinement or order.target.private == "copy"):
-        yield "common", trial(as_sent)
-    if order.target.private == "copy":
-        network.shared.load(network.personal.values)
-    yield "personal", trial(order)
-    if not distilled:
-        yield "tuned", _trained(client, as_sent, network, min(order.rounds, TUNING_ROUNDS), "tune")
+    def tune() -> _Trial:
+        return _trained(client, as_sent, network, Course(), min(order.rounds, TUNING_ROUNDS), "tune")
+
+    refinement, copied = order.refinement, order.target.private == "copy"
+    distilled = refinement is not None and refinement.part not in REFINED
+    given = order.common or (order.weights if copied else None)
+    if refinement and not distilled:
+        ends["common"], ends["personal"] = score(as_sent), score(order)
+        ends["common-tuned"] = tune()
+    else:
+        if copied:
+            network.shared.load(network.personal.values)
+        ends |= {"personal": score(order)} if distilled else {"personal": score(order), "tuned": tune()}
+        if given is not None:
+            given.check(network.shared.layout, torch.float32)
+            network.shared.load(given.values)
+            ends["common"], ends["common-tuned"] = score(as_sent), tune()
+    yield from ends.items()
+    for name, (first, second, share) in MIXTURES.items():
+        if {first, second} <= ends.keys():
+            yield name, _mixed(client, order, network, ends[first], ends[second], share)
     alone = load_alone(client, order.scope, order.target)
-    yield "alone", _trained(client, as_sent, alone, order.rounds)
+    yield "alone", _trained(client, as_sent, alone, _lone(client, order), order.rounds)
 
 
-def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, *purpose: str) -> _Trial:
-    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`."""
+@torch.no_grad()
+def _mixed(client: Client, order: CompareOrder, network: Loaded, first: _Trial, second: _Trial, share: float) -> _Trial:
+    """Return the model whose weights lie between those of two others."""
+    base, data = network.on_features(client, client.train_data, client.val_data, client.test_data)
+    base = base.network if isinstance(base, Fixed) else base
+    names = [name for name, _ in base.named_parameters() if name in first.tensors]
+    module = Fixed(base, {name: torch.lerp(first.tensors[name], second.tensors[name], share) for name in names})
+    settle_norms(module, data[0])
+    return _Trial(network, module, data[1], data[2], order.metrics)
+
+
+def _lone(client: Client, order: CompareOrder) -> Course:
+    """Return how far the model that the client trains alone is; runs and baselines that agree on it share it."""
+    target = replace(order.target, private="all", hypernetwork=None)
+    key = order.scope.seed, order.sgd, target, order.metrics[0]
+    if client.lone is None or client.lone[0] != key or client.lone[1].rounds > order.rounds:
+        client.lone = key, Course()
+    return client.lone[1]
+
+
+def _trained(
+    client: Client, order: CompareOrder, network: Loaded, course: Course, rounds: int, *purpose: str
+) -> _Trial:
+    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`.
+
+    What is scored does not depend on `rounds`, so that a course that stops and goes on ends like one in one go.
+    """
     network.holds, network.personal.momentum = None, None
     if network.has_copy:
         network = replace(network, personal=Flat(Layout(()), network.personal.values.new_empty(0)))
+    for part, (values, momentum) in zip(network.parts, course.now, strict=bool(course.now)):
+        part.load(values)
+        part.momentum = momentum
     module, (data, val, test) = personal_model(client, order, network)
-    best, kept = None, []
-    for number in range(rounds + 1):
+    best, kept = course.best, course.kept
+    for number in range(course.rounds, rounds + 1):
         seed = client.seed(order.scope, number, *purpose)
-        if number and not math.isfinite(train(replace(network, module=module), data, order.sgd, seed)):
+        if number > course.rounds and not math.isfinite(train(replace(network, module=module), data, order.sgd, seed)):
             break
-        if number % math.ceil(rounds / STAGES) == 0 or number == rounds:
+        stage = number % 2 ** max(0, number.bit_length() - 3) == 0  # ever rarer, 4 for each doubling
+        if stage or number == rounds:
             settle_norms(module, data)
             rank = _rank(evaluate(module, val, order.metrics), order.metrics[0])
             if best is None or rank > best:
                 best, kept = rank, [part.values.clone() for part in network.parts]
+            if stage:
+                course.best, course.kept = best, kept
+    else:
+        course.rounds, course.now = rounds, [(p.values.clone(), p.momentum) for p in network.parts]
     for part, values in zip(network.parts, kept, strict=True):
         part.load(values)
     settle_norms(module, data)
@@ -114,21 +160,38 @@ def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
     return signed, -score.loss if math.isfinite(score.loss) else -math.inf
 
 
-def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | None:
-    """Return the gain of the best model on validation examples; None if it is not defined on the test examples."""
+def _gain(trials: Mapping[str, _Trial], val: Examples, test: Examples, metric: str) -> Gain | None:
+    """Return the gain of the chosen model; None if the metric is not defined on the test examples."""
     found = {name: trials[name].test.value(metric) for name in MODELS if name in trials}
     values = {name: value for name, value in found.items() if value is not None}
     if len(values) < len(found) or len(test) < 2:
         return None
-    chosen = max(values, key=lambda name: _rank(trials[name].val, metric))  # the first of equal ones
-    sign, labels, task = (1 if scale_of(metric).rises else -1), test.labels.cpu(), test.task
+    chosen = _choose(trials, val, metric)
+    sign = 1 if scale_of(metric).rises else -1
+    bounds = (0.0, 0.0) if chosen == "alone" else _bounds(trials, chosen, 1, test, metric)
+    return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
+
+
+def _choose(trials: Mapping[str, _Trial], val: Examples, metric: str) -> str:
+    """Return the best of the federation's models on validation examples, if it is surely better than training alone.
+
+    The best of many on a few examples is often so by chance, and a site must not lose by the choice.
+    """
+    best = max((n for n in MODELS if n in trials and n != "alone"), key=lambda name: _rank(trials[name].val, metric))
+    return best if len(val) > 1 and _bounds(trials, best, 0, val, metric, SURE)[0] > 0 else "alone"
+
+
+def _bounds(
+    trials: Mapping[str, _Trial], chosen: str, part: int, data: Examples, metric: str, below: float = 0.025
+) -> tuple[float, float]:
+    """Return the interval of what a model gains over training alone on validation (`part` 0) or test examples (1)."""
+    sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
 
     def gained(rows: np.ndarray) -> float:
         some, pair = torch.from_numpy(rows), (trials[chosen], trials["alone"])
-        found = [task.measure(each.answers[some], labels[some], each.outputs, (metric,)) for each in pair]
+        found = [task.measure(each.answers[part][some], labels[some], each.outputs, (metric,)) for each in pair]
         mine, lone = (each.values.get(metric, math.nan) for each in found)
         return sign * (mine - lone)
 
     few = task.metrics[metric].scored is not None  # such metrics take milliseconds
-    bounds = (0.0, 0.0) if chosen == "alone" else interval(gained, len(test), RESAMPLES // (5 if few else 1))
-    return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
+    return interval(gained, len(data), RESAMPLES // (5 if few else 1), below)

@@ -346,8 +346,12 @@ class CompareResult(EvaluateResult):
 class CompareOrder(EvaluateOrder, message_type="evaluate.compare", answer=CompareResult):
     """Evaluate, compare with a model that the client trains alone, and keep what is best on validation examples.
 
-    `sgd` is one round of training alone, of `rounds`: as often as a client trains in the run.
+    Attributes:
+        sgd: one round of training alone.
+        rounds: of training alone: as often as a client trains in the run.
+        common: the model for all, if it is not what `weights` are.
     """
 
     sgd: SGD
     rounds: int
+    common: Weights | None = None

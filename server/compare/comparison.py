@@ -93,7 +93,7 @@ def plan(
             raise ConfigError(f"--strategies: expected some of {', '.join(strategy_names())}, found {name!r}")
     known = {*strategy_names(), *strategies}
     values, options = _own_options(values, known, where)
-    shared: dict[str, Any] = {}
+    shared: dict[str, Any] = {"gains": values.get("gains", False)}  # the table compares already
     own: dict[str, dict[str, Any]] = {}
     for key, value in overrides.items():
         first, _, rest = key.partition(".")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of
 from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render, render_blocks
-from hyperbloom.server.runs.lines import REPORT
+from hyperbloom.server.runs.lines import REPORT, read_gains
 from hyperbloom.server.runs.recorded import read_members
 from hyperbloom.server.watch.board import Board, Standing, amount, duration
 
@@ -34,6 +35,7 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
     """Return a run's parts by name."""
     courses = [course for course in run.courses.values() if course.means]
     alone = run.courses.get("local")
+    told = read_gains(run.folder)
     gains = run.main.gains_over(alone) if alone and alone is not run.main else {}
     return render_blocks(
         "live_run.html",
@@ -44,6 +46,7 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         curve=_curve(courses, name) if courses else None,
         clients=_in_order(run.main, gains)[:ROWS],
         gains=gains,
+        answer=of_all((gain for _, gain in told.values()), run.main.metric) if told else "",
         gaining=sum(gain > 0 for gain in gains.values()),
         in_trouble=sum(not client.well for client in run.main.clients.values() if client.left_out),
         events=list(run.events)[: -EVENTS_SHOWN - 1 : -1],

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, REPORT, Line, Tail, phase_folder
+from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, REPORT, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config, sound
 from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.watching import is_running
@@ -18,7 +18,7 @@ CHUNK = 4_000_000
 
 EVENTS_KEPT = 200
 
-WHOLE_FILES = (REPORT, "roster.json", "hypernetwork.safetensors")
+WHOLE_FILES = (REPORT, GAINS, "roster.json", "hypernetwork.safetensors")
 """Files that are replaced as a whole, and are shown too."""
 
 

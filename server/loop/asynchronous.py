@@ -93,7 +93,10 @@ class _Loop:
             # Replies that arrive during an evaluation count for the next round.
             outcome, self.outcome = self.outcome, Outcome()
             self._report(number, outcome, seconds, elapsed, late - before, self.federation.post.take_traffic())
-            if rounds.due(self.config, number):
+            if rounds.due(self.config.gains_every, self.config, number):
+                self._finish_evaluation(training=True)
+                self.of.halfway(number)
+            if rounds.due(self.config.checkpoint_every, self.config, number):
                 self._finish_evaluation()
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
@@ -103,7 +106,7 @@ class _Loop:
                     self.of.stop_early(number)
                     break
                 self._ask_for_evaluation(number, elapsed)
-        self._finish_evaluation()
+        self._finish_evaluation(training=self.config.gains)
         if self.best is None:
             raise CohortError(rounds.NEVER_EVALUATED)
         return self.best
@@ -218,9 +221,9 @@ class _Loop:
         letters = self.director.send(pending.ask, clients, pending.outcome)
         pending.letters, pending.answers = {letter.id: letter for letter in letters}, []
 
-    def _finish_evaluation(self) -> None:
-        """Wait until the open evaluation is complete; send no new training orders."""
-        while self._pending:
+    def _finish_evaluation(self, training: bool = False) -> None:
+        """Wait until the open evaluation is complete, and perhaps all training; send no new training orders."""
+        while self._pending or (training and self._written):
             if not self._take_in():
                 self.federation.post.wait(FASTEST_POLL_S)
 

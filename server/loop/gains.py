@@ -1,9 +1,11 @@
-"""Does the federation pay? After the last round each client compares its model with one that it trains alone."""
+"""Does the federation pay? Each client compares its model with one that it trains alone."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from hyperbloom.common.gains import Gain
 from hyperbloom.common.wire.orders import CompareOrder, CompareResult, EvaluateOrder, Order
@@ -14,20 +16,28 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, through
 PATIENCE = 10  # training alone takes as long as all rounds of a client; in units of `round_timeout_s`
 
 
-def ask_gains(run: Run, number: int) -> dict[str, Gain]:
-    """Let every client that may train compare after round `number`; return the gains of those that disclose theirs."""
+def ask_gains(run: Run, number: int, done: int) -> None:
+    """Let every client that may train compare its model of round `number`, and tell the listeners what they gain.
+
+    Alone, a client trains as often as in the `done` rounds of the run. Only some disclose what they gain.
+    """
     config, sgd, gains = run.config, run.turn(1).sgd, dict[str, Gain]()
     clients = [client for client in run.federation.idle if not config.is_novel(client.row)]
-    rounds = math.ceil(number * min(1.0, config.cohort / max(1, len(run.candidates()))))
+    rounds = math.ceil(done * min(1.0, config.cohort / max(1, len(run.candidates()))))
+
+    def compared(client: Client, order: Order) -> Order:
+        if type(order) is not EvaluateOrder:
+            return order
+        common = run.algorithm.common(client) if order.target.private == "none" else None
+        if common and order.weights and torch.equal(common.values, order.weights.values):
+            common = None  # the client has it
+        return CompareOrder(**vars(order), sgd=sgd, rounds=rounds, common=common)
 
     def play(wanted: Ask[Any]) -> Exchanges[Any]:
         def orders(some: Sequence[Client]) -> list[Order]:
-            return [
-                CompareOrder(**vars(order), sgd=sgd, rounds=rounds) if type(order) is EvaluateOrder else order
-                for order in wanted.orders(some)
-            ]
+            return [compared(client, order) for client, order in zip(some, wanted.orders(some), strict=True)]
 
-        answers = yield replace(wanted, orders=orders)
+        answers = yield replace(wanted, orders=orders, size=2 * wanted.size)
         told = [(client.client_id, answer.gain) for client, answer in answers if isinstance(answer, CompareResult)]
         gains.update((name, gain) for name, gain in told if gain is not None)
         return answers
@@ -38,4 +48,4 @@ def ask_gains(run: Run, number: int) -> dict[str, Gain]:
     for listener in run.listeners:
         for name, why in outcome.refused.items():
             listener.event(f"{name} has not compared its model with training alone: {why}")
-    return dict(sorted(gains.items()))
+        listener.gained(dict(sorted(gains.items())), run.algorithm.metrics[0])

@@ -37,6 +37,7 @@ class Run:
     Attributes:
         scope: what orders say of the run: its id, and to which rounds it may go back. Each round sets its own number.
         release: called with the names of clients just before their noisy changes are requested.
+        halfway: called with the number of each round after which clients compare, but not after the last.
     """
 
     config: RunConfig
@@ -45,6 +46,7 @@ class Run:
     listeners: Sequence[Listener]
     scope: Scope
     release: Release = lambda names: None
+    halfway: Callable[[int], None] = lambda number: None
 
     def __post_init__(self) -> None:
         self.director = Director(self.federation, self.config)
@@ -133,7 +135,9 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
             listener.round_done(report)
         if fruitless == FRUITLESS_ROUNDS:
             give_up(outcome, f"in {fruitless} rounds, giving up after round {number}")
-        if due(config, number):
+        if due(config.gains_every, config, number):
+            run.halfway(number)
+        if due(config.checkpoint_every, config, number):
             save(Progress(number, best, fruitless, orders=number, elapsed=time.perf_counter() - begin))
     if best is None:
         raise CohortError(NEVER_EVALUATED)
@@ -159,9 +163,9 @@ def select(
     return selection
 
 
-def due(config: RunConfig, number: int) -> bool:
-    """Return whether a checkpoint follows round `number`. The session writes the one after the last round."""
-    return bool(config.checkpoint_every) and 0 < number < config.rounds and number % config.checkpoint_every == 0
+def due(every: int | None, config: RunConfig, number: int) -> bool:
+    """Return whether what is done `every` so many rounds follows round `number`; what follows the last is apart."""
+    return 0 < number < config.rounds and bool(every) and number % (every or 1) == 0
 
 
 def _better(best: Selection | None, number: int, evaluation: Evaluated | None) -> Selection | None:

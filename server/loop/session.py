@@ -1,8 +1,11 @@
 """A run from start to end: gather clients, train, run the baselines, say goodbye."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
@@ -23,6 +26,7 @@ from hyperbloom.server.loop.protection import check_protection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.runs.trained import restored
 from hyperbloom.strategies import find_strategy, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, target_spec
 from hyperbloom.strategies.local import Local
@@ -36,6 +40,7 @@ class Session:
         watch: called while waiting for clients; raises if waiting has become pointless.
         resume: the checkpoint to continue from, if any.
         device: where the server's networks live; auto: CUDA where there is one, else the CPU.
+        selected_state: returns the server state of a strategy's selected round; None: nobody has kept it.
     """
 
     config: RunConfig
@@ -45,6 +50,7 @@ class Session:
     watch: Callable[[], None] = lambda: None
     resume: Resume | None = None
     device: str = "auto"
+    selected_state: Callable[[str], Mapping[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         roster = Roster(self.config.seed)
@@ -108,6 +114,9 @@ class Session:
             self.federation.admission.begin(self.roster, 0)
         scope = Scope(f"{self.run_id}-{config.strategy}", 0, config.seed, *self._points_of(phase))
         run = Run(config, algorithm, self.federation, self.listeners, scope, self._spend)
+        gains = config.gains and not isinstance(algorithm, Local)
+        if gains and config.gains_every:
+            run.halfway = lambda number: ask_gains(run, number, number)
         for listener in self.listeners:
             listener.phase(algorithm, config.strategy)
 
@@ -122,11 +131,20 @@ class Session:
         selection = (run_asynchronously if config.asynchronous else run_rounds)(run, done, save)
         for listener in self.listeners:
             listener.phase_done(algorithm)
-        if phase == 0 and config.gains and not isinstance(algorithm, Local):
-            gains = ask_gains(run, max(selection.round, self.federation.round))
-            for listener in self.listeners:
-                listener.gained(gains, selection.metric)
+        if gains:
+            self._compare(run, selection)
         return selection
+
+    def _compare(self, run: Run, selection: Selection) -> None:
+        """Ask what the federation gains each client: with its selected model if the server has all of it."""
+        number = done = max(selection.round, self.federation.round)
+        has_all = run.algorithm.recipe(selection.round).private == "none"
+        state = self.selected_state(run.config.strategy) if self.selected_state and has_all else {}
+        with suppress(ConfigError):  # not every strategy of one's own can start from a state
+            if state:
+                run = replace(run, algorithm=restored(run.config, state, self.roster, run.algorithm.device))
+                number = selection.round
+        ask_gains(run, number, done)
 
     def _gather(self, known: int, wanted: int) -> None:
         """Wait for `wanted` clients, and hand all to the algorithm."""

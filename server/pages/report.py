@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.files.storage import write_bytes
-from hyperbloom.common.gains import MODELS, of_all
+from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.common.newcomers import says
 from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
@@ -69,7 +69,6 @@ def _page(run: RunData) -> bytes:
         curves=score_charts(run) if main.counts else [],
         gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
-        models=MODELS,
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],

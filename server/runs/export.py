@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.export import Card, write_model
-from hyperbloom.common.gains import MODELS
+from hyperbloom.common.gains import MIXTURES, MODELS
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build
@@ -86,7 +86,7 @@ class Export:
             ConfigError: the network has norms with running statistics, which only the client's examples can give.
         """
         for client in clients:
-            (weights,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
+            weights, name = self._weights(client)
             about = client.about
             data, task = (about.input_shape, about.num_classes), self.trained.strategy.setting.task
             spec = target_spec(self.trained.config, about.size, *data, task)
@@ -97,10 +97,21 @@ class Export:
                     f"nobody sends; {_on_its_machine(self.trained.run)}"
                 )
             with torch.no_grad():
-                for name, value in weights.layout.views(weights.values).items():
-                    module.get_parameter(name).copy_(value)
+                for parameter, value in weights.layout.views(weights.values).items():
+                    module.get_parameter(parameter).copy_(value)
             scaling, remark = self.trained.scaling
-            yield Personal(client, spec, module, scaling, self._card(client, remark), task.spec)
+            yield Personal(client, spec, module, scaling, self._card(client, remark, name), task.spec)
+
+    def _weights(self, client: Client) -> tuple[Weights, str]:
+        """Return the weights that a client has chosen, and which of `MODELS` they are; its own if only it has them."""
+        (own,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
+        common = self.trained.strategy.common(client)
+        chosen = self._gains[client.client_id][1].chosen if client.client_id in self._gains else "personal"
+        first, second, share = MIXTURES.get(chosen, (chosen, chosen, 0.0))
+        if common is None or not {first, second} <= {"personal", "common"}:
+            return own, "personal"
+        ends = {"personal": own.values, "common": common.values}
+        return replace(own, values=torch.lerp(ends[first], ends[second], share)), chosen
 
     def write(
         self, clients: Sequence[Client], folders: Mapping[str, Path], class_names: tuple[str, ...] = ()
@@ -123,8 +134,11 @@ class Export:
             folder = folders[about.client_id]
             yield folder, write_model(folder, personal.module, personal.spec, called, *facts)
 
-    def _card(self, client: Client, remark: str) -> Card:
+    def _card(self, client: Client, remark: str, name: str) -> Card:
         value, metric = self.trained.selection.test_accuracy.get(client.client_id), self.trained.strategy.metrics[0]
+        answer = self._gains.get(client.client_id)
+        if answer and name != "personal":
+            value = scale_of(metric).factor * answer[1].test[answer[1].models.index(name)]
         scored = "not known" if value is None else f"{scale_of(metric).show(value)} on the client's own test examples"
         origin = {
             "client": client.client_id,
@@ -142,9 +156,9 @@ class Export:
         )
         names = "The server does not know the classes' names; they are numbered as the client numbers them."
         remarks = [remark, names]
-        if answer := self._gains.get(client.client_id):
+        if answer:
             remarks += [f"{answer[0]}."]
-            if answer[1].chosen != "personal":
+            if answer[1].chosen != name:
                 remarks += [f"It has chosen {MODELS[answer[1].chosen]}, not this; {_on_its_machine(self.trained.run)}"]
         return Card(f"Personal model of {client.client_id}", origin, sent, self._guarantee(client), tuple(remarks))
 

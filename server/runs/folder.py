@@ -220,6 +220,11 @@ class RunFolder(Listener):
         self._selected[self._name] = selection
         self._write_summary()
 
+    def selected_state(self, name: str) -> dict[str, Tensor]:
+        """Return the server state of the round that validation selected for a strategy; empty if it has none."""
+        path = self._folder(name) / "hypernetwork.safetensors"
+        return load_file(path) if path.exists() else {}
+
     def _write_summary(self) -> None:
         write_json(self.path / "summary.json", {name: asdict(each) for name, each in self._selected.items()})
 
@@ -227,7 +232,7 @@ class RunFolder(Listener):
         """Write what the federation gains each client that has told."""
         told = [{"client": name, "says": sentence(name, one, metric), "gain": vars(one)} for name, one in gains.items()]
         if told:
-            write_bytes(self.path / GAINS, "".join(json.dumps(line) + "\n" for line in told).encode())
+            write_bytes(self._phase / GAINS, "".join(json.dumps(line) + "\n" for line in told).encode())
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, with the lengths of the growing files."""

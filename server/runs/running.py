@@ -64,7 +64,7 @@ def play(
         stack.enter_context(log_to(folder / "server.log"))
         opening = open_grid(machines, config, folder, say, view.event)
         opened, watch = (grid, lambda: None) if grid else stack.enter_context(opening)
-        session = Session(config, opened, run_id, listeners, watch, resume, machines.device)
+        session = Session(config, opened, run_id, listeners, watch, resume, machines.device, recorder.selected_state)
         try:
             return recorder, session, session.run()
         except (HyperbloomError, KeyboardInterrupt) as error:

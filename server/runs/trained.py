@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
@@ -53,18 +54,32 @@ def read_trained(run: Path, check: Callable[[Algorithm], None], own_code: bool =
     config = read_config(run, own_code)
     check(make_algorithm(config))
     tensors, roster = read_run(run, str(run))
-    algorithm = make_algorithm(config)
-    one_model = isinstance(algorithm, FedAvg)  # FedAvg has no `start_from`
-    if not one_model:
-        algorithm.check_start(tensors)
     try:
-        admission = Admission(config, algorithm, None if one_model else tensors)
-        admission.begin(roster, len(roster))
+        algorithm = restored(config, tensors, roster)
     except RefusedError as error:
         raise ConfigError(f"{run / 'roster.json'}: {error}") from None
-    if one_model:
-        algorithm.restore(tensors)
     selection = read_summary(run).get(config.strategy)
     if selection is None:
         raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {config.strategy}, found none")
     return Trained(run, config, algorithm, roster, tensors, selection)
+
+
+def restored(
+    config: RunConfig, tensors: Mapping[str, Tensor], roster: Roster, device: torch.device = Algorithm.device
+) -> Algorithm:
+    """Return a strategy as it was when its state was `tensors`; clients that have joined since are new to it.
+
+    Raises:
+        ConfigError: the strategy does not fit these tensors.
+        RefusedError: it refuses a client.
+    """
+    algorithm = make_algorithm(config)
+    algorithm.device = device
+    one_model = isinstance(algorithm, FedAvg)  # FedAvg has no `start_from`
+    if not one_model:
+        algorithm.check_start(tensors)
+    admission = Admission(config, algorithm, None if one_model else tensors)
+    admission.begin(roster, len(roster))
+    if one_model:
+        algorithm.restore({**algorithm.checkpoint(), **tensors})  # a subclass may keep more
+    return algorithm

@@ -37,12 +37,14 @@ class TerminalView(Listener):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.board = Board("", 0)
+        self._main = ""  # the run's own strategy; baselines follow
         self._live: Live | None = None
         self._summed = False  # whether only the mean of losses is known
 
     def phase(self, strategy: "Algorithm", name: str) -> None:
         """Start a new block for a strategy."""
         self._summed = strategy.config.secure_aggregation
+        self._main = self._main or name
         self.open(name, strategy.config.rounds)
 
     def phase_done(self, strategy: "Algorithm") -> None:
@@ -50,11 +52,11 @@ class TerminalView(Listener):
         self.close()
 
     def gained(self, gains: "Mapping[str, Gain]", metric: str) -> None:
-        """Say what the federation gains its clients."""
-        for name, gain in islice(gains.items(), MOST_ROWS):
+        """Say what the federation gains its clients; of baselines only the mean."""
+        for name, gain in islice(gains.items(), MOST_ROWS if self.board.name == self._main else 0):
             self.show(sentence(name, gain, metric))
         if gains:
-            self.show(of_all(gains.values(), metric), "bold")
+            self.show(f"{self.board.name}: {of_all(gains.values(), metric)}", "bold")
 
     def event(self, text: str) -> None:
         """Show what happened to a client."""

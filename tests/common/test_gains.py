@@ -32,6 +32,18 @@ def test_intervals_over_a_few_clients_are_wider_than_plain_percentiles() -> None
     assert 0.93 <= covered / 300 <= 0.97
 
 
+def test_intervals_hold_the_truth_after_a_choice_among_many_models() -> None:
+    """Of 14 models the best on 40 validation examples is chosen; others than these make the interval."""
+    generator, covered = np.random.default_rng(2), 0
+    for _ in range(300):
+        better = generator.uniform(0.05, 0.2, 14)  # share of examples on which each alone is right; on 10 % it is wrong
+        val, test = ((draws < better[:, None]) * 1.0 - (draws > 0.9) for draws in generator.uniform(size=(2, 14, 40)))
+        best = int(val.mean(1).argmax())
+        low, high = interval(lambda rows, gains=test[best]: float(gains[rows].mean()), 40, 250)
+        covered += low <= better[best] - 0.1 <= high
+    assert 0.93 <= covered / 300 <= 0.97
+
+
 def test_a_statistic_that_some_resamples_do_not_define_has_an_interval() -> None:
     low, high = interval(lambda rows: float("nan") if rows[0] == 0 else float(rows.mean()), 20, 200)
     assert low < 9.5 < high
@@ -56,7 +68,7 @@ def gain(chosen: str = "personal", value: float = 0.031, low: float = 0.012, hig
             gain(value=-0.03, low=-0.05, high=-0.01),
             "ward-7: train alone; the test examples show a gain of -3.0 points",
         ),
-        (gain("alone", 0.0, 0.0, 0.0), "ward-7: train alone; no model of the federation is better"),
+        (gain("alone", 0.0, 0.0, 0.0), "ward-7: train alone; no model of the federation is surely better"),
     ],
 )
 def test_the_answer_in_a_sentence(told: Gain, says: str) -> None:

@@ -43,9 +43,8 @@ def test_asynchronous_mode_has_no_cohort_to_compare_with() -> None:
 
 @pytest.mark.parametrize(("clip", "norms"), [(2.0, [2.0, 0.0, 2.0, 2.0]), ("median", [1.0, 0.0, 1.0, 1.0])])
 def test_the_option_reaches_the_learner(clip: Any, norms: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig(
-        strategy="pfedhn", sizes=("S",), options={"clip_deltas": clip, "hidden_dim": 4, "start": "hypernetwork"}
-    )
+    options = {"clip_deltas": clip, "hidden_dim": 4, "start": "hypernetwork"}
+    config = RunConfig(strategy="pfedhn", sizes=("S",), options=options)
     made = joined(config, *map(introduction, "abcd"))
     learned: list[Reply] = []
     monkeypatch.setattr(made.learner, "update", lambda replies, rule: learned.extend(replies))

@@ -3,16 +3,22 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hyperbloom.client.work import comparison
+from hyperbloom.client.work.scoring import score_of
+from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import WireError
+from hyperbloom.common.gains import MIXTURES
 from hyperbloom.common.models import first_values
-from hyperbloom.common.wire.orders import SGD, CompareOrder, CompareResult, TrainOrder
+from hyperbloom.common.wire.orders import SGD, CompareOrder, CompareResult, EvaluateOrder, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
-from ..orders import COMMON, FULL, SPEC, STEPS, Worker, arrange
+from ..orders import BODY, COMMON, FULL, SPEC, STEPS, Worker, arrange
 
 SOUND = Weights(FULL, first_values(SPEC, FULL, 3))
 USELESS = Weights(FULL, torch.zeros(FULL.numel))
@@ -56,7 +62,8 @@ def test_a_gain_is_told_to_the_user_and_to_the_server_only_if_the_user_wishes(
     assert isinstance(silent, CompareResult) and silent.gain is None
     assert any(line.startswith("ward-7") and "train" in line for line in caplog.messages)
     told = disclosing(worker).answer(order())
-    assert told.gain is not None and told.gain.models == ("personal", "tuned", "alone")
+    mixed = {"personal+tuned:0.25", "personal+tuned:0.5", "personal+tuned:0.75"}
+    assert told.gain is not None and set(told.gain.models) == {"personal", "tuned", "alone", *mixed}
     assert (told.val, told.test) == (silent.val, silent.test)
     told.check()
 
@@ -76,6 +83,53 @@ def test_the_best_on_validation_examples_is_kept_and_its_gain_is_on_test_example
     assert found.gain.low > 0  # a digit is read by chance, or not
     kept, facts = worker.state.load_scored("run-1")
     assert torch.equal(FULL.flatten(kept), good.values) and "gains" in facts.gain
+
+
+def test_training_alone_goes_on_where_it_stood(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds 1 to 9, then to 11, then none: every answer is that of a process that trains in one go."""
+    worker, trained, train = disclosing(make_worker("ward-7")), list[int](), comparison.train
+    monkeypatch.setattr(comparison, "train", lambda *args: trained.append(args[3]) or train(*args))
+    for rounds, more in ((9, 9), (11, 2), (11, 0)):
+        asked = order(rounds=rounds)
+        trained.clear()
+        found = worker.answer(asked)
+        assert len(trained) == min(10, rounds) + more
+        assert trained[min(10, rounds) :] == [worker.seed(asked.scope, n) for n in range(rounds - more + 1, rounds + 1)]
+        assert found == disclosing(make_worker("ward-7")).answer(asked)
+
+
+def test_mixtures_lie_between_their_models(make_worker: Callable[..., Worker]) -> None:
+    """Their weights are interpolated, and scored as any others are."""
+    worker, common = disclosing(make_worker("ward-7")), Weights(FULL, first_values(SPEC, FULL, 4))
+    trials = dict(comparison._trials(worker, order(common=common)))
+    assert torch.equal(FULL.flatten(trials["common"].tensors), common.values)
+    for name, (first, second, share) in MIXTURES.items():
+        ends = [FULL.flatten(trials[end].tensors) for end in (first, second)]
+        found = FULL.flatten(trials[name].tensors)
+        torch.testing.assert_close(found, (1 - share) * ends[0] + share * ends[1])
+        scored = worker.answer(arrange(EvaluateOrder, **COMMON, private="none", weights=Weights(FULL, found)))
+        assert (scored.val.loss, scored.test.values) == (trials[name].val.loss, trials[name].test.values)
+
+
+@pytest.mark.parametrize(("right", "chosen"), [(2, "alone"), (4, "personal"), (12, "personal")])
+def test_a_model_is_chosen_only_if_it_is_surely_better_on_validation_examples(right: int, chosen: str) -> None:
+    """No resample of 12 has one of two right answers with probability (10/12)^12 = 11 %, of four with 0.8 %."""
+    data = Examples(torch.zeros(12, 1), torch.zeros(12, dtype=torch.long))
+
+    def trial(count: int) -> Any:
+        answers = torch.tensor([[1.0, 0.0]] * count + [[0.0, 1.0]] * (12 - count))
+        score = score_of(data, answers, 2, 0.5, ("accuracy",), disclose=False)
+        return SimpleNamespace(answers=[answers, answers], outputs=2, val=score)
+
+    trials = {"personal": trial(right), "tuned": trial(right), "alone": trial(0)}
+    assert comparison._choose(trials, data, "accuracy") == chosen
+
+
+def test_a_model_for_all_of_another_shape_is_refused(make_worker: Callable[..., Worker]) -> None:
+    with pytest.raises(WireError, match="tensor"):
+        make_worker("ward-7").answer(order(common=Weights(BODY, torch.zeros(BODY.numel))))
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 0}, {"rounds": 10**9}])

@@ -148,6 +148,7 @@ MESSAGES: list[Any] = [
     dataclasses.replace(OFFER, shares=(0.25, 1.0)),
     TryOrder(**vars(EVALUATE), together=True),
     CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), rounds=5),
+    CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), rounds=5, common=Weights(ONE, VALUES[:3])),
     CompareResult(
         right(1, 2, 0.5),
         right(3, 4, 0.25),

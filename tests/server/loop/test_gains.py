@@ -1,15 +1,18 @@
-"""After the last round clients say what the federation gains them: in the run folder, on the report, on the card."""
+"""Clients say what the federation gains them: in the run folder, on the report, on the card."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.common.gains import MODELS, Gain, sentence
+from hyperbloom.common.gains import MIXTURES, MODELS, Gain, sentence
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.grids.engine import inline_grid
-from hyperbloom.server.loop.listener import Listener
+from hyperbloom.server.loop import rounds
+from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.export import Export
@@ -20,21 +23,32 @@ pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 class Told(Listener):
-    """Keeps the gains."""
+    """Keeps the gains of each time that clients were asked, and the scores of the selected round."""
 
-    gains: dict[str, Gain] | None = None
+    def __init__(self) -> None:
+        self.gains: list[dict[str, Gain]] = []
+        self.selection: Selection | None = None
+        self.rounds: list[int] = []  # after which they were asked
+        self.round = 0
+
+    def round_done(self, report: RoundReport) -> None:
+        self.round = report.number
+
+    def selected(self, selection: Selection, state: Any, roster: Any) -> None:
+        self.selection = selection
 
     def gained(self, gains: Any, metric: str) -> None:
         assert metric == "accuracy"
-        self.gains = gains
+        self.gains.append(dict(gains))
+        self.rounds.append(self.round)
 
 
 def play(folder: Path, strategy: str, **changes: Any) -> Told:
     values: dict[str, Any] = {
         "clients": 3,
         "cohort": 2,
-        "rounds": 2,
-        "eval_every": 2,
+        "rounds": 3,
+        "eval_every": 1,
         "gains": True,
         "local": LocalConfig(steps=2, batch_size=8),
         "data": DataConfig(name="digits", max_train=20),
@@ -42,39 +56,48 @@ def play(folder: Path, strategy: str, **changes: Any) -> Told:
     config = RunConfig(strategy=strategy, **(values | changes))
     told = Told()
     folder.mkdir(parents=True, exist_ok=True)
-    listeners = [RunFolder(folder, config, "run"), told]
-    Session(config, inline_grid(config, folder), "run", listeners).run()
+    recorder = RunFolder(folder, config, "run")
+    grid = inline_grid(config, folder)
+    Session(config, grid, "run", [recorder, told], selected_state=recorder.selected_state).run()
     return told
 
 
+ON_SERVER = ("personal", "common", *(name for name in MODELS if name.startswith("personal+common")))
+ENDS, SMALL = ("personal", "tuned", "common", "common-tuned"), {"options": {"hidden_dim": 8}}
+OWN = {"models": ("mlp",), "options": {"hidden": 8, "latent": 8}}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "models", "changes"),
+    ("strategy", "ends", "changes"),
     [
-        ("pfedhn", ("personal", "tuned", "alone"), {"options": {"hidden_dim": 8}}),
-        ("pfedhn-pc", ("personal", "tuned", "alone"), {"options": {"hidden_dim": 8}}),
-        ("odpfl", ("personal", "tuned", "alone"), {"options": {"hidden_dim": 8}}),
-        ("fedavg", ("personal", "tuned", "alone"), {}),
-        ("fedavg-ft", ("personal", "tuned", "common", "alone"), {"options": {"epochs": 1}}),
-        ("ditto", ("personal", "tuned", "common", "alone"), {}),
-        ("ghn", ("personal", "tuned", "common", "alone"), {"models": ("mlp",), "options": {"hidden": 8, "latent": 8}}),
-        ("hafl-distillation", ("personal", "alone"), {"models": ("mlp",), "options": {"epochs": 1}}),
+        ("pfedhn", ENDS, SMALL),
+        ("pfedhn-pc", ("personal", "tuned"), SMALL),
+        ("odpfl", ENDS, SMALL),
+        ("fedavg", ("personal", "tuned"), {}),
+        ("fedavg-ft", ("personal", "common", "common-tuned"), {"options": {"epochs": 1}}),
+        ("lg-fedavg", ("personal", "tuned"), {"options": {"fedavg_rounds": 1}}),
+        ("ditto", ENDS, {}),
+        ("ghn", ("personal", "common", "common-tuned"), OWN),
+        ("ghn-server", ("personal", "common", "common-tuned"), OWN),
+        ("hafl-distillation", ("personal",), {"models": ("mlp",), "options": {"epochs": 1}}),
     ],
 )
 def test_every_client_compares_what_its_strategy_gives_it(
-    tmp_path: Path, strategy: str, models: tuple[str, ...], changes: dict[str, Any]
+    tmp_path: Path, strategy: str, ends: tuple[str, ...], changes: dict[str, Any]
 ) -> None:
-    gains = play(tmp_path, strategy, **changes).gains
-    assert gains is not None and list(gains) == ["client-0", "client-1", "client-2"]
+    told = play(tmp_path, strategy, **changes)
+    (gains,) = told.gains
+    assert list(gains) == ["client-0", "client-1", "client-2"]
+    mixtures = [name for name, (first, second, _) in MIXTURES.items() if {first, second} <= set(ends)]
     for name, gain in gains.items():
-        assert gain.models == models and gain.chosen in models
+        assert set(gain.models) == {*ends, *mixtures, "alone"} and gain.chosen in gain.models
         of = dict(zip(gain.models, gain.test, strict=True))
         assert gain.value == pytest.approx(of[gain.chosen] - of["alone"])
         assert (tmp_path / "clients" / name / "scored" / f"run-{strategy}.safetensors").exists()
 
 
 def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path: Path) -> None:
-    gains = play(tmp_path, "pfedhn", options={"hidden_dim": 8}).gains
-    assert gains is not None
+    (gains,) = play(tmp_path, "pfedhn", **SMALL).gains
     found = read_gains(tmp_path)
     assert all((found[name][1].value, found[name][1].low) == (gain.value, gain.low) for name, gain in gains.items())
     page = write_report(tmp_path).read_text().replace("&#39;", "'")
@@ -85,14 +108,91 @@ def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path:
         says = sentence(name, gains[name], "accuracy")
         assert says in page and f"{says}." in personal.card.remarks
         elsewhere = [remark for remark in personal.card.remarks if "It has chosen" in remark]
-        assert bool(elsewhere) == (gains[name].chosen != "personal")
+        assert bool(elsewhere) == (gains[name].chosen not in ON_SERVER)
         assert all(MODELS[gains[name].chosen] in remark and "flower-client export" in remark for remark in elsewhere)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "share"), [("personal", 0), ("common", 1), ("personal+common:0.25", 0.25), ("tuned", 0)]
+)
+def test_the_server_writes_what_a_client_has_chosen_if_it_can(tmp_path: Path, chosen: str, share: float) -> None:
+    play(tmp_path, "pfedhn", **SMALL)
+    lines = [json.loads(text) for text in (tmp_path / "gains.jsonl").read_text().splitlines()]
+    changed = [line | {"gain": line["gain"] | {"chosen": chosen}} for line in lines]
+    (tmp_path / "gains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+    export = Export(tmp_path)
+    for personal in export.models(export.clients(None)):
+        (own,), common = (
+            export.trained.strategy.weights([personal.client]),
+            export.trained.strategy.common(personal.client),
+        )
+        written = own.layout.flatten(dict(personal.module.named_parameters())).detach()
+        torch.testing.assert_close(written, (1 - share) * own.values + share * common.values)
+        assert any("flower-client export" in remark for remark in personal.card.remarks) == (chosen == "tuned")
+        gain = read_gains(tmp_path)[personal.client.client_id][1]
+        of = dict(zip(gain.models, gain.test, strict=True))
+        assert scale_of("accuracy").show(100 * of["personal" if chosen == "tuned" else chosen]) in str(
+            personal.card.origin
+        )
+        assert not torch.equal(own.values, common.values)
+
+
 def test_nothing_is_asked_unless_wished_nor_of_clients_that_learn_alone(tmp_path: Path) -> None:
-    assert play(tmp_path / "unasked", "fedavg", gains=False).gains is None
-    assert play(tmp_path / "alone", "local").gains is None
+    assert play(tmp_path / "unasked", "fedavg", gains=False).gains == []
+    assert play(tmp_path / "alone", "local").gains == []
     assert not list(tmp_path.glob("*/gains.jsonl"))
+
+
+ALL_OF_IT = [
+    "pfedhn",
+    "odpfl",
+    "fedavg",
+    "fedavg-ft",
+    "fedprox",
+    "per-fedavg",
+    "ghn",
+    "ghn-server",
+    "hafl-distillation",
+]
+
+
+@pytest.mark.parametrize("strategy", ALL_OF_IT)
+def test_the_gain_is_that_of_the_selected_round_where_the_server_has_the_model(
+    tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models of the last round have other scores than those of the second, which is selected here."""
+    better = rounds._better
+    monkeypatch.setattr(rounds, "_better", lambda best, number, *of: better(best, number, *of) if number < 3 else best)
+    changes = OWN if "ghn" in strategy else {"models": ("mlp",)} if "hafl" in strategy else {}
+    told = play(tmp_path, strategy, **changes)
+    assert told.selection is not None and told.selection.round < 3
+    for name, gain in told.gains[-1].items():
+        personal = dict(zip(gain.models, gain.test, strict=True))["personal"]
+        assert 100 * personal == pytest.approx(told.selection.test_accuracy[name])
+
+
+def test_they_compare_in_the_middle_of_a_run_and_train_alone_once(tmp_path: Path) -> None:
+    """Training alone for rounds 1 and 2, and then on to 3, ends where training for all of them ends."""
+    often = play(tmp_path / "often", "pfedhn", cohort=3, gains_every=1, baselines=("fedavg",), **SMALL)
+    once = play(tmp_path / "once", "pfedhn", cohort=3, **SMALL)
+    assert often.rounds == [1, 2, 3, 1, 2, 3] and once.rounds == [3]
+    assert often.gains[2] == once.gains[0]
+
+
+def test_a_strategy_that_keeps_more_than_its_state_goes_back_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
+    told = play(tmp_path, "momentum:FedAvgM")
+    assert told.selection is not None
+    for name, gain in told.gains[0].items():
+        personal = dict(zip(gain.models, gain.test, strict=True))["personal"]
+        assert 100 * personal == pytest.approx(told.selection.test_accuracy[name])
+
+
+def test_they_compare_in_asynchronous_mode(tmp_path: Path) -> None:
+    told = play(tmp_path, "pfedhn", asynchronous=True, gains_every=1, **SMALL)
+    assert told.rounds == [1, 2, 3] and all(len(gains) == 3 for gains in told.gains)
 
 
 def test_lines_hold_the_sentence_and_the_numbers(tmp_path: Path) -> None:
