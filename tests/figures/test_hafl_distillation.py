@@ -72,9 +72,10 @@ def loop(teacher: nn.Module, data: Examples) -> nn.Module:
     """Return the student of a plain loop."""
     torch.manual_seed(7)
     student = build(STUDENT)
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(7)
-    for _ in range(3):
+    for passes in range(3):
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * passes / 3)) / 2
         for rows in torch.randperm(len(data), generator=generator).split(8):
             made: Tensor = student(data.inputs[rows])
             with torch.no_grad():
