@@ -95,7 +95,7 @@ class Reproduction:
 
     def _cells(self, method: str, seed: int, out: Path) -> list[Cell]:
         """Return a method's run, preceded by the run that it starts from, if any."""
-        name = f"{_slug(method)}-seed{seed}"
+        name = f"{slug(method)}-seed{seed}"
         config = self.config(method).model_copy(update={"seed": seed})
         if not self.table.methods[method].after_first:
             return [Cell(method, config, out / name)]
@@ -255,7 +255,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

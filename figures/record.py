@@ -1,0 +1,92 @@
+"""Write what `figures.reproduce` has run as lines of `figures/reproduced.jsonl`, of which `figures.cells` makes pages.
+
+A line has a run's table, column, method and seed, the rounds that are over, every evaluation as round, validation and
+test accuracy, and the settings in which the run differs from the table. A run that goes on replaces its earlier line.
+
+    python -m figures.reproduce pfedhn-table3 --column mnist-50 --root DIR --methods pFedHN
+    python -m figures.record runs/reproduce-pfedhn-table3-mnist-50
+    python -m figures.cells
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from figures.cells import read
+from figures.paper_tables import PaperTable, load_table
+from figures.reproduce import slug
+from hyperbloom.common.config import load_run_config, read_yaml
+from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.server.compare.comparison import SHARED
+from hyperbloom.server.runs.lines import METRICS, read_lines
+
+RESULTS = Path(__file__).with_name("reproduced.jsonl")
+FREE = {"seed", "rounds", "eval_every", "checkpoint_every", "init_from", "data.root"}
+"""Keys in which runs may differ without another setting."""
+Line = dict[str, Any]
+
+
+def lines_of(out: Path) -> Iterator[Line]:
+    """Yield a line for each run in a folder of `figures.reproduce` that has been evaluated."""
+    about = read_yaml(out / SHARED)
+    table = load_table(about["table"])
+    folders = {slug(method): method for method, row in table.methods.items() if row.is_in(about["column"])}
+    for folder in sorted(path.parent for path in out.glob("*/config.yaml")):
+        name, _, seed = folder.name.rpartition("-seed")
+        if name in folders and seed.isdigit():
+            yield from _line(table, folder, {**about, "method": folders[name], "seed": int(seed)})
+
+
+def _line(table: PaperTable, folder: Path, about: Mapping[str, Any]) -> Iterator[Line]:
+    found = list(read_lines(folder / METRICS))
+    points = [
+        [line["round"], round(line["val_mean"], 2), round(line[table.metric], 2)]
+        for line in found
+        if line.get("val_mean") is not None
+    ]
+    if points:
+        run = load_run_config(folder / "config.yaml", {}).model_dump(mode="json")
+        plain = table.config(about["method"], about["column"]).model_dump(mode="json")
+        own = {"set": own} if (own := sorted(_differences(plain, run))) else {}
+        keys = ("table", "column", "method", "seed")
+        head = {key: about[key] for key in keys}
+        yield {**head, "rounds": found[-1]["round"], **own, "round_val_test": points}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in now:
+        name, old, new = f"{prefix}{key}", before.get(key), now[key]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{name}.")
+        elif old != new and name not in FREE:
+            yield f"{name}={new}"
+
+
+def merged(before: Sequence[Line], new: Sequence[Line]) -> list[Line]:
+    """Return all lines, with new ones in the place of earlier ones of the same run."""
+    own = {_key(line): line for line in new}
+    kept = [own.pop(_key(line), line) for line in before]
+    return [*kept, *own.values()]
+
+
+def _key(line: Line) -> tuple[Any, ...]:
+    return (*(line[key] for key in ("table", "column", "method", "seed")), *line.get("set", []))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Add the runs of some folders to the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", help="--out of figures.reproduce")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args(words)
+    before = read(args.results) if args.results.exists() else []
+    new = [line for folder in args.folders for line in lines_of(folder)]
+    text = "".join(json.dumps(line) + "\n" for line in merged(before, new))
+    write_bytes(args.results, text.encode())
+    print(f"{args.results}: {len(new)} runs")
+
+
+if __name__ == "__main__":
+    main()
