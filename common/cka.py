@@ -13,6 +13,8 @@ CKA is invariant to orthogonal maps and isotropic scaling of the features, but n
 constant representations, such as zeros, CKA and its gradient are 0.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,10 +49,21 @@ def linear_cka(a: Tensor, b: Tensor) -> Tensor:
 
     Takes `O(n d e)`, or `O(n^2 d)` where representations are wider than they are long.
     """
+    return linear_cka_with(b)(a)
+
+
+def linear_cka_with(b: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function `linear_cka(., b)`, which does once what depends on `b` alone."""
     # Scale to norm 1 so that the products below are between 1 / d and 1.
-    a, b = unit(centred(a)), unit(centred(b))
-    both, squares = _overlap(a, b), _overlap(a, a) * _overlap(b, b)
-    return torch.where(squares == 0, torch.zeros_like(both), both / torch.where(squares == 0, 1.0, squares).sqrt())
+    b = unit(centred(b))
+    own = _overlap(b, b)
+
+    def cka(a: Tensor) -> Tensor:
+        a = unit(centred(a))
+        both, squares = _overlap(a, b), _overlap(a, a) * own
+        return torch.where(squares == 0, torch.zeros_like(both), both / torch.where(squares == 0, 1.0, squares).sqrt())
+
+    return cka
 
 
 def linear_factor(features: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ with `s` the bandwidth and `m` the median of the squared distances between diffe
 invariant to isotropic scaling. Gradients pass through `m`. For constant representations CKA and its gradient are 0.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -56,6 +57,12 @@ def rbf_cka(a: Tensor, b: Tensor) -> Tensor:
     return cka(rbf_gram(a), rbf_gram(b))
 
 
+def rbf_cka_with(b: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function `rbf_cka(., b)`, which makes the kernel of `b` once."""
+    kernel = rbf_gram(b)
+    return lambda a: cka(rbf_gram(a), kernel)
+
+
 class AlignedRBF(Aligned):
     """`Aligned` with CKA of rbf kernels."""
 
@@ -71,4 +78,4 @@ class FedHeNNRBF(FedHeNNHomogeneous):
 
 
 METHODS["aligned-rbf"] = AlignedRBF
-LOCAL_METHODS["aligned-rbf"] = partial(aligned, similarity=rbf_cka)
+LOCAL_METHODS["aligned-rbf"] = partial(aligned, similarity_to=rbf_cka_with)

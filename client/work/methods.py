@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hyperbloom.client.work.sgd import Flat, Network, start, take_steps, train
 from hyperbloom.common.alignment import check_factor
-from hyperbloom.common.cka import linear_cka
+from hyperbloom.common.cka import linear_cka_with
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, HyperFL, Method
@@ -101,31 +101,27 @@ def aligned(
     seed: int,
     settings: Aligned,
     likeness: Likeness | None = None,
-    similarity: Callable[[Tensor, Tensor], Tensor] = linear_cka,
+    similarity_to: Callable[[Tensor], Callable[[Tensor], Tensor]] = linear_cka_with,
 ) -> float:
     """SGD on the loss plus `eta (1 - CKA)`, with all of the round's reference inputs in each step (FedHeNN).
 
     A private copy gets the trained weights.
     """
-    pair = _representations(network.module, data, likeness) if settings.eta else None
-
-    def align() -> Tensor | None:
-        if pair is None:
-            return None
-        penalty = settings.eta * (1 - similarity(*pair()))
-        penalty.backward()
-        return penalty.detach()
-
+    align = _alignment(network.module, data, likeness, settings.eta, similarity_to) if settings.eta else lambda: None
     loss = train(network, data, sgd, seed, [network.shared] if network.has_copy else network.parts, align)
     if network.has_copy:
         network.personal.load(network.shared.values)
     return loss
 
 
-def _representations(
-    module: nn.Module, data: Examples, likeness: Likeness | None
-) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Return a function that computes the module's representations, and returns them with their target."""
+def _alignment(
+    module: nn.Module,
+    data: Examples,
+    likeness: Likeness | None,
+    eta: float,
+    similarity_to: Callable[[Tensor], Callable[[Tensor], Tensor]],
+) -> Callable[[], Tensor]:
+    """Return a function that adds the gradient of `eta (1 - CKA)` and returns this term."""
     if likeness is None:
         raise WireError("order: expected reference inputs, found none")
     inputs, factor = likeness[0].to(data.inputs), likeness[1]
@@ -135,7 +131,14 @@ def _representations(
     else:
         with torch.no_grad():
             target = represent(module, last, inputs).clone()
-    return lambda: (represent(module, last, inputs), target)
+    similarity = similarity_to(target)
+
+    def align() -> Tensor:
+        penalty = eta * (1 - similarity(represent(module, last, inputs)))
+        penalty.backward()
+        return penalty.detach()
+
+    return align
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.networks import load
 from hyperbloom.common.alignment import LARGEST_REFERENCE, digest_of, draw_rows, factor_of, factor_weights, widest
+from hyperbloom.common.data import laid_out
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.models import last_layer
 from hyperbloom.common.models import represent as representations
@@ -76,4 +77,4 @@ def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tens
             f"order: expected the reference set {reference[:12]} on this client, found {found}",
             reason=Reason.LACKS_REFERENCE,
         )
-    return kept[draw_rows(len(kept), rows, draw)].float().to(client.device)
+    return laid_out(kept[draw_rows(len(kept), rows, draw)].float().to(client.device))

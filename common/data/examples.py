@@ -14,6 +14,15 @@ from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 
+def laid_out(inputs: torch.Tensor) -> torch.Tensor:
+    """Return inputs in the fastest memory layout for training on their device: images channels-last on a CPU."""
+    if inputs.ndim == 4 and inputs.device.type == "cpu":
+        # A local step of LeNet then takes three quarters of the time (benchmarks/local_sgd.py), a step of FedHeNN half
+        # (benchmarks/alignment.py). We have not measured GPUs.
+        return inputs.contiguous(memory_format=torch.channels_last)
+    return inputs
+
+
 @dataclass(frozen=True)
 class Examples:
     """Labelled examples held as two tensors.
@@ -57,11 +66,7 @@ class Examples:
 
     def to(self, device: torch.device | str) -> "Examples":
         """Return the same examples on `device`, with images in the fastest memory layout for training there."""
-        inputs = self.inputs.to(device)
-        if inputs.ndim == 4 and inputs.device.type == "cpu":
-            # A local step of LeNet then takes three quarters of the time (benchmarks/local_sgd.py). We have not
-            # measured GPUs.
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = laid_out(self.inputs.to(device))
         weights = None if self.weights is None else self.weights.to(device)
         return replace(self, inputs=inputs, labels=self.labels.to(device), weights=weights)
 

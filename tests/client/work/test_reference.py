@@ -1,6 +1,8 @@
 """FedHeNN on the client: what it takes for a reference set, what it makes of it, and how it trains."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +13,16 @@ from torch import Tensor, nn
 
 from hyperbloom import __version__
 from hyperbloom.client.work.methods import Likeness, train_by
+from hyperbloom.client.work.methods import aligned as train_aligned
 from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.alignment import digest_of, draw_rows, factor_weights, reference_weights
-from hyperbloom.common.cka import centred, linear_cka
-from hyperbloom.common.data import Examples
+from hyperbloom.common.cka import centred, linear_cka, linear_cka_with
+from hyperbloom.common.data import Examples, laid_out
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Aligned
-from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder, RepresentOrder
 from hyperbloom.common.wire.orders import SGD, Greeting
@@ -202,6 +205,31 @@ def test_with_the_weights_sent_as_the_target_the_first_step_is_that_of_the_loss_
         steps = sgd(steps=count, batch_size=16, learning_rate=0.5)
         one, other = (aligned(_at(start), steps, method(eta=eta))[0] for eta in (0.0, 20.0))
         assert torch.allclose(one, other, atol=1e-4) == same
+
+
+@pytest.mark.parametrize("wide", [None, 5, 12])
+def test_a_target_prepared_once_and_rows_laid_out_as_images_train_the_same_weights(wide: int | None) -> None:
+    """The other side computes CKA of both in each step, on rows as they are read."""
+    generator = torch.Generator().manual_seed(2)
+    rows, inputs = (torch.rand(count, 3, 16, 16, generator=generator) for count in (12, 16))
+    factor = None if wide is None else factor_weights(torch.randn(12, wide, generator=generator))
+    found = []
+    for similarity_to, seen in ((linear_cka_with, laid_out(rows)), (lambda b: lambda a: linear_cka(a, b), rows)):
+        torch.manual_seed(0)
+        network = build(ModelSpec("lenet", "S", (3, 16, 16), 10))
+        shared = FlatPart(network, Layout.of(network))
+        made, images = Network(network, shared, Flat(Layout(()), torch.empty(0))), replace(data(), inputs=inputs)
+        steps = sgd(steps=2, batch_size=8, learning_rate=0.01)  # more would multiply what rounding changes
+        train_aligned(made, images, steps, 5, method(), (seen, factor), similarity_to)
+        found.append(shared.values)
+    torch.testing.assert_close(*found, rtol=0, atol=2e-6)
+
+
+def test_a_rounds_rows_lie_in_memory_as_images_do() -> None:
+    kept = torch.rand(30, 3, 8, 8)
+    client: Any = SimpleNamespace(device="cpu", state=SimpleNamespace(load_reference=lambda _: kept))
+    rows = reference_rows(client, DIGEST, 12, 7)
+    assert torch.equal(rows, kept[draw_rows(30, 12, 7)]) and rows.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_private_copy_is_what_was_trained() -> None:
