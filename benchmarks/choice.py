@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from torch.nn.functional import cross_entropy
 
 from benchmarks.pays import Line, read
 from benchmarks.pays_sets import SETS
@@ -50,6 +51,17 @@ def surely(trials: Trials, names: Sequence[str], data: Any, share: float) -> str
     return chosen if interval(lambda rows: float(gained[rows].mean()), len(gained), 1000, share)[0] > 0 else "alone"
 
 
+def surely_by_loss(trials: Trials, names: Sequence[str], data: Any, errors: float) -> str:
+    """Return the best of some models by loss, if it is no worse by accuracy and its loss surely smaller than alone."""
+    chosen = best(trials, names, by_loss=True)
+    pair = (trials[chosen], trials["alone"])
+    mine, lone = (cross_entropy(each.answers[0].double(), data.labels.cpu(), reduction="none") for each in pair)
+    gained = (lone - mine).numpy()
+    sure = gained.mean() > errors * gained.std(ddof=1) / np.sqrt(len(gained))
+    no_worse = pair[0].val.value("accuracy") >= pair[1].val.value("accuracy")
+    return chosen if sure and no_worse else "alone"
+
+
 FEDERATION = [name for name in MODELS if name != "alone"]
 RULES: dict[str, Callable[[Trials, Any], str]] = {
     "the federation's model, always": lambda trials, data: "personal",
@@ -59,6 +71,9 @@ RULES: dict[str, Callable[[Trials, Any], str]] = {
     "the best, if surely better by 1 standard error": lambda trials, data: surely(trials, FEDERATION, data, 0.159),
     "**the best, if surely better by 1.5**": lambda trials, data: surely(trials, FEDERATION, data, 0.067),
     "the best, if surely better by 2": lambda trials, data: surely(trials, FEDERATION, data, 0.023),
+    "the best by loss, if no worse by accuracy": lambda trials, data: surely_by_loss(trials, FEDERATION, data, 0.0),
+    "the same, if its loss is surely smaller by 1": lambda trials, data: surely_by_loss(trials, FEDERATION, data, 1.0),
+    "the same, by 1.5": lambda trials, data: surely_by_loss(trials, FEDERATION, data, 1.5),
     "the federation's model, if surely better by 1.5": lambda trials, data: surely(trials, ["personal"], data, 0.067),
 }
 

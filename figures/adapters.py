@@ -251,6 +251,7 @@ def flags_of(task: str, method: str, rate: float, seed: int, out: Path, novel: b
     flags += ["--data", str(out / data), "--split", "owner", "--rounds", str(ROUNDS), "--eval-every", "10"]
     values = ["gains=false", *LOCAL, f"adapt={adapt}", f"backbone={out / NETWORKS[task]}"]
     values += [f"local.learning_rate={rate}", *([f"novel={NOVEL}"] if novel else [])]
+    values += ["start=hypernetwork"] if strategy in ("pfedhn", "odpfl") else []
     return flags + [word for value in values for word in ("--set", value)]
 
 

@@ -32,6 +32,7 @@ from hyperbloom.server.loop.session import Session
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.yaml"
 FORGETFUL = "/forgetful"
+OPTIONS = {"start": "hypernetwork", "update": "mean", "learning_rate": 0.05, "embedding_learning_rate": 0.3}
 CODECS = [
     *("none", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8"),
     *(f"top-k:0.1+int8{FORGETFUL}", f"top-k:0.01+int8{FORGETFUL}"),
@@ -101,8 +102,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     given = dict(parse_assignment(text) for text in args.set)
-    if args.strategy != "pfedhn":
-        given = {"strategy": args.strategy, "options": {}, **given}
+    given = {
+        "strategy": args.strategy,
+        "options": OPTIONS if args.strategy == "pfedhn" else {},
+        "gains": False,
+        **given,
+    }
     if args.quick:
         given |= {"rounds": 4, "eval_every": 2}
     print(f"{machine()}\n\n| compression | bytes of a reply | times less | last round | selected round |")

@@ -179,6 +179,7 @@ def _config(case: Case, clients: int, seed: int, **changes: Any) -> RunConfig:
         "model": "mlp",
         "seed": seed,
         "gains": False,
+        "options": {"start": "hypernetwork"} if case.strategy.startswith("pfedhn") else {},
     }
     return RunConfig(strategy=case.strategy, **values | dict(case.settings) | changes)
 

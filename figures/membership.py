@@ -115,6 +115,7 @@ def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: in
     config = RunConfig(
         gains=False,
         strategy=strategy,
+        options={"start": "hypernetwork"} if strategy == "pfedhn" else {},
         clients=CLIENTS,
         cohort=CLIENTS,
         rounds=rounds,

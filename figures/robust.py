@@ -96,6 +96,7 @@ def run(split: str, rounds: int, seeds: int, attacks: Sequence[str]) -> dict[tup
                 config = RunConfig(
                     gains=False,
                     strategy="pfedhn",
+                    options={"start": "hypernetwork"},
                     clients=10,
                     cohort=10,
                     rounds=rounds,

@@ -235,7 +235,7 @@ def deceive(seconds: float) -> tuple[Cost, list[str]]:
         careful = site.client("a", "--min-noise", "4", "--max-changes", str(MOST_CHANGES))
         clients = [careful, site.client("b")]
         with superlink(site.address, site.folder / "lies", __version__, site.files) as grid:
-            site.wait("two clients", lambda: len(grid.get_node_ids()) == len(clients))
+            site.wait("two clients", lambda: len(grid.get_nodes()) == len(clients))
             lie(grid, seconds / 4)
             usual, disk = [resident(each) for each in clients], site.written("state")
             done = lie(grid, seconds)

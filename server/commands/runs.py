@@ -1,6 +1,7 @@
 """The subcommands that make runs, watch them, and export from their folders, and the one that writes a Flower app."""
 
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,17 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
 
     from hyperbloom.common.config import check
     from hyperbloom.common.models import BACKBONE
-    from hyperbloom.server.grids.fleet import Machines, open_for_newcomers, sayer
+    from hyperbloom.server.grids.fleet import Machines, open_for_newcomers
     from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
     from hyperbloom.server.runs.trained import read_trained
-    from hyperbloom.server.watch.board import plain_text
+    from hyperbloom.server.watch.view import print_line
 
-    say = sayer(Console())
-
-    def tell(text: str) -> None:
-        say(plain_text(text))
-
+    say = partial(print_line, Console())
     maker = ModelMaker(read_trained(run, check_on_demand, own_code))
-    tell(maker.offer.expected)
+    say(maker.offer.expected)
     brings = f"--data WHAT{' --backbone WHERE' if maker.offer.model == BACKBONE else ''}"
-    with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", brings, say, tell) as grid:
-        OnDemandService(grid, maker, tell).serve()
+    with open_for_newcomers(check(Machines, listening, "the flags"), run / "serve", brings, say, say) as grid:
+        OnDemandService(grid, maker, say).serve()
 
 
 @command(

@@ -20,8 +20,6 @@ from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hyperbloom.server.grids.live import LiveGrid
 
 INVITED_S = 3600.0
@@ -31,15 +29,6 @@ Say = Callable[..., None]
 
 Tell = Callable[[str], None]
 """Receives a line for each caller that the SuperLink refuses, in another thread."""
-
-
-def sayer(console: "Console") -> Say:
-    """Return a function that prints lines literally: paths and names may look like markup."""
-
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-    return say
 
 
 class Machines(Section):

@@ -38,10 +38,6 @@ class InlineGrid:
         self._ids = count(1)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all virtual clients."""
-        return list(self._contexts)
-
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the virtual clients as Flower's node records."""
         return [NodeInfo(node_id=node) for node in self._contexts]

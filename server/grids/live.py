@@ -89,10 +89,6 @@ class LiveGrid:
         self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=True))}
         return ids
 
-    def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes that are here."""
-        return [node.node_id for node in self.get_nodes()]
-
     def get_nodes(self) -> list[flower.NodeInfo]:
         """Return the nodes that are here.
 

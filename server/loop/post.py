@@ -1,6 +1,6 @@
 """The book of messages: which orders are open, and which replies have come.
 
-Works over any grid with four of the public methods of Flower's `Grid`.
+Works over any grid with three of the public methods of Flower's `Grid`.
 """
 
 import time
@@ -26,9 +26,6 @@ UNREADABLE = 1001
 
 class Grid(Protocol):
     """What the server needs of a grid: the methods of these names of `flwr.serverapp.Grid`."""
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are here."""
 
     def get_nodes(self) -> Iterable[Any]:
         """Return the nodes that are here, each with its id and its name."""

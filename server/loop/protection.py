@@ -6,7 +6,7 @@
 See common/secrecy/noise.py for the guarantees, masks.py for secure aggregation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hyperbloom.common.compression import Codec
@@ -14,10 +14,9 @@ from hyperbloom.common.config import FEWEST_CLIENTS, MOST_CLIENTS, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.noise import noisy_mean
 from hyperbloom.common.wire.orders import Noise, TrainOrder
+from hyperbloom.server.loop.listener import Listener
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, Train, Update, through, train
-
-Release = Callable[[Sequence[str]], None]
 
 
 def check_protection(config: RunConfig, algorithm: Algorithm) -> None:
@@ -53,10 +52,10 @@ def check_protection(config: RunConfig, algorithm: Algorithm) -> None:
 
 
 class Protection:
-    """Adds compression and noise to the exchanges of one algorithm; `release` hears of noise before it is requested."""
+    """Adds compression and noise to the exchanges of an algorithm; `listeners` hear of noise before it is asked for."""
 
-    def __init__(self, algorithm: Algorithm, release: Release) -> None:
-        self.config, self._release = algorithm.config, release
+    def __init__(self, algorithm: Algorithm, listeners: Sequence[Listener]) -> None:
+        self.config, self._listeners = algorithm.config, listeners
         self._codec = Codec.parse(self.config.compression)
         self._reply = algorithm.reply
 
@@ -66,8 +65,8 @@ class Protection:
         noisy = self._reply != "nothing" and self.config.privacy.where != "none"
 
         def orders(clients: Sequence[Client]) -> list[TrainOrder]:
-            if noisy:
-                self._release([client.client_id for client in clients])
+            for listener in self._listeners if noisy else ():
+                listener.released([client.client_id for client in clients])
             return [self._protected(order) for order in write(clients)]
 
         keep_sent = ask.keep_sent or codec is not None or self.config.privacy.where == "server"

@@ -14,7 +14,7 @@ from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
-from hyperbloom.server.loop.protection import Protection, Release
+from hyperbloom.server.loop.protection import Protection
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
 from hyperbloom.strategies.odpfl import ODPFL
@@ -36,7 +36,6 @@ class Run:
 
     Attributes:
         scope: what orders say of the run: its id, and to which rounds it may go back. Each round sets its own number.
-        release: called with the names of clients just before their noisy changes are requested.
         halfway: called with the number of each round after which clients compare, but not after the last.
     """
 
@@ -45,12 +44,11 @@ class Run:
     federation: Federation
     listeners: Sequence[Listener]
     scope: Scope
-    release: Release = lambda names: None
     halfway: Callable[[int], None] = lambda number: None
 
     def __post_init__(self) -> None:
         self.director = Director(self.federation, self.config)
-        self.protection = Protection(self.algorithm, self.release)
+        self.protection = Protection(self.algorithm, self.listeners)
 
     def candidates(self) -> list[Client]:
         """Return the clients from which a cohort can be drawn now."""

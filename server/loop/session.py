@@ -113,7 +113,7 @@ class Session:
         else:
             self.federation.admission.begin(self.roster, 0)
         scope = Scope(f"{self.run_id}-{config.strategy}", 0, config.seed, *self._points_of(phase))
-        run = Run(config, algorithm, self.federation, self.listeners, scope, self._spend)
+        run = Run(config, algorithm, self.federation, self.listeners, scope)
         gains = config.gains and not isinstance(algorithm, Local)
         if gains and config.gains_every:
             run.halfway = lambda number: ask_gains(run, number, number)
@@ -181,10 +181,6 @@ class Session:
         for listener in self.listeners:
             listener.checkpoint(checkpoint)
         self._points = [*self._points, (phase, progress.orders)][-2:]
-
-    def _spend(self, names: Sequence[str]) -> None:
-        for listener in self.listeners:
-            listener.released(names)
 
     def _tell(self, text: str) -> None:
         for listener in self.listeners:

@@ -197,7 +197,7 @@ class OnDemandService:
         if now - self._visited < VISIT_EVERY_S:
             return
         self._visited = now
-        present = set(self.grid.get_node_ids())
+        present = {node.node_id for node in self.grid.get_nodes()}
         newcomers = sorted(present - self._met)
         self._met = present
         self.post.keep(lambda letter: letter.node in present and now - letter.sent < TTL_S)

@@ -35,8 +35,8 @@ FORMAT = 1
 KEPT = 2
 LOCK_PATIENCE_S = 0.5  # a watcher tries the lock too, and holds it for a moment
 
-# Errors from reading a damaged file.
-_DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+# Errors from reading a damaged file; the last two come from JSON written in malice.
+DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def write_checkpoint(
@@ -87,7 +87,7 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     for path in reversed(_all(folder)):
         try:
             checkpoint, body = _read(folder, path)
-        except _DAMAGED as error:
+        except DAMAGED as error:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be readable next time
                 raise ConfigError(f"--resume: cannot read {path}: {error.strerror}") from None
             say(f"{path} cannot be used ({' '.join(str(error).split())}); going back to the one before")
@@ -136,7 +136,7 @@ def has_checkpoint(folder: Path) -> bool:
 def is_over(folder: Path, config: RunConfig) -> bool:
     """Return whether the run in `folder` is complete; False without a readable checkpoint."""
     for path in reversed(_all(folder)):
-        with suppress(*_DAMAGED):
+        with suppress(*DAMAGED):
             return _read(folder, path)[0].phase > len(config.baselines)
     return False
 
@@ -165,7 +165,7 @@ def _rewind(folder: Path, point: tuple[int, int]) -> list[tuple[int, int]]:
     try:
         resumes = json.loads(path.read_text()) if path.exists() else []
         before = [(int(each["phase"]), int(each["orders"])) for each in resumes]
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ConfigError(f"--resume: {path} is damaged ({error}); clients need it to find their own state") from None
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"phase": point[0], "orders": point[1], "time": now, "version": __version__}

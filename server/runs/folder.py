@@ -29,7 +29,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,14 +41,10 @@ from hyperbloom.common.secrecy.noise import epsilon_of, promise
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.runs.checkpoint import read_resume, selected_file, write_checkpoint
+from hyperbloom.server.runs.checkpoint import DAMAGED, read_resume, selected_file, write_checkpoint
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.algorithm import Algorithm
 
-_DAMAGED = (
-    *(OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError),
-    *(RecursionError, OverflowError),  # from JSON written in malice
-)
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
 
@@ -84,7 +79,7 @@ def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tenso
     try:
         tensors = load_file(folder / "hypernetwork.safetensors")
         return tensors, Roster.from_json(json.loads((folder / "roster.json").read_text()))
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ConfigError(
             f"{asked_by}: expected a run folder with hypernetwork.safetensors and roster.json, found {folder} ({error})"
         ) from None
@@ -189,7 +184,7 @@ class RunFolder(Listener):
             self._spent = Counter({str(name): int(each["releases"]) for name, each in stored.pop("clients").items()})
             if stored != privacy.model_dump():
                 raise ValueError("it is of other settings than config.yaml")
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise ConfigError(
                 f"--resume: {path} cannot be used ({error}), so it is not known what has been spent on privacy; "
                 "restore it from a backup"

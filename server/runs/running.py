@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from hyperbloom.common.errors import DiskError, HyperbloomError
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
-from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to, sayer
+from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to
 from hyperbloom.server.loop.listener import Listener, Resume, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
@@ -22,7 +23,7 @@ from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
 from hyperbloom.server.watch.tracking import find_tracker, tracked
-from hyperbloom.server.watch.view import TerminalView, results_table, results_title
+from hyperbloom.server.watch.view import TerminalView, print_line, results_table, results_title
 
 LARGEST_FOR_REPORT = 100_000_000
 """Most bytes of lines for which a run writes its report at its end; this many take five seconds."""
@@ -105,7 +106,7 @@ def run_federation(
     """
     _check(config, machines, begins=resume is None, listens=grid is None)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
-    view, say = TerminalView(console), sayer(console)
+    view, say = TerminalView(console), partial(print_line, console)
     say(f"run folder: {folder}")
     with tracked(folder, machines.track, say):
         try:

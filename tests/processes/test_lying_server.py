@@ -23,7 +23,7 @@ def test_clients_refuse_what_a_lying_server_orders(
     careful = site.client("careful", "--min-noise", "4", "--max-changes", str(ALLOWED), *flags)
     trusting = site.client("trusting", *flags)
     with superlink(f"127.0.0.1:{site.port}", site.folder / "lies", __version__) as grid:
-        until(lambda: len(grid.get_node_ids()) == 2, "two clients")
+        until(lambda: len(grid.get_nodes()) == 2, "two clients")
         done: dict[str, Counter[str]] = {}
         for what in [each for each in LIES if each != GOODBYE for _ in range(ALLOWED + 1)]:
             for name, carried_out in tell(grid, what).items():

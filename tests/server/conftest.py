@@ -135,10 +135,6 @@ class ScriptedGrid:
         self.owners: dict[int, str] = {}
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return who is present."""
-        return list(self.nodes)
-
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return who is present, each under the name that its key is registered for."""
         return [NodeInfo(node_id=node, name=self.owners.get(node, "")) for node in self.nodes]

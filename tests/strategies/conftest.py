@@ -225,6 +225,17 @@ def scripted_grid(
 # ---------------------------------------------------------------------- federations in this process
 
 
+class Spending(Listener):
+    """Adds whose noise is spent to `names`."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def released(self, names: Sequence[str]) -> None:
+        """Add the names."""
+        self.names += names
+
+
 @dataclass
 class History(Listener):
     """Every round's outcome, and the server's state after it; `after_round` is called when a round is over."""
@@ -295,7 +306,7 @@ class Inline:
     def loop(self, *listeners: Listener) -> Run:
         """Return what plays the algorithm's rounds."""
         scope = Scope(RUN_ID, 0, self.config.seed)
-        return Run(self.config, self.algorithm, self.federation, listeners, scope, self.released.extend)
+        return Run(self.config, self.algorithm, self.federation, [*listeners, Spending(self.released)], scope)
 
     def run(self, after_round: Callable[[int], None] = lambda number: None) -> tuple[History, Selection]:
         """Run all rounds."""

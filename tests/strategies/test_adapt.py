@@ -89,7 +89,7 @@ def test_the_hypernetworks_first_models_are_the_backbone_to_the_bit(tmp_path: Pa
 
 @pytest.mark.parametrize("hypernetwork", ["mlp", "chunked"])
 def test_a_common_start_is_torchs_own_and_deviations_are_learned_from_zero(hypernetwork: str) -> None:
-    """One step from the start: a linear head moves theta_i by rate * (features_i . features_j + 1) * what is learned."""
+    """One step from the start: a linear head moves theta_i by rate * (features_i . features_j + 1) * the rest."""
     options = {"hypernetwork": hypernetwork, "start": "common", "update": "mean", "weight_decay": 0.0}
     options |= {"learning_rate": 0.1}
     config = digits_config(strategy="pfedhn", options=options)

@@ -18,7 +18,7 @@ def test_a_client_finds_it_and_its_port_is_free_afterwards(tmp_path: Path) -> No
         with superlink(address, tmp_path / name, "0.1.0") as grid:
             client = Connection(link, retries_of(link))
             client.open()
-            assert grid.get_node_ids() == [client.node_id]
+            assert [node.node_id for node in grid.get_nodes()] == [client.node_id]
             client.close()
             with pytest.raises(ConnectionFailed, match="the port is taken"), superlink(address, tmp_path, "0.1.0"):
                 raise AssertionError

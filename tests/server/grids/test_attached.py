@@ -49,7 +49,7 @@ def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
     with attached(api, "0.1.0") as grid:
         client = Connection(link, retries_of(link))
         client.open()
-        assert list(grid.get_node_ids()) == [client.node_id]
+        assert [node.node_id for node in grid.get_nodes()] == [client.node_id]
         assert play(grid, client, b"first").content["a"]["b"] == b"first"
 
         superlink = grid._superlink
@@ -66,7 +66,7 @@ def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
         monkeypatch.setattr(superlink._client, "_send", lossy)
         assert play(grid, client, b"second").content["a"]["b"] == b"second" and not lost
         client.close()
-        assert list(grid.get_node_ids()) == []
+        assert [node.node_id for node in grid.get_nodes()] == []
 
 
 def test_a_superlink_that_is_away_is_told_in_one_line() -> None:

@@ -256,13 +256,13 @@ def test_a_client_that_came_back_before_it_was_missed_is_left_out_once(monkeypat
 
     monkeypatch.setattr(desk, "nodes", nodes)
     grid = LiveGrid(desk)
-    assert list(grid.get_node_ids()) == [1, 2]
-    assert list(grid.get_node_ids()) == [1, 2]
+    assert [node.node_id for node in grid.get_nodes()] == [1, 2]
+    assert [node.node_id for node in grid.get_nodes()] == [1, 2]
     activated[2] = "10:05"
     activated[3] = "10:05"
-    assert list(grid.get_node_ids()) == [1, 3]
-    assert list(grid.get_node_ids()) == [1, 2, 3]
+    assert [node.node_id for node in grid.get_nodes()] == [1, 3]
+    assert [node.node_id for node in grid.get_nodes()] == [1, 2, 3]
     del activated[1]
-    assert list(grid.get_node_ids()) == [2, 3]
+    assert [node.node_id for node in grid.get_nodes()] == [2, 3]
     activated[1] = "10:06"
-    assert list(grid.get_node_ids()) == [2, 3, 1]
+    assert [node.node_id for node in grid.get_nodes()] == [2, 3, 1]

@@ -24,6 +24,7 @@ from hyperbloom.server.loop.protection import Protection, check_protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from tests.strategies.conftest import (
     Inline,
+    Spending,
     assert_same,
     digits_config,
     digits_federation,
@@ -113,7 +114,7 @@ def test_orders_say_what_clients_have_to_do_and_whose_noise_is_spent_is_told_bef
     spent: list[str] = []
     dp = PrivacyConfig(where="client", clip=2.0, noise=3.0)
     made = joined(config_for("fedavg", privacy=dp, compression=CODEC), *map(introduction, "abc"))
-    wanted = Protection(made, spent.extend).training(turn(made).training(list(made.clients.values())))
+    wanted = Protection(made, [Spending(spent)]).training(turn(made).training(list(made.clients.values())))
     assert spent == [] and wanted.keep_sent
     (order,) = wanted.orders(wanted.clients[1:2])
     assert (spent, order.noise, order.codec, order.quiet) == (["b"], Noise(2.0, 3.0), Codec.parse(CODEC), False)
@@ -131,7 +132,7 @@ def test_who_sends_nothing_spends_nothing_and_is_quiet_where_others_hide_theirs(
 ) -> None:
     spent: list[str] = []
     made = joined(config_for("local", **changes, clients=3, cohort=3), *map(introduction, "abc"))
-    wanted = Protection(made, spent.extend).training(turn(made).training(list(made.clients.values())))
+    wanted = Protection(made, [Spending(spent)]).training(turn(made).training(list(made.clients.values())))
     assert [(o.noise, o.quiet) for o in wanted.orders(wanted.clients)] == [(None, quiet)] * 3
     assert spent == []
 
@@ -163,7 +164,7 @@ def test_noise_on_the_server_hides_each_change_whatever_clients_send_back(
         update_of(client, change if reply == "delta" else sent + change, sent=sent)
         for client, change in zip(made.clients.values(), changes, strict=True)
     ]
-    found = Protection(made, lambda names: None).learned(updates)
+    found = Protection(made, ()).learned(updates)
     for before, after in zip(updates, found, strict=True):
         assert (after.client, after.examples) == (before.client, before.examples)
         assert after.returned is not None
