@@ -58,3 +58,9 @@ def test_evaluating_changes_nothing() -> None:
     assert torch.equal(part.values, before)
     assert not part.gradient.any()
     assert part.momentum is None
+
+
+def test_counts_of_very_many_classes_are_not_sent() -> None:
+    for classes, sent in ((512, 512**2), (513, 0)):
+        score = evaluate(Memory(), Examples(torch.eye(classes)[:9], torch.arange(9)), disclose=True)
+        assert len(score.counts) == sent and score.value("accuracy") == 1
