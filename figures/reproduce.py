@@ -256,6 +256,7 @@ def _one_line(text: str) -> str:
 
 
 def slug(text: str) -> str:
+    """Return a name of a folder for a name of a method."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
