@@ -94,11 +94,7 @@ class _Loop:
             outcome, self.outcome = self.outcome, Outcome()
             self._report(number, outcome, seconds, elapsed, late - before, self.federation.post.take_traffic())
             if rounds.due(self.config.gains_every, self.config, number):
-<<<<<<< HEAD
-                self._finish_evaluation(training=True)
-=======
                 self._finish(orders=True)
->>>>>>> house2
                 self.of.halfway(number)
             if rounds.due(self.config.checkpoint_every, self.config, number):
                 self._finish()
@@ -110,11 +106,7 @@ class _Loop:
                     self.of.stop_early(number)
                     break
                 self._ask_for_evaluation(number, elapsed)
-<<<<<<< HEAD
-        self._finish_evaluation(training=self.config.gains)
-=======
         self._finish(orders=self.config.gains)  # to compare models, all clients are asked at once
->>>>>>> house2
         if self.best is None:
             raise CohortError(rounds.NEVER_EVALUATED)
         return self.best
@@ -232,27 +224,12 @@ class _Loop:
         letters = self.director.send(pending.ask, clients, pending.outcome)
         pending.letters, pending.answers = {letter.id: letter for letter in letters}, []
 
-<<<<<<< HEAD
-    def _finish_evaluation(self, training: bool = False) -> None:
-        """Wait until the open evaluation is complete, and perhaps all training; send no new training orders."""
-        while self._pending or (training and self._written):
-            if not self._take_in():
-                self.federation.post.wait(FASTEST_POLL_S)
-
-    def _conclude(self, done: _Pending, evaluation: Evaluation) -> None:
-        done.outcome.evaluation = rounds.evaluated(evaluation, self.of)
-        self.best = rounds.select(self.of, self.best, done.number, done.outcome.evaluation, done.state)
-        seconds = time.perf_counter() - done.asked
-        self._report(done.number, done.outcome, seconds, done.elapsed, 0, Traffic())
-
-=======
     def _finish(self, orders: bool = False) -> None:
         """Wait until the open evaluation, or all open `orders`, are answered or given up; send no new ones."""
         while self._pending or (orders and self._written):
             if not self._take_in():
                 self.federation.post.wait(FASTEST_POLL_S)
 
->>>>>>> house2
     def _report(
         self, number: int, outcome: Outcome, seconds: float, elapsed: float, late: int, traffic: Traffic
     ) -> None:
