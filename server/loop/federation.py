@@ -232,7 +232,7 @@ class Federation:
         deadline, pause = time.monotonic() + GOODBYE_S, Pause(self.post.wait)
         while self.post.waits_for(left) and time.monotonic() < deadline:
             self.post.poll()
-            if not set(self.grid.get_node_ids()) & set(nodes):
+            if not {node.node_id for node in self.grid.get_nodes()} & set(nodes):
                 return
             pause.take()
 
