@@ -24,7 +24,7 @@ from figures.networks import cnn_4
 from hyperbloom.client.work.methods import aligned
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.alignment import factor_weights
-from hyperbloom.common.cka import linear_cka, linear_cka_with
+from hyperbloom.common.cka import linear_cka_with
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import laid_out
 from hyperbloom.common.layout import Layout
@@ -58,7 +58,7 @@ def _compare(name: str, rows: Tensor, target: Weights | None, quick: bool) -> Co
         part.load(start)
         aligned(made, IMAGES, sgd, 0, settings, (inputs, target), similarity_to)
 
-    before = partial(train, rows, lambda b: lambda a: linear_cka(a, b))
+    before = partial(train, rows, lambda b: lambda a: linear_cka_with(b)(a))
     sides = _alternate(partial(train, laid_out(rows), linear_cka_with), before, repetitions)
     times = ([1000 * seconds / steps for seconds in side] for side in sides)
     conditions = f"cnn-4, batch 64, {ROWS} public rows of 3 x 32 x 32, {steps} steps; {repetitions} times each"

@@ -44,16 +44,11 @@ def unit(values: Tensor) -> Tensor:
     return torch.where(none, torch.zeros_like(scaled), scaled / norm)
 
 
-def linear_cka(a: Tensor, b: Tensor) -> Tensor:
-    """Return the CKA of two linear kernels from their features `(n, d)` and `(n, e)`, as a scalar.
+def linear_cka_with(b: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the CKA with features `b` `(n, e)` as a function of features `(n, d)`; what depends on `b` is done once.
 
     Takes `O(n d e)`, or `O(n^2 d)` where representations are wider than they are long.
     """
-    return linear_cka_with(b)(a)
-
-
-def linear_cka_with(b: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function `linear_cka(., b)`, which does once what depends on `b` alone."""
     # Scale to norm 1 so that the products below are between 1 / d and 1.
     b = unit(centred(b))
     own = _overlap(b, b)

@@ -52,13 +52,8 @@ def rbf_gram(features: Tensor, bandwidth: float = 1.0) -> Tensor:
     return torch.where(none, torch.ones_like(exponent), exponent.exp())
 
 
-def rbf_cka(a: Tensor, b: Tensor) -> Tensor:
-    """Return the CKA of two rbf kernels of bandwidth 1 from their features `(n, d)` and `(n, e)`, as a scalar."""
-    return cka(rbf_gram(a), rbf_gram(b))
-
-
 def rbf_cka_with(b: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function `rbf_cka(., b)`, which makes the kernel of `b` once."""
+    """Return the CKA with features `b` `(n, e)`, of rbf kernels of bandwidth 1, as a function of features `(n, d)`."""
     kernel = rbf_gram(b)
     return lambda a: cka(rbf_gram(a), kernel)
 

@@ -19,7 +19,7 @@ from hyperbloom.common.alignment import (
     reference_weights,
     widest,
 )
-from hyperbloom.common.cka import centred, linear_cka
+from hyperbloom.common.cka import centred, linear_cka_with
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import DataError, WireError
 from hyperbloom.common.layout import Layout
@@ -74,7 +74,7 @@ def test_the_mean_is_that_of_the_kernel_matrices(exact: int, monkeypatch: pytest
     assert factor.shape[1] <= N
     torch.testing.assert_close(factor @ factor.T, mean / mean.norm(), rtol=0, atol=1e-9)
     own = features(5, 4)
-    torch.testing.assert_close(linear_cka(own, factor), naive_cka(own @ own.T, mean), rtol=0, atol=1e-9)
+    torch.testing.assert_close(linear_cka_with(factor)(own), naive_cka(own @ own.T, mean), rtol=0, atol=1e-9)
 
 
 # ---------------------------------------------------------------------- factors from strangers

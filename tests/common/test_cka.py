@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from figures.fedhenn_rbf import cka, rbf_gram
-from hyperbloom.common.cka import linear_cka, linear_factor, unit
+from hyperbloom.common.cka import linear_cka_with, linear_factor, unit
 
 N = 23
 
@@ -34,7 +34,7 @@ def naive_rbf(a: Tensor, bandwidth: float) -> Tensor:
 
 
 def value_of(kernel: str, a: Tensor, b: Tensor) -> Tensor:
-    return linear_cka(a, b) if kernel == "linear" else cka(rbf_gram(a, 0.8), rbf_gram(b, 0.8))
+    return linear_cka_with(b)(a) if kernel == "linear" else cka(rbf_gram(a, 0.8), rbf_gram(b, 0.8))
 
 
 def naive_value(kernel: str, a: Tensor, b: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def test_no_scale_is_too_small_or_too_large_for_single_precision(kernel: str, sc
 def test_nothing_hides_what_is_not_finite() -> None:
     a = features(4, 1)
     a[3, 1] = float("nan")
-    assert linear_cka(a, features(4, 2)).isnan()
+    assert linear_cka_with(features(4, 2))(a).isnan()
 
 
 def test_rows_that_are_mostly_equal_leave_the_rbf_kernel_defined() -> None:
@@ -130,7 +130,7 @@ def test_joined_features_have_the_mean_kernel() -> None:
     mean = sum((w * a @ a.T for w, a in zip(weights, parts, strict=True)), torch.zeros(N, N, dtype=torch.float64))
     joined = torch.cat([w**0.5 * a for w, a in zip(weights, parts, strict=True)], 1)
     own = features(4, 4)
-    torch.testing.assert_close(linear_cka(own, joined), naive_cka(own @ own.T, mean), rtol=0, atol=1e-12)
+    torch.testing.assert_close(linear_cka_with(joined)(own), naive_cka(own @ own.T, mean), rtol=0, atol=1e-12)
 
 
 def test_factors_have_kernels_of_one_size_so_that_their_mean_asks_for_the_mean_alignment() -> None:
@@ -140,7 +140,7 @@ def test_factors_have_kernels_of_one_size_so_that_their_mean_asks_for_the_mean_a
         torch.testing.assert_close((factor @ factor.T).norm(), torch.ones((), dtype=own.dtype))
     joined = torch.cat(factors, 1)
     mean = torch.stack([naive_cka(own @ own.T, a @ a.T) for a in parts]).sum() / (joined @ joined.T).norm()
-    torch.testing.assert_close(linear_cka(own, joined), mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(linear_cka_with(joined)(own), mean, rtol=0, atol=1e-12)
     assert not linear_factor(torch.ones(N, 3)).any()
 
 

@@ -17,7 +17,7 @@ from hyperbloom.client.work.methods import aligned as train_aligned
 from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.alignment import digest_of, draw_rows, factor_weights, reference_weights
-from hyperbloom.common.cka import centred, linear_cka, linear_cka_with
+from hyperbloom.common.cka import centred, linear_cka_with
 from hyperbloom.common.data import Examples, laid_out
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
@@ -183,7 +183,7 @@ def test_one_step_goes_down_the_gradient_of_the_loss_and_the_distance() -> None:
     start = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
     made = module.norm(module.body(ROWS.flatten(1)))
     batch = data()  # of as many examples as there are: the order of a batch does not matter
-    loss = F.cross_entropy(module(batch.inputs), batch.labels) + 2 * (1 - linear_cka(made, target))
+    loss = F.cross_entropy(module(batch.inputs), batch.labels) + 2 * (1 - linear_cka_with(target)(made))
     gradient = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
     steps = sgd(steps=1, batch_size=16, learning_rate=0.5, weight_decay=0.0)
     values, _ = aligned(module, steps, method(), factor=factor_weights(target))
@@ -214,7 +214,7 @@ def test_a_target_prepared_once_and_rows_laid_out_as_images_train_the_same_weigh
     rows, inputs = (torch.rand(count, 3, 16, 16, generator=generator) for count in (12, 16))
     factor = None if wide is None else factor_weights(torch.randn(12, wide, generator=generator))
     found = []
-    for similarity_to, seen in ((linear_cka_with, laid_out(rows)), (lambda b: lambda a: linear_cka(a, b), rows)):
+    for similarity_to, seen in ((linear_cka_with, laid_out(rows)), (lambda b: lambda a: linear_cka_with(b)(a), rows)):
         torch.manual_seed(0)
         network = build(ModelSpec("lenet", "S", (3, 16, 16), 10))
         shared = FlatPart(network, Layout.of(network))
