@@ -140,17 +140,14 @@ class Federation:
             if arrival.letter.kind is Greeting:
                 self._welcome(arrival.letter.node, arrival.content)
             elif arrival.late and not arrival.is_lie:
-                self._drop(arrival)
+                client = self.roster.on_node(arrival.letter.node)
+                if client is not None and not isinstance(arrival.content, Failure):
+                    self.late += 1
+                    self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
             elif arrival.letter.kind is not Notice:
                 arrived.append(arrival)
         self._visit()
         return arrived
-
-    def _drop(self, arrival: Arrival) -> None:
-        client = self.roster.on_node(arrival.letter.node)
-        if client is not None and not isinstance(arrival.content, Failure):
-            self.late += 1
-            self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
 
     def blame(self, name: str, text: str) -> int | None:
         """Count a refused reply against a client; return the last round of the quarantine that it causes, or None."""
@@ -232,7 +229,7 @@ class Federation:
         deadline, pause = time.monotonic() + GOODBYE_S, Pause(self.post.wait)
         while self.post.waits_for(left) and time.monotonic() < deadline:
             self.post.poll()
-            if not set(self.grid.get_node_ids()) & set(nodes):
+            if not {node.node_id for node in self.grid.get_nodes()} & set(nodes):
                 return
             pause.take()
 
