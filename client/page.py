@@ -46,12 +46,9 @@ def page(folder: Path) -> bytes:
         epsilons=[f"{epsilon_of([limits['noise']] * count, DELTA):.4g}" for count in changes],
         gain=_gain(folder),
         delta=DELTA,
-        **{"moment": _moment, "amount": decimal, "scale_of": scale_of, "title_of": title_of},
+        moment=lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)),
+        **{"amount": decimal, "scale_of": scale_of, "title_of": title_of},
     ).encode()
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _gain(folder: Path) -> str:

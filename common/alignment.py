@@ -43,9 +43,6 @@ def draw_rows(total: int, rows: int, draw: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(draw))[:rows]
 
 
-# ---------------------------------------------------------------------- the reference set on the wire
-
-
 def reference_weights(inputs: Tensor) -> Weights:
     """Return inputs `(n, *shape)` for the wire: in half precision, unless that changes whole numbers or overflows."""
     half = inputs.half()
@@ -60,9 +57,6 @@ def digest_of(reference: Weights) -> str:
     values = reference.values.contiguous()
     about = f"{reference.layout.shapes}{values.dtype}".encode()
     return hashlib.sha256(about + values.numpy().tobytes()).hexdigest()
-
-
-# ---------------------------------------------------------------------- factors of kernel matrices
 
 
 def factor_of(features: Tensor, columns: int) -> Tensor:

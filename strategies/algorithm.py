@@ -141,8 +141,6 @@ class Algorithm(ABC):
     def check(self) -> None:
         """Raise a ConfigError for settings that cannot work together; called before anything starts."""
 
-    # ------------------------------------------------------------------ who takes part
-
     @property
     def adapt(self) -> str:
         """Return what of the target network is adapted, for `ModelSpec.adapt`."""
@@ -191,8 +189,6 @@ class Algorithm(ABC):
         """Return whether a client may be drawn for a cohort."""
         return True
 
-    # ------------------------------------------------------------------ a round
-
     def recipe(self, number: int) -> Recipe:
         """Return how clients work in round `number`."""
         return Recipe(self.private)
@@ -220,8 +216,6 @@ class Algorithm(ABC):
     def common(self, client: Client) -> Weights | None:
         """Return the model for all, as this client would be sent it; None: there is none."""
         return None
-
-    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's learned state by name, as the run folder stores it."""

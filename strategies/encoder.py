@@ -52,8 +52,6 @@ class ServerEncoder:
         """Return whether the norm of its features is bounded, as for `encoder: private`."""
         return "centre" in dict(self.layout.shapes)
 
-    # ------------------------------------------------------------------ learning
-
     def step(self, gradients: Sequence[Tensor], clip: float) -> None:
         """Take one step of Adam along the sum of gradients `(Q,)`, clipped to a norm."""
         self.gamma.grad = torch.stack(list(gradients)).sum(0)
@@ -89,8 +87,6 @@ class ServerEncoder:
         views["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
         self.version = version_of(self.gamma)
 
-    # ------------------------------------------------------------------ checks of replies
-
     def check_version(self, version: str) -> None:
         """Raise a WireError for a reply of another encoder."""
         if version != self.version:
@@ -103,8 +99,6 @@ class ServerEncoder:
             raise WireError("expected a change of the encoder, found none")
         weights.check(self.layout, self.gamma.dtype)
         weights.check_norm()
-
-    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
         """Return the parameters and the optimiser's state, by name."""

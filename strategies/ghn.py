@@ -72,8 +72,6 @@ class _GraphStrategy(Algorithm):
         """Separate the settings of the hypernetwork, which travel, from the other options."""
         self.settings = Settings.model_validate(self.options.model_dump(include=set(Settings.model_fields)))
 
-    # ------------------------------------------------------------------ who takes part
-
     def settle(self, about: Introduction) -> Setting:
         """Return a setting without layouts, as every client has a network of its own."""
         return Setting(ModelSpec(OWN, about.size, about.input_shape, about.num_classes), {})
@@ -128,15 +126,11 @@ class _GraphStrategy(Algorithm):
         """Return the layer types that any client has disclosed."""
         return {LayerType.parse(part) for part in self.hypernetwork.parts() if part != SHARED}
 
-    # ------------------------------------------------------------------ a round
-
     def recipe(self, number: int) -> Recipe:
         """Refine the head before an evaluation, as the paper does at inference, with the rate of local training."""
         epochs, local = self.options.refine_epochs, self.config.local
         refinement = Refinement(epochs, local.learning_rate, local.batch_size) if epochs else None
         return replace(super().recipe(number), refinement=refinement)
-
-    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
         """Return each part of the hypernetwork as one vector, by the name of its layer type."""

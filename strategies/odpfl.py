@@ -115,8 +115,6 @@ class ODPFL(PFedHN):
         super().join(client, first)
         self._descriptors.pop(client.row, None)
 
-    # ------------------------------------------------------------------ training
-
     def round(self, turn: Turn) -> Exchanges[None]:
         """Play three exchanges end to end, one in phase 1, and in phase 2 one after describing new clients."""
         yield from self._calibrate(turn)
@@ -178,8 +176,6 @@ class ODPFL(PFedHN):
             self._original = copy.deepcopy(self.learner.hypernetwork), self.learner.table.weight.detach().clone()
             self.learner.given = True
 
-    # ------------------------------------------------------------------ evaluation
-
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         """Describe clients without an embedding, then score; in phase 2, score both models of clients that trained.
 
@@ -220,8 +216,6 @@ class ODPFL(PFedHN):
         """Return whether a client's weights come from its own embedding, as in phase 1."""
         return self.options.mode == "two-phase" and self._original is None and not self.config.is_novel(client.row)
 
-    # ------------------------------------------------------------------ newcomers
-
     def expectation(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Expectation]:
         """Let novel clients score what a newcomer can get, just after an evaluation.
 
@@ -244,8 +238,6 @@ class ODPFL(PFedHN):
             common = self.common(client)
             rows.append(replace(weights, values=common.values.lerp(weights.values, share)) if common else weights)
         return rows
-
-    # ------------------------------------------------------------------ exchanges
 
     def _described(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[list[Client]]:
         """Describe those of `clients` that need it; return those for which weights can be generated."""
@@ -327,8 +319,6 @@ class ODPFL(PFedHN):
         table = self.learner.table.weight.detach()
         clients = (client for _, client in sorted(self.clients.items()))
         return table[[c.row for c in clients if c.row < len(table) and not self.config.is_novel(c.row)]].cpu()
-
-    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
         """Return hypernetwork, embeddings and encoder; in phase 2 also the models of the clients that trained."""

@@ -183,8 +183,6 @@ class PFedHN(Algorithm):
         """Return True, but with a frozen hypernetwork only for clients that it never trained on."""
         return client.row >= self._known_rows
 
-    # ------------------------------------------------------------------ a round
-
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Return theta_i = h(v_i; phi), with one forward pass for all clients of a head."""
         return self.by_head(clients, self.learner.generate)
@@ -244,8 +242,6 @@ class PFedHN(Algorithm):
     def head_of(self, client: Client) -> str:
         """Return the name of the head that generates a client's weights: the size of its network."""
         return client.about.size
-
-    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
         """Return hypernetwork, embeddings and the optimiser's momentum."""

@@ -160,8 +160,6 @@ class GraphHypernetwork(nn.Module):
             latents[list(nodes), range(len(nodes))] = 1
         return latents
 
-    # -------------------------------------------------------------- parts, as they travel
-
     def layout(self, types: Iterable[LayerType]) -> Layout:
         """Return the layout of a copy with the shared part and the parts of `types`; ModelError if one has no part."""
         shapes: list[tuple[str, tuple[int, ...]]] = []

@@ -68,9 +68,6 @@ def report(findings: Sequence[Finding], as_json: bool = False) -> int:
     return int(failures > 0)
 
 
-# ---------------------------------------------------------------------- this machine
-
-
 def check_machine() -> list[Finding]:
     """Look at Python, packages, accelerators and threads."""
     return [_python(), check_packages(), *_torch()]
@@ -141,9 +138,6 @@ def _torch() -> list[Finding]:
     return findings
 
 
-# ---------------------------------------------------------------------- folders and files
-
-
 def check_folder(what: str, folder: Path) -> Finding:
     """Try to write into a folder, or into its nearest existing parent, and check the free space."""
     there = folder.expanduser().absolute()
@@ -196,9 +190,6 @@ def _validity(what: str, certificate: x509.Certificate, renew: str) -> Finding:
 
 
 CLOCK = "set this machine's clock"
-
-
-# ---------------------------------------------------------------------- the way to the server
 
 
 def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]:

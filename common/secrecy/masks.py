@@ -59,9 +59,6 @@ def threshold_of(clients: int, share: float) -> int:
     return max(FEWEST_CLIENTS, -(-2 * clients // 3), math.ceil(share * clients - 1e-9))
 
 
-# ---------------------------------------------------------------------- numbers
-
-
 @dataclass(frozen=True)
 class Scale:
     """Fixed-point numbers for changes: multiples of `step`, weighted by examples, whose sum cannot overflow.
@@ -124,9 +121,6 @@ class Scale:
             raise WireError("the sum is beyond what clients can have sent")
         bound = self.bound if bound is None else bound
         return signed.astype(np.float64) * (bound / self.limit * self.whole / weight)
-
-
-# ---------------------------------------------------------------------- keys and masks
 
 
 @dataclass(frozen=True)
@@ -221,9 +215,6 @@ def pair_mask(
     """Add the mask that the clients in `place` and `other` share to the words of `place`; `sign` -1 removes it."""
     seed = agree(private, public, "mask", digest)
     add_mask(vector, seed, sign if place < other else -sign)
-
-
-# ---------------------------------------------------------------------- Shamir's shares
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:

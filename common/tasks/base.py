@@ -64,8 +64,6 @@ class Task(ABC):
     def __init__(self, spec: TaskSpec) -> None:
         self.spec = spec
 
-    # ------------------------------------------------------------------ labels
-
     @abstractmethod
     def check(self, labels: Tensor, outputs: int) -> None:
         """Raise a DataError if labels `(N, ...)` are not those of a network with so many outputs."""
@@ -73,8 +71,6 @@ class Task(ABC):
     def weights(self, labels: Tensor) -> Tensor:
         """Return balanced weights of labels, shaped as `losses`, with mean 1; DataError if there are no classes."""
         raise DataError(f"class_weights: expected none, because {self.spec.name} has no classes")
-
-    # ------------------------------------------------------------------ training
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -109,8 +105,6 @@ class Task(ABC):
         if present is None:
             return float(losses.sum()), losses.numel()
         return float((losses * present).sum()), int(present.sum())
-
-    # ------------------------------------------------------------------ answers and metrics
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return what `counts` and `scores` take of a network's outputs; by default the outputs."""
@@ -186,8 +180,6 @@ class Task(ABC):
     def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:
         """Return answers and labels of no example, for the shapes; by default floats `(0, outputs)`."""
         return torch.zeros(0, outputs), torch.zeros(0, outputs)
-
-    # ------------------------------------------------------------------ networks and people
 
     def output_shape(self, outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a network's outputs for one input."""

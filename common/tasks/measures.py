@@ -85,9 +85,6 @@ def regrouped(bins: Tensor, groups: int) -> Tensor:
     return torch.bincount((MIDDLES * groups).long(), bins, groups)
 
 
-# ---------------------------------------------------------------------- from counts
-
-
 def _accuracy(confusion: Tensor) -> Tensor:
     """Share of right answers; for several labels (L, 2, 2), of each label."""
     return confusion.diagonal(dim1=-2, dim2=-1).sum(-1) / confusion.sum((-2, -1))
@@ -122,8 +119,6 @@ DICE, IOU = Metric(lambda counts: _f1(counts)[1:], first=1), Metric(lambda count
 MAE = Metric(lambda sums: sums[:, 1] / sums[:, 0], mean=True)
 RMSE = Metric(lambda sums: (sums[:, 2] / sums[:, 0]).sqrt())
 R2 = Metric(_r2)
-
-# ---------------------------------------------------------------------- from scores
 
 
 def _scored(name: str, scores: Tensor, truth: Tensor, **settings: int) -> Tensor:

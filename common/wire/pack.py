@@ -96,9 +96,6 @@ def _weight(value: object) -> int:
     return len(value) if isinstance(value, str | bytes) else 8
 
 
-# ---------------------------------------------------------------------- writing
-
-
 def _flat(message: Any, prefix: str) -> dict[str, Any]:
     """Return the fields of a dataclass by name; nested fields have the name of their part as prefix."""
     record: dict[str, Any] = {}
@@ -127,9 +124,6 @@ def _pack_weights(weights: Weights) -> dict[str, Any]:
         raise WireError(f"cannot send {values.dtype} from a {sys.byteorder}-endian machine; send float32")
     shapes = json.dumps(weights.layout.shapes, separators=(",", ":"))
     return {"tensors": shapes, "dtype": dtype, "values": values.numpy().tobytes()}
-
-
-# ---------------------------------------------------------------------- reading
 
 
 def _read(kind: type[MessageT], left: dict[str, Any]) -> MessageT:

@@ -187,7 +187,7 @@ def compare(
     epilog="exit codes: 0 the best settings are known, 2 wrong settings, 4 no setting could be trained, 130 Ctrl-C",
 )
 def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], out: Path | None, **flags: Any) -> None:
-    """Find the settings of a run that are best on its clients' validation examples.
+    """Find the settings that are best on validation examples.
 
     Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
     until two have run all rounds; the usual grid is of local rates and steps. OUT/tuned.yaml is the best run, for

@@ -140,17 +140,14 @@ class Federation:
             if arrival.letter.kind is Greeting:
                 self._welcome(arrival.letter.node, arrival.content)
             elif arrival.late and not arrival.is_lie:
-                self._drop(arrival)
+                client = self.roster.on_node(arrival.letter.node)
+                if client is not None and not isinstance(arrival.content, Failure):
+                    self.late += 1
+                    self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
             elif arrival.letter.kind is not Notice:
                 arrived.append(arrival)
         self._visit()
         return arrived
-
-    def _drop(self, arrival: Arrival) -> None:
-        client = self.roster.on_node(arrival.letter.node)
-        if client is not None and not isinstance(arrival.content, Failure):
-            self.late += 1
-            self._on_event(f"{client.client_id} answered after the deadline; its reply is dropped")
 
     def blame(self, name: str, text: str) -> int | None:
         """Count a refused reply against a client; return the last round of the quarantine that it causes, or None."""

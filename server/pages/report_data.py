@@ -63,7 +63,10 @@ def read_run_data(folder: Path) -> RunData:
         ConfigError: it is neither, a file is damaged, or no round is over yet.
     """
     if (folder / COMPARISON).exists():
-        folder = _first_cell(folder)
+        cells = sorted(_cells(folder), key=lambda one: str(read_json(one / "environment.json", {}).get("started", "")))
+        if not cells:
+            raise ConfigError(f"{folder}: none of the comparison's runs is finished yet")
+        folder = cells[0]
     config = read_config(folder)
     environment = read_json(folder / "environment.json", {})
     summary, members = read_summary(folder), read_members(folder)
@@ -82,13 +85,6 @@ def read_run_data(folder: Path) -> RunData:
     events = list(read_lines(folder / EVENTS))
     running = is_running(folder)
     return RunData(folder, config, environment, known, *by_client, compared, members, events, running, gains)
-
-
-def _first_cell(out: Path) -> Path:
-    cells = sorted(_cells(out), key=lambda cell: str(read_json(cell / "environment.json", {}).get("started", "")))
-    if not cells:
-        raise ConfigError(f"{out}: none of the comparison's runs is finished yet")
-    return cells[0]
 
 
 def _cells(out: Path) -> Iterator[Path]:

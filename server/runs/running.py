@@ -16,7 +16,7 @@ from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to
-from hyperbloom.server.loop.listener import Listener, Resume, Selection
+from hyperbloom.server.loop.listener import Listener, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
@@ -55,8 +55,9 @@ def play(
         if resumes:
             recorder, resume = RunFolder.resume(folder, config, view.event)
             run_id = resume.checkpoint.run_id
+            name = [config.strategy, *config.baselines][resume.checkpoint.phase]
             for listener in (recorder, view):
-                listener.event(f"going on after {_where(config, resume)}")
+                listener.event(f"going on after round {max(0, resume.checkpoint.progress.round)} of {name}")
         else:
             machines = machines.with_port()
             recorder = RunFolder(folder, config, run_id, machines.record())
@@ -132,11 +133,6 @@ def run_federation(
         _write_report(folder, say)
     say(f"everything is in {folder}")
     return folder
-
-
-def _where(config: RunConfig, resume: Resume) -> str:
-    name = [config.strategy, *config.baselines][resume.checkpoint.phase]
-    return f"round {max(0, resume.checkpoint.progress.round)} of {name}"
 
 
 def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> Iterator[Listener]:
