@@ -39,9 +39,11 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedhn, the paper's": ("pfedhn", PAPER),
     "pfedhn-pc, the paper's": ("pfedhn-pc", PAPER),
     "pfedhn": ("pfedhn", {}),
+    "pfedhn-pc": ("pfedhn-pc", {}),
 }
-"""By the names of the columns: strategies and their options. The last one is what a run without `--strategy` takes."""
+"""By the names of the columns: strategies and their options."""
 DEFAULT = "pfedhn"
+"""What a run without `--strategy` takes; only its clients are asked for their choice."""
 BUDGETS = (40, 200)
 BEGIN, END = "<!-- benchmarks.pays: begin -->", "<!-- benchmarks.pays: end -->"
 POINT = 1.0
