@@ -26,8 +26,8 @@ MODELS = ENDS | {name: f"a mixture of {ENDS[a]} and {ENDS[b]}" for name, (a, b, 
 """The models that a client compares, with their names for people. Of equally good ones it takes the first."""
 
 RESAMPLES = 1000
-SURE = 0.067
-"""Share of resamples below the bound above which a model is surely better than one trained alone: 1.5 deviations."""
+SURE = 1.5
+"""Standard errors by which a model's validation loss is smaller, if it is surely better than one trained alone."""
 
 
 @dataclass(frozen=True)

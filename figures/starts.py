@@ -20,8 +20,9 @@ from hyperbloom.server.library import run as play
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "the paper's start": {"start": "hypernetwork"},
-    "scaled": {"start": "scaled"},
-    "one network for all": {},
+    "scaled": {"strategy": "figures.scaled:PFedHNScaled"},
+    "one network for all": {"personal": "written"},
+    "the default": {},
     "a fifth of the local rate": {"local.learning_rate": 1e-3},
     "four times the local rate": {"local.learning_rate": 2e-2},
 }

@@ -201,6 +201,10 @@ class Algorithm(ABC):
     def weights(self, clients: Sequence[Client]) -> Sequence[Weights] | None:
         """Return what each of `clients` is sent, or None if nothing travels."""
 
+    def personal(self, clients: Sequence[Client]) -> Sequence[Weights] | None:
+        """Return the models of clients that are scored and exported, by default their present weights."""
+        return self.weights(clients)
+
     @abstractmethod
     def learn(self, updates: Sequence[Update]) -> None:
         """Learn from updates: all of a round by row, or a single one in asynchronous mode."""
@@ -210,7 +214,7 @@ class Algorithm(ABC):
         self.learn((yield from train(turn.training(turn.cohort))))
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
-        """Play the exchanges that score clients. By default one: each scores its present weights."""
+        """Play the exchanges that score clients. By default one: each scores its personal model."""
         return Evaluation((yield from turn.score(clients)))
 
     def common(self, client: Client) -> Weights | None:

@@ -62,6 +62,7 @@ class ODPFLOptions(PFedHNOptions):
     mode: Literal["end-to-end", "two-phase"] = Field(
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
     )
+    personal: Literal["trained", "written"] | None = Field("written", description="written: as newcomers get it")
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
     encoder_learning_rate: Rate = Field(
         1e-4, description="learning rate of the server's Adam for the encoder (end-to-end)"
@@ -87,7 +88,12 @@ class ODPFL(PFedHN):
             raise ConfigError(
                 f"options.encoder: expected one of {', '.join(sorted(ENCODERS))}, found {options.encoder!r}"
             )
-        for key, expected in (("freeze", (False,)), ("descriptor", ("learned",)), ("embeddings", ("dense",))):
+        for key, expected in (
+            ("freeze", (False,)),
+            ("personal", ("written",)),
+            ("descriptor", ("learned",)),
+            ("embeddings", ("dense",)),
+        ):
             if getattr(options, key) not in expected:
                 raise ConfigError(f"options.{key}: odpfl has no use for {getattr(options, key)!r}; leave it out")
         if options.update not in ("proximal", "mean"):
@@ -182,7 +188,7 @@ class ODPFL(PFedHN):
         In phase 2, these clients keep their earlier models. Their validation accuracy with the encoder selects rounds.
         """
         served = yield from self._described(turn, clients)
-        scores = yield from turn.score(served, self._served)
+        scores = yield from turn.score(served)
         if self._original is None:
             return Evaluation(scores)
         known = len(self._original[1])
@@ -198,7 +204,7 @@ class ODPFL(PFedHN):
         rank = rank_of(found_here, self.metrics[0])
         return Evaluation(kept | others, rank=None if rank is None else (1, rank))
 
-    def _served(self, clients: Sequence[Client]) -> list[Weights]:
+    def personal(self, clients: Sequence[Client]) -> list[Weights]:
         """Return weights from embeddings in phase 1, otherwise from descriptors."""
         table = self.learner.table.weight.detach().cpu()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
@@ -234,7 +240,7 @@ class ODPFL(PFedHN):
     def _mixed(self, clients: Sequence[Client], share: float) -> list[Weights]:
         """Return this share of the weights from each descriptor, and for the rest those of the common model."""
         rows: list[Weights] = []
-        for client, weights in zip(clients, self._served(clients), strict=True):
+        for client, weights in zip(clients, self.personal(clients), strict=True):
             common = self.common(client)
             rows.append(replace(weights, values=common.values.lerp(weights.values, share)) if common else weights)
         return rows

@@ -15,8 +15,13 @@ averaged as in FedAvg, where an absent client counts as one whose weights did no
     theta_i = w + h(v_i; phi)
     server:   w <- w + s with s = 1/n sum_i delta_i, n the number of clients; phi and v_i learn from delta_i - s
 
-With `start=scaled` each tensor that h writes starts with torch's deviation. Secure aggregation is impossible, because
-the server needs each client's own delta.
+A client is scored with, and uses, what it made of theta_i in its last training. Since then only w has moved:
+
+    w + d_i with d_i = theta_i~ - w after that round
+
+`options.personal=written` takes theta_i, as the paper does, and so does a client that has not trained yet.
+
+Secure aggregation is impossible, because the server needs each client's own delta.
 """
 
 from collections import deque
@@ -43,9 +48,6 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
-DRAWS = 16
-"""Networks from which a scaled start takes torch's initial deviations."""
-
 
 class PFedHNOptions(Section):
     """Options of pFedHN; the defaults are the values of the authors' code."""
@@ -70,15 +72,19 @@ class PFedHNOptions(Section):
     )
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
-    start: Literal["common", "hypernetwork", "scaled"] = Field(
+    start: Literal["common", "hypernetwork"] = Field(
         "common",
-        description="common: deviations from one network for all, which is averaged; hypernetwork: the paper's; "
-        "scaled: the paper's, with the deviation of torch's initial weights in each tensor",
+        description="common: deviations from one network for all, which is averaged; hypernetwork: the paper's",
     )
     hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
     hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
     clip_deltas: Rate | Literal["median"] | None = Field(
         None, description="norm to which each client's change is clipped, or median: the cohort's (docs/failures.md)"
+    )
+    personal: Literal["trained", "written"] | None = Field(
+        None,
+        description="the model that a client uses; trained: what it made of the written one in its last training; "
+        "written: as in the paper; default: trained with start: common, unless the run adds noise",
     )
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
 
@@ -123,8 +129,14 @@ class PFedHN(Algorithm):
             )
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
-        self.keeps_sent = options.update == "target"
+        self.keeps_sent = options.update == "target" or self.uses_trained
         self._known_rows = 0  # number of rows that came with a frozen hypernetwork; they stay fixed
+
+    @property
+    def uses_trained(self) -> bool:
+        """Return whether a client's model is the one that it trained last. Noise would cover it in full."""
+        chosen, is_plain = self.options.personal, self.config.privacy.where == "none"
+        return chosen == "trained" or (chosen is None and self.options.start == "common" and is_plain)
 
     def build(self, setting: Setting) -> None:
         """Make hypernetwork, embedding table and optimiser from the run's seed."""
@@ -140,11 +152,6 @@ class PFedHN(Algorithm):
             network = self.hypernetwork(layouts, dim)
             if options.start == "common" or not self.setting.spec.is_new:  # or where a pretrained network is
                 network.start_at({size: self.setting.first_values(size, self.config.seed) for size in layouts})
-            elif options.start == "scaled":
-                seeds = range(self.config.seed, self.config.seed + DRAWS)
-                draws = {x: torch.stack([self.setting.first_values(x, seed) for seed in seeds]) for x in layouts}
-                rows = min(256, max(8, 2**25 // max(x.numel for x in layouts.values())))  # what fits into memory
-                network.start_like(draws, layouts, torch.randn(rows, dim))
         self.learner = HypernetworkLearner(
             network.to(self.device),
             EmbeddingTable(dim, self.config.seed, trainable=options.descriptor == "learned").to(self.device),
@@ -157,6 +164,7 @@ class PFedHN(Algorithm):
             freeze=options.freeze,
         )
         self._applied: deque[Reply] = deque(maxlen=OVERLAP)
+        self._trained: dict[int, Tensor] = {}  # by row: d_i `(P,)`
 
     def hypernetwork(self, layouts: Mapping[str, Layout], dim: int) -> Hypernetwork:
         """Return a new hypernetwork for descriptors of dimension `dim`."""
@@ -187,6 +195,17 @@ class PFedHN(Algorithm):
         """Return theta_i = h(v_i; phi), with one forward pass for all clients of a head."""
         return self.by_head(clients, self.learner.generate)
 
+    def personal(self, clients: Sequence[Client]) -> list[Weights]:
+        """Return w + d_i, or theta_i where a client has not trained with a network of its present size."""
+        known = {client.row: self._trained.get(client.row, torch.empty(0)) for client in clients}
+        known = {c.row: known[c.row] for c in clients if len(known[c.row]) == self.layout(c).numel}
+        written = iter(self.weights([client for client in clients if client.row not in known]))
+        start = self.learner.hypernetwork.start
+        return [
+            Weights(self.layout(c), start(self.head_of(c)) + known[c.row]) if c.row in known else next(written)
+            for c in clients
+        ]
+
     def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Weights]:
         """Return each client's weights; `write` is called once per head with all its rows, and returns `(n, P)`."""
         weights: dict[int, Weights] = {}
@@ -208,12 +227,15 @@ class PFedHN(Algorithm):
             replies = self._average(replies)
         if not self.config.asynchronous:
             self.learner.update(replies, options.update)
-            return
-        for update, reply in zip(updates, replies, strict=True):
+        for update, reply in zip(updates, replies, strict=True) if self.config.asynchronous else ():
             # Correct for the replies that were applied while this client trained.
             overlap = min(update.staleness, len(self._applied))
             self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
             self._applied.append(reply)
+        for update in updates if self.uses_trained else ():
+            assert update.sent is not None and update.returned is not None
+            trained = update.sent + update.returned
+            self._trained[update.client.row] = trained - self.learner.hypernetwork.start(self.head_of(update.client))
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
         """Move the network for all by every client's n-th part of its change; return what is left to learn."""
@@ -244,8 +266,8 @@ class PFedHN(Algorithm):
         return client.about.size
 
     def state(self) -> dict[str, Tensor]:
-        """Return hypernetwork, embeddings and the optimiser's momentum."""
-        return self.learner.state()
+        """Return hypernetwork, embeddings, the optimiser's momentum, and d_i of each client."""
+        return self.learner.state() | {f"trained.{row}": values for row, values in sorted(self._trained.items())}
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return the state and the number of rows that came with a frozen hypernetwork."""
@@ -257,6 +279,12 @@ class PFedHN(Algorithm):
         if tensors["embeddings"].shape[1] != self.learner.table.dim:  # as in the run that this one started from
             self.make(tensors["embeddings"].shape[1])
         self.learner.load(tensors)
+        self._load_trained(tensors)
+
+    def _load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+        prefix = "trained."
+        own = {int(name.removeprefix(prefix)): value for name, value in tensors.items() if name.startswith(prefix)}
+        self._trained = own if self.uses_trained else {}
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse tensors without embeddings of the right dimension."""
@@ -281,6 +309,7 @@ class PFedHN(Algorithm):
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise ConfigError(f"init_from: its hypernetwork is of another shape than this run's: {reason}") from None
+        self._load_trained(tensors)
         if self.options.freeze:
             self._known_rows = len(self.learner.table.weight)
 

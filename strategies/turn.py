@@ -78,13 +78,13 @@ class Turn:
     def score(
         self, clients: Sequence[Client], weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None
     ) -> Exchanges[dict[str, EvaluateResult]]:
-        """Let clients score the weights that `weights` returns, by default their present ones.
+        """Let clients score the weights that `weights` returns, by default their personal models.
 
         Returns:
             the scores by name.
         """
         algorithm, target = self.algorithm, self.target
-        write, refinement = weights or algorithm.weights, algorithm.recipe(self.number).refinement
+        write, refinement = weights or algorithm.personal, algorithm.recipe(self.number).refinement
 
         def orders(some: Sequence[Client]) -> list[EvaluateOrder]:
             rows = _or_nothing(write(some) if some else None, len(some))

@@ -86,9 +86,10 @@ def test_every_command_of_the_tutorial_runs(
     shown = capsys.readouterr().out
     assert "nothing here keeps a run from working" in shown
     assert "pfedhn: round 10/10" in shown
-    for name, best in (("compared", "pfedhn"), ("plenty", "local")):  # as the page says
+    for name, low, high in (("compared", 10, 20), ("plenty", 0, 1)):  # as the page says
         rows = json.loads((folder / "runs" / name / "comparison.json").read_text())
-        assert max(rows, key=lambda row: row["mean"])["name"] == best
+        mean = {row["name"]: row["mean"] for row in rows}
+        assert low <= mean["pfedhn"] - mean["local"] <= high
     assert {path.name for path in (folder / "runs/first").iterdir()} >= {"config.yaml", "metrics.jsonl"}
     assert (folder / "north.npz").is_file()
     _together(folder, [lines for _, lines in together])

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyperbloom.client.work.client import Client, enough_memory
 from hyperbloom.client.work.evaluation import count_score, keep_scored, personal_model
 from hyperbloom.client.work.networks import Loaded, load, load_alone, loaded_network
 from hyperbloom.client.work.own_network import Fixed, tensors_of
-from hyperbloom.client.work.scoring import evaluate, respond, score_of, settle_norms
+from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, respond, score_of, settle_norms
 from hyperbloom.client.work.sgd import Course, Flat, train
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.data import Examples
@@ -29,12 +29,13 @@ TUNING_ROUNDS = 10  # most rounds of fine-tuning
 
 
 class _Trial:
-    """One of the models that are compared: scores and answers on validation and test examples, and its tensors."""
+    """One of the models that are compared: scores and answers on validation and test examples, losses, and tensors."""
 
     def __init__(self, network: Loaded, module: nn.Module, val: Examples, test: Examples, metrics: tuple[str, ...]):
         found = [(data, *respond(module, data)) for data in (val, test)]
         self.val, self.test = (score_of(*each, metrics, disclose=False) for each in found)
         self.answers, self.outputs = [answers.cpu() for _, answers, _, _ in found], found[0][2]
+        self.losses = _losses(module, val)
         whole = network.module if module is network.tail else module
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(whole).items()}
 
@@ -52,7 +53,7 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         raise WireError(f"order: expected 1 to {MOST_STEPS} rounds of steps, found {order.rounds} of {sgd.steps}")
     with client.hide_own_model():
         trials = dict(_trials(client, order))
-    gain = _gain(trials, client.val_data, client.test_data, order.metrics[0])
+    gain = _gain(trials, client.test_data, order.metrics[0])
     if gain is not None:
         text, best = sentence(client.settings.client_id, gain, order.metrics[0]), trials[gain.chosen]
         log.info("%s", text)
@@ -160,38 +161,52 @@ def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
     return signed, -score.loss if math.isfinite(score.loss) else -math.inf
 
 
-def _gain(trials: Mapping[str, _Trial], val: Examples, test: Examples, metric: str) -> Gain | None:
+def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | None:
     """Return the gain of the chosen model; None if the metric is not defined on the test examples."""
     found = {name: trials[name].test.value(metric) for name in MODELS if name in trials}
     values = {name: value for name, value in found.items() if value is not None}
     if len(values) < len(found) or len(test) < 2:
         return None
-    chosen = _choose(trials, val, metric)
+    chosen = _choose(trials, metric)
     sign = 1 if scale_of(metric).rises else -1
-    bounds = (0.0, 0.0) if chosen == "alone" else _bounds(trials, chosen, 1, test, metric)
+    bounds = (0.0, 0.0) if chosen == "alone" else _bounds(trials[chosen], trials["alone"], test, metric)
     return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
 
 
-def _choose(trials: Mapping[str, _Trial], val: Examples, metric: str) -> str:
-    """Return the best of the federation's models on validation examples, if it is surely better than training alone.
+def _choose(trials: Mapping[str, _Trial], metric: str) -> str:
+    """Return the federation's model with the smallest validation loss, if it is surely smaller than that of alone.
 
-    The best of many on a few examples is often so by chance, and a site must not lose by the choice.
+    The best of many on a few examples is often so by chance, and a site must not lose by the choice. The loss tells two
+    models apart with fewer examples than the metric does, which must only be no worse.
     """
-    best = max((n for n in MODELS if n in trials and n != "alone"), key=lambda name: _rank(trials[name].val, metric))
-    return best if len(val) > 1 and _bounds(trials, best, 0, val, metric, SURE)[0] > 0 else "alone"
+    ranks = {name: _rank(trials[name].val, metric) for name in MODELS if name in trials}
+    best = max((name for name in ranks if name != "alone"), key=lambda name: ranks[name][1])
+    gained = (trials["alone"].losses - trials[best].losses).numpy()
+    sure = len(gained) > 1 and gained.mean() > SURE * gained.std(ddof=1) / math.sqrt(len(gained))
+    return best if sure and ranks[best][0] >= ranks["alone"][0] else "alone"
 
 
-def _bounds(
-    trials: Mapping[str, _Trial], chosen: str, part: int, data: Examples, metric: str, below: float = 0.025
-) -> tuple[float, float]:
-    """Return the interval of what a model gains over training alone on validation (`part` 0) or test examples (1)."""
+@torch.no_grad()
+def _losses(module: nn.Module, data: Examples) -> Tensor:
+    """Return the mean loss over the labels of each example `(N,)`, in double precision."""
+    found = []
+    for start in range(0, len(data), EVALUATION_BATCH):
+        some = slice(start, start + EVALUATION_BATCH)
+        losses, present = data.task.losses(module(data.inputs[some]), data.labels[some])
+        counted = (torch.ones_like(losses) if present is None else present).double().view(len(losses), -1)
+        found.append((losses.double().view_as(counted) * counted).sum(1) / counted.sum(1).clamp_min(1))
+    return torch.cat(found).cpu()
+
+
+def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[float, float]:
+    """Return the 95 % interval of what a model gains over training alone on test examples."""
     sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
 
     def gained(rows: np.ndarray) -> float:
-        some, pair = torch.from_numpy(rows), (trials[chosen], trials["alone"])
-        found = [task.measure(each.answers[part][some], labels[some], each.outputs, (metric,)) for each in pair]
-        mine, lone = (each.values.get(metric, math.nan) for each in found)
-        return sign * (mine - lone)
+        some = torch.from_numpy(rows)
+        found = [task.measure(each.answers[1][some], labels[some], each.outputs, (metric,)) for each in (mine, alone)]
+        values = [each.values.get(metric, math.nan) for each in found]
+        return sign * (values[0] - values[1])
 
     few = task.metrics[metric].scored is not None  # such metrics take milliseconds
-    return interval(gained, len(data), RESAMPLES // (5 if few else 1), below)
+    return interval(gained, len(data), RESAMPLES // (5 if few else 1))

@@ -104,7 +104,7 @@ class Export:
 
     def _weights(self, client: Client) -> tuple[Weights, str]:
         """Return the weights that a client has chosen, and which of `MODELS` they are; its own if only it has them."""
-        (own,) = self.trained.strategy.weights([client]) or [Weights(Layout(()), torch.empty(0))]
+        (own,) = self.trained.strategy.personal([client]) or [Weights(Layout(()), torch.empty(0))]
         common = self.trained.strategy.common(client)
         chosen = self._gains[client.client_id][1].chosen if client.client_id in self._gains else "personal"
         first, second, share = MIXTURES.get(chosen, (chosen, chosen, 0.0))

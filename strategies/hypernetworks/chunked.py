@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from hyperbloom.common.layout import Layout
 from hyperbloom.strategies.hypernetworks.mlp import StartingNetwork, trunk
 
-SHARE = 0.3
-"""Most of a tensor's deviation that the head writes at a scaled start; the rest is common to all clients."""
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -99,17 +96,6 @@ class ChunkedHypernetwork(StartingNetwork):
         # Deviation 1, as for descriptors: chunks must be as easy to tell apart as clients.
         self.chunks = nn.ParameterDict({s: torch.randn(cut.parts, chunk_dim) for s, cut in self.cuts.items()})
         self.ranks = nn.ParameterDict({s: torch.randn(c.ranks, chunk_dim) for s, c in self.cuts.items() if c.ranks})
-
-    def rescale(self, factors: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scale what the head writes, and return the start: torch's weights, scaled to the variance that is left.
-
-        One head writes all tensors. So the tensor with the least deviation decides, and gets `SHARE` of torch's.
-        """
-        factor = SHARE * min(float(each[each > 0].min()) for each in factors.values())
-        for parameter in self.head.parameters():
-            parameter.mul_(factor)
-        left = {size: (1 - (factor / each).square()).clamp_min(0).sqrt() for size, each in factors.items()}
-        return {size: initial[size] * left[size].where(factors[size] > 0, 1.0) for size in factors}
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""

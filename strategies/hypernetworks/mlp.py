@@ -4,7 +4,7 @@ Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernet
 https://arxiv.org/abs/2103.04628, section 3 and appendix B.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ def trunk(inputs: int, hidden_dim: int, hidden_layers: int) -> nn.Sequential:
 class StartingNetwork(nn.Module):
     """A hypernetwork, from descriptors `(C, k)` and a size to weights `(C, P)`, that may start at given weights.
 
-    It then generates the deviations from them, which are zero, or small enough for each tensor of a network.
+    It then generates the deviations from them, which are zero at first.
     """
 
     def start_at(self, starts: Mapping[str, Tensor]) -> None:
@@ -41,24 +41,10 @@ class StartingNetwork(nn.Module):
         """Add `step` `(P,)` to the start of a size, and so to the weights of all its clients."""
         self.get_buffer(f"start_{size}").add_(step.to(next(self.parameters())))
 
-    @torch.no_grad()
-    def start_like(self, draws: Mapping[str, Tensor], layouts: Mapping[str, Layout], descriptors: Tensor) -> None:
-        """Give each generated tensor, biases too, the standard deviation of torch's initial weights.
-
-        It is that over clients and entries. The default initialisation of the heads looks at their fan-in alone: the
-        tensors of one network get one deviation, up to eight times torch's. Chang, Flokas, Lipson: Principled Weight
-        Initialization for Hypernetworks, ICLR 2020, https://openreview.net/forum?id=H1lma24tPB
-
-        `draws` are, by size, initial weights of some networks `(D, P)`; descriptors `(C, k)` are such as clients have.
-        """
-        pairs = {size: (draws[size], self(descriptors, size)) for size in layouts}
-        ratios = {s: _deviations(a, layouts[s].sizes) / _deviations(b, layouts[s].sizes) for s, (a, b) in pairs.items()}
-        for size, start in self.rescale(ratios, {size: initial[0] for size, initial in draws.items()}).items():
-            self.register_buffer(f"start_{size}", start)
-
-    def rescale(self, factors: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scale what is written, and return the start of each size."""
-        raise NotImplementedError
+    def start(self, size: str) -> Tensor:
+        """Return the start `(P,)` of a size, on the CPU; zero if weights are generated from nothing."""
+        start = self._buffers.get(f"start_{size}")
+        return torch.zeros(()) if start is None else start.cpu()
 
     def from_start(self, deviations: Tensor, size: str, ones: Tensor | None = None) -> Tensor:
         """Return the weights `(C, P)` for deviations, with `ones` `(C,)` times the start."""
@@ -66,12 +52,6 @@ class StartingNetwork(nn.Module):
         if start is None:
             return deviations
         return deviations + (start if ones is None else ones[:, None] * start)
-
-
-def _deviations(weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return for each weight the standard deviation `(P,)` of its tensor, over rows and entries of `(C, P)`."""
-    each = torch.stack([part.std() for part in weights.split(list(sizes), dim=1)])
-    return each.repeat_interleave(torch.tensor(sizes))
 
 
 class MLPHypernetwork(StartingNetwork):
@@ -102,13 +82,6 @@ class MLPHypernetwork(StartingNetwork):
         """Add and return a head for another target network, initialised from torch's global generator."""
         self.heads[size] = nn.Linear(self.hidden_dim, layout.numel)
         return self.heads[size]
-
-    def rescale(self, factors: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Multiply each weight by its factor, and return the start: what torch sets to constants, else zero."""
-        for size, rows in factors.items():
-            for parameter in self.heads[size].parameters():  # each row writes one weight
-                parameter.view(len(rows), -1).mul_(rows[:, None])
-        return {size: torch.where(rows == 0, initial[size], 0.0) for size, rows in factors.items()}
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights of a cohort of one size."""

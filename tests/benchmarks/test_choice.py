@@ -27,15 +27,16 @@ def test_the_table_has_gains_and_losers() -> None:
     assert all(row.endswith("| +0.2, 25 % lose | 25 % of 4 | 50 % |") for row in rows)
 
 
-@pytest.mark.parametrize("right", range(0, 13, 3))
-def test_the_rule_in_bold_is_that_of_clients(right: int) -> None:
+@pytest.mark.parametrize("right", range(3, 13, 3))
+def test_the_rule_that_is_taken_is_that_of_clients(right: int) -> None:
     data = Examples(torch.zeros(12, 1), torch.zeros(12, dtype=torch.long))
 
-    def trial(count: int) -> Any:
+    def trial(count: int, loss: float) -> Any:
         answers = torch.tensor([[1.0, 0.0]] * count + [[0.0, 1.0]] * (12 - count))
-        score = score_of(data, answers, 2, 0.5, ("accuracy",), disclose=False)
-        return SimpleNamespace(answers=[answers, answers], outputs=2, val=score, test=score)
+        losses = loss * torch.arange(12.0).double()
+        score = score_of(data, answers, 2, float(losses.mean()), ("accuracy",), disclose=False)
+        return SimpleNamespace(answers=[answers, answers], losses=losses, outputs=2, val=score, test=score)
 
-    trials = {"personal": trial(right), "tuned": trial(2), "alone": trial(1)}
-    (taken,) = (rule for name, rule in choice.RULES.items() if name.startswith("**"))
-    assert taken(trials, data) == comparison._choose(trials, data, "accuracy")
+    trials = {"personal": trial(right, 0.1), "tuned": trial(right - 1, 0.2), "alone": trial(5, 0.3)}
+    chosen = comparison._choose(trials, "accuracy")
+    assert choice.RULES[choice.TAKEN](trials, data) == chosen == ("personal" if right > 5 else "alone")

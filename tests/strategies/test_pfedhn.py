@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.config import LocalConfig
+from hyperbloom.common.config import LocalConfig, PrivacyConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, TrainOrder, TrainResult
@@ -124,12 +124,16 @@ def _authors_state(
     return authors.state("S")
 
 
-def test_a_score_is_that_of_the_clients_generated_network_on_its_own_examples(tmp_path: Path) -> None:
-    federation = digits_federation(digits_config(rounds=2), tmp_path)
+@pytest.mark.parametrize("personal", ["written", "trained"])
+def test_a_score_is_that_of_the_clients_personal_network_on_its_own_examples(personal: str, tmp_path: Path) -> None:
+    federation = digits_federation(digits_config(rounds=2, options={"personal": personal}), tmp_path)
     history, selection = federation.run()
     data, net = data_of(federation, tmp_path), plain_net()
+    trained = {name for names in history.cohorts for name in names} if personal == "trained" else set()
     for client in federation.roster:
-        (weights,) = federation.algorithm.weights([client])
+        (weights,) = federation.algorithm.personal([client])
+        written = torch.equal(weights.values, federation.algorithm.weights([client])[0].values)
+        assert written == (client.client_id not in trained)
         net.load_state_dict(weights.layout.views(weights.values))
         result, own = scores_of(history)[client.client_id], data[client.client_id]
         for score, part in ((result.val, own.val), (result.test, own.test)):
@@ -217,11 +221,51 @@ def test_the_network_for_all_moves_by_every_clients_nth_part_and_the_rest_is_lea
             found["step"] = deltas.sum(0) / 4
         algorithm.learn([reply_of(algorithm, c, delta) for c, delta in zip(clients[1:3], deltas, strict=True)])
         found[start] = algorithm.state()
-    same = [name for name in found["common"] if "start_" not in name]
+    same = [name for name in found["common"] if not name.startswith(("hypernetwork.start_", "trained."))]
     assert_same({name: found["common"][name] for name in same}, {name: found["hypernetwork"][name] for name in same})
     moved = found["common"]["hypernetwork.start_S"] - found["hypernetwork"]["hypernetwork.start_S"]
     torch.testing.assert_close(moved, found["step"])
     torch.testing.assert_close(found["first"], found["hypernetwork"]["hypernetwork.start_S"])
+
+
+def test_a_client_uses_what_it_trained_last_moved_by_what_has_moved_for_all_since() -> None:
+    algorithm = built(clients=3, options={"hidden_dim": 8})
+    a, b, c = (Client(name, row, DIGITS) for row, name in enumerate("abc"))
+    for client in (b, c):
+        algorithm.join(client, first=True)
+    numel = algorithm.layout(a).numel
+    first, second, third = torch.randn(3, numel, generator=torch.Generator().manual_seed(0))
+    algorithm.learn([reply_of(algorithm, a, torch.zeros(numel)), reply_of(algorithm, b, first)])  # now h is not zero
+    sent = algorithm.weights([a])[0].values
+    algorithm.learn([reply_of(algorithm, a, second)])
+    torch.testing.assert_close(algorithm.personal([a])[0].values, sent + second)
+    algorithm.learn([reply_of(algorithm, c, third)])
+    found = [weights.values for weights in algorithm.personal([c, a])]
+    torch.testing.assert_close(found[1], sent + second + third / 3)
+
+    another = built(clients=3, options={"hidden_dim": 8})
+    another.start_from(algorithm.state())
+    for client in (b, c):
+        another.join(client, first=False)
+    assert_same({str(i): x.values for i, x in enumerate(another.personal([c, a]))}, dict(zip("01", found, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"options": {"personal": "written"}},
+        {"options": {"start": "hypernetwork"}},
+        {"privacy": PrivacyConfig(where="client", clip=1.0, noise=1.0, delta=1e-5)},
+    ],
+)
+def test_a_client_uses_what_is_written_if_asked_or_where_noise_would_cover_its_training(
+    changes: dict[str, Any],
+) -> None:
+    algorithm = built(**changes)
+    client = algorithm.clients[0]
+    algorithm.learn([reply_of(algorithm, client, torch.ones(algorithm.layout(client).numel))])
+    assert torch.equal(algorithm.personal([client])[0].values, algorithm.weights([client])[0].values)
+    assert not [name for name in algorithm.state() if name.startswith("trained.")]
 
 
 @pytest.mark.parametrize("rule", get_args(UpdateRule))
@@ -259,8 +303,8 @@ def test_a_round_moves_the_shared_trunk_and_the_heads_of_the_sizes_in_it(tmp_pat
     for names, client, after in zip(history.cohorts, drawn, history.states, strict=True):
         assert names == [client.client_id]
         for tensor in before:
-            of_a_size = re.search(r"(?:heads\.|start_)(\w)", tensor)
-            moves = of_a_size is None or of_a_size[1] == client.about.size
+            found = re.search(r"(?:heads\.|start_|trained\.)(\w)", tensor)
+            moves = found is None or found[1] in (client.about.size, str(client.row))
             assert torch.equal(before[tensor], after[tensor]) != moves, tensor
         before = after
 
@@ -302,7 +346,7 @@ def test_a_run_repeats_to_the_bit_whoever_joins_first(tmp_path: Path) -> None:
         assert runs["one"] == runs[other]
     for states in (starts, ends):
         drawn = {name: value for name, value in states["one"].items() if value.any()}  # deviations are zero at first
-        assert all(not torch.equal(value, states["seed"][name]) for name, value in drawn.items())
+        assert all(not torch.equal(drawn[name], states["seed"][name]) for name in drawn.keys() & states["seed"].keys())
         assert {name.partition(".")[0] for name in drawn} >= {"hypernetwork", "embeddings"}
     assert runs["one"][0] != runs["seed"][0]
 
@@ -349,7 +393,7 @@ def test_the_head_never_travels(tmp_path: Path) -> None:
     windows = {head[i : i + 4].numpy().tobytes() for head in heads for i in range(0, HEAD_LENGTH - 4)}
     assert not [window for window in windows if window in passed]
     # The search does find what travels: every client's body, four numbers at a time.
-    bodies = federation.algorithm.learner.generate([0, 1, 2], "S")
+    bodies = [weights.values for weights in federation.algorithm.personal(list(federation.roster))]
     assert all(body[i : i + 4].numpy().tobytes() in passed for body in bodies for i in range(0, BODY_LENGTH - 4, 100))
 
 
@@ -442,7 +486,8 @@ def test_novel_clients_move_their_own_rows_and_nothing_else(tmp_path: Path) -> N
     assert float((end["embeddings"][3:] - start["embeddings"][3:]).abs().min()) > 1e-4
     assert history.cohorts == [[], *[["a-novel", "b-novel"]] * 6]
     assert sorted(scores_of(history)) == ["a-novel", "b-novel", "client-0"]
-    assert set(end) == {*hypernetwork, "embeddings", "momentum.embeddings"}
+    kept = {name for name in end if name.startswith("trained.")}
+    assert set(end) - kept == {*hypernetwork, "embeddings", "momentum.embeddings"}
     assert torch.equal(end["momentum.embeddings"][:3], torch.zeros(3, 1))
 
 

@@ -2,12 +2,15 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import softplus
 
 from hyperbloom.client.work import comparison
 from hyperbloom.client.work.scoring import score_of
@@ -15,6 +18,7 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES
 from hyperbloom.common.models import first_values
+from hyperbloom.common.tasks import TaskSpec, make_task
 from hyperbloom.common.wire.orders import SGD, CompareOrder, CompareResult, EvaluateOrder, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
@@ -113,18 +117,38 @@ def test_mixtures_lie_between_their_models(make_worker: Callable[..., Worker]) -
         assert (scored.val.loss, scored.test.values) == (trials[name].val.loss, trials[name].test.values)
 
 
-@pytest.mark.parametrize(("right", "chosen"), [(2, "alone"), (4, "personal"), (12, "personal")])
-def test_a_model_is_chosen_only_if_it_is_surely_better_on_validation_examples(right: int, chosen: str) -> None:
-    """No resample of 12 has one of two right answers with probability (10/12)^12 = 11 %, of four with 0.8 %."""
+@pytest.mark.parametrize(
+    ("losses", "right", "chosen"),
+    [
+        ((0.5, 0.5), 6, "personal"),
+        ((0.0, 1.3), 6, "personal"),  # smaller by 0.35, of standard error sqrt(0.65^2 / 11) = 0.196
+        ((0.0, 1.4), 6, "alone"),  # by 0.3, of 0.211
+        ((1.0, 1.0), 12, "alone"),  # no smaller loss
+        ((0.5, 0.5), 5, "alone"),  # worse by the metric
+    ],
+)
+def test_a_model_is_chosen_only_if_its_loss_is_surely_smaller_on_validation_examples_and_its_metric_no_worse(
+    losses: tuple[float, float], right: int, chosen: str
+) -> None:
     data = Examples(torch.zeros(12, 1), torch.zeros(12, dtype=torch.long))
 
-    def trial(count: int) -> Any:
-        answers = torch.tensor([[1.0, 0.0]] * count + [[0.0, 1.0]] * (12 - count))
-        score = score_of(data, answers, 2, 0.5, ("accuracy",), disclose=False)
-        return SimpleNamespace(answers=[answers, answers], outputs=2, val=score)
+    def trial(right: int, losses: tuple[float, float]) -> Any:
+        answers = torch.tensor([[1.0, 0.0]] * right + [[0.0, 1.0]] * (12 - right))
+        score = score_of(data, answers, 2, sum(losses) / 2, ("accuracy",), disclose=False)
+        return SimpleNamespace(losses=torch.tensor(losses * 6).double(), val=score)
 
-    trials = {"personal": trial(right), "tuned": trial(right), "alone": trial(0)}
-    assert comparison._choose(trials, data, "accuracy") == chosen
+    trials = {"personal": trial(right, losses), "tuned": trial(12, (2.0, 2.0)), "alone": trial(6, (1.0, 1.0))}
+    assert comparison._choose(trials, "accuracy") == chosen
+
+
+def test_the_losses_are_the_means_over_the_known_labels_of_each_example() -> None:
+    labels = torch.tensor([[0.0, 1.0, math.nan], [math.nan] * 3, [1.0, 1.0, 0.0]])
+    outputs = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    data = Examples(outputs, labels, make_task(TaskSpec("multilabel")))
+    found = comparison._losses(nn.Identity(), data)
+    known = [[(outputs[i, j], labels[i, j]) for j in range(3) if not labels[i, j].isnan()] for i in range(3)]
+    expected = [sum(float(softplus(-x if y else x)) for x, y in each) / max(1, len(each)) for each in known]
+    torch.testing.assert_close(found, torch.tensor(expected).double())
 
 
 def test_a_model_for_all_of_another_shape_is_refused(make_worker: Callable[..., Worker]) -> None:

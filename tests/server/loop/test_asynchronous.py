@@ -371,7 +371,8 @@ def test_what_is_evaluated_was_generated_when_it_was_asked_for(crew: Callable[..
     generated: dict[int, torch.Tensor] = {}
 
     def hears(report: RoundReport) -> None:
-        generated.setdefault(report.number, run.algorithm.learner.generate([0, 1, 2], "M"))
+        models = run.algorithm.personal(list(run.roster))
+        generated.setdefault(report.number, torch.stack([weights.values for weights in models]))
 
     run.told.hears = hears
     for node, name in ((2, "a"), (3, "b"), (4, "c")):

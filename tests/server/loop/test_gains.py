@@ -123,7 +123,7 @@ def test_the_server_writes_what_a_client_has_chosen_if_it_can(tmp_path: Path, ch
     export = Export(tmp_path)
     for personal in export.models(export.clients(None)):
         (own,), common = (
-            export.trained.strategy.weights([personal.client]),
+            export.trained.strategy.personal([personal.client]),
             export.trained.strategy.common(personal.client),
         )
         written = own.layout.flatten(dict(personal.module.named_parameters())).detach()
