@@ -87,7 +87,7 @@ def _flipping(honest: Callable[[Message, Context], Message]) -> Callable[[Messag
     return answer
 
 
-def run(split: str, rounds: int, seeds: int, attacks: Sequence[str]) -> dict[tuple[str, str], list[float]]:
+def run(split: str, rounds: int, seeds: int, attacks: Sequence[str], start: str) -> dict[tuple[str, str], list[float]]:
     """Return the accuracy of each seed, by attack and defence."""
     found: dict[tuple[str, str], list[float]] = {}
     for attack in attacks:
@@ -96,7 +96,7 @@ def run(split: str, rounds: int, seeds: int, attacks: Sequence[str]) -> dict[tup
                 config = RunConfig(
                     gains=False,
                     strategy="pfedhn",
-                    options={"start": "hypernetwork"},
+                    options={"start": start},
                     clients=10,
                     cohort=10,
                     rounds=rounds,
@@ -120,6 +120,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--attack", choices=ATTACKS, help="this one only (default: all)")
+    parser.add_argument("--start", default="common", help="options.start; hypernetwork: the paper's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    run(args.split, args.rounds, args.seeds, [args.attack] if args.attack else ATTACKS)
+    run(args.split, args.rounds, args.seeds, [args.attack] if args.attack else ATTACKS, args.start)
