@@ -19,6 +19,9 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ENOUGH = 30
 """Training clients from which the written model was level with FedAvg's for newcomers, or ahead (docs/on-demand.md)."""
 
+HALF = 0.5
+"""The share with fewer of them, if nobody was held out: it was nowhere far behind either model."""
+
 
 @dataclass(frozen=True)
 class Expectation:
@@ -48,7 +51,7 @@ def expect(val: Sequence[Sequence[float]], test: Sequence[Sequence[float]], trai
     """
     scale, values = scale_of(metric), np.array(test)  # (shares, clients)
     if not values.size:
-        return Expectation(trained, 0, float(trained >= ENOUGH))
+        return Expectation(trained, 0, 1.0 if trained >= ENOUGH else HALF)
     values, found = scale.factor * values, np.array(val).mean(1)
     best, count = int(np.argmax(found if scale.rises else -found)), values.shape[1]
     chosen = values[best]

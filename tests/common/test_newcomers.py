@@ -25,13 +25,13 @@ def test_an_error_is_better_if_it_is_smaller_and_is_no_share() -> None:
     assert found.test == (9.0, 8.0, 7.0, 6.0, 5.5)
 
 
-@pytest.mark.parametrize(("trained", "share"), [(ENOUGH - 1, 0.0), (ENOUGH, 1.0)])
+@pytest.mark.parametrize(("trained", "share"), [(ENOUGH - 1, 0.5), (ENOUGH, 1.0)])
 def test_if_nobody_was_held_out_the_number_of_clients_decides(trained: int, share: float) -> None:
     found = expect([], [], trained, "accuracy")
     assert found == Expectation(trained, 0, share)
     text = says(found, "accuracy")
     assert "how good it is is not known, as no client was held out" in text
-    assert ("the model written from its descriptor" in text) == bool(share) != ("the model for all" in text)
+    assert "the model written from its descriptor" in text and ("50% the model for all" in text) == (share == 0.5)
     assert f"{trained} clients" in text
 
 

@@ -65,7 +65,7 @@ def trained(run: Path) -> Trained:
 def with_expectation(run: Path) -> Trained:
     """Return a run as if held-out clients had found a quarter of the written model to be best."""
     found = read_trained(run, check_on_demand)
-    assert found.selection.newcomers == Expectation(4, 0, 0.0)
+    assert found.selection.newcomers == Expectation(4, 0, 0.5)
     told = Expectation(4, 2, SHARE, (50.0, 60.0, 40.0, 30.0, 20.0), 55.0, 65.0)
     return replace(found, selection=replace(found.selection, newcomers=told))
 
@@ -159,9 +159,8 @@ def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
 def test_a_run_that_does_not_know_what_to_expect_is_served_by_its_number_of_clients(trained: Trained) -> None:
     unknown = replace(trained, selection=replace(trained.selection, newcomers=None))  # of an earlier version
     maker = ModelMaker(unknown)
-    assert "gets the model for all, as 4 clients train" in maker.offer.expected
-    first, second = maker.write([torch.zeros(3), torch.ones(3)], "S")
-    assert torch.equal(first, second) and maker.offer.shares == (0.0, 0.0)
+    assert "gets a mixture, 50%" in maker.offer.expected and "4 clients train" in maker.offer.expected
+    assert maker.offer.shares == (0.5, 0.5)
 
 
 def test_a_size_that_nobody_trained_has_no_common_model(run: Path, trained: Trained) -> None:
