@@ -10,9 +10,9 @@ there already is not run again, and a run that was killed goes on from its last 
     python -m benchmarks.pays --page docs/pays.md                  # the same, written between the page's marks
 
 Two figures decide: the mean gain over the better of `local` and `fedavg` (the better one by mean test accuracy, which
-favours it), with an interval over sites; and the share of sites that lose more than a point against training alone,
-where the site keeps the model that it chose by validation, and where it takes the federation's model of the selected
-round. A site counts once for each seed.
+favours it), over all sets and for the default on each, with an interval over sites; and the share of sites that lose
+more than a point against training alone, where the site keeps the model that it chose by validation, and where it takes
+the federation's model of the selected round. A site counts once for each seed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, ttest_1samp
 
 from benchmarks.pays_sets import SETS
 from hyperbloom.common.config import make_run_config
@@ -118,7 +118,7 @@ def table(lines: Sequence[Line]) -> str:
     for rounds in sorted({line["rounds"] for line in lines}):
         some = [line for line in lines if line["rounds"] == rounds]
         parts += [f"{rounds} rounds, mean test accuracy in percent at the round that validation selected:\n"]
-        parts += [_row(["data", "seeds", *STRATEGIES]), _row(["---"] * (2 + len(STRATEGIES)))]
+        parts += [_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}"]), _row(["---"] * (3 + len(STRATEGIES)))]
         for name in SETS:
             here = {
                 strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
@@ -126,7 +126,8 @@ def table(lines: Sequence[Line]) -> str:
             counts = {len(runs) for runs in here.values() if runs}
             if counts:
                 seeds = "-".join(str(count) for count in sorted({min(counts), max(counts)}))
-                parts.append(_row([name, seeds, *(_mean(runs) for runs in here.values())]))
+                gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
+                parts.append(_row([name, seeds, *(_mean(runs) for runs in here.values()), gain]))
         heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
         parts += ["", _row([f"{rounds} rounds", *heads]), _row(["---"] * 6)]
         parts += [_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"] + [""]
@@ -147,6 +148,15 @@ def _deciding(lines: Sequence[Line], strategy: str) -> list[str]:
     lost = losers([line for line in lines if line["strategy"] == strategy])
     shares = [f"{lost[0]:.1f} %", f"{lost[1]:.1f} %", str(lost[2])] if lost else [""] * 3
     return [f"{float(mean(*sites)):+.1f} ({low:+.1f} to {high:+.1f})", str(len(sites)), *shares]
+
+
+def _gain(found: np.ndarray | None) -> str:
+    """Return the mean of gains `(seeds, sites)` with Student's interval over sites, as these may be few."""
+    if found is None:
+        return ""
+    sites = found.mean(0)
+    low, high = ttest_1samp(sites, 0).confidence_interval()
+    return f"{sites.mean():+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def _mean(runs: Sequence[Line]) -> str:

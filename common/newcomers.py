@@ -16,7 +16,7 @@ from hyperbloom.common.metrics import scale_of, title_of
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the written model that are tried: 0 is the model for all."""
 
-ENOUGH = 30
+ENOUGH = 24
 """Training clients from which the written model was level with FedAvg's for newcomers, or ahead (docs/on-demand.md)."""
 
 HALF = 0.5

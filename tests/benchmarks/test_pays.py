@@ -24,6 +24,12 @@ def test_the_gain_is_over_the_baseline_that_is_better_on_average() -> None:
     assert pays.over_better(lines, "fedper") is None and pays.over_better(lines[:1], "local") is None
 
 
+def test_the_gain_on_a_set_has_students_interval_over_sites() -> None:
+    """By hand: the sites' means over two seeds are 1, 2, 3; 4.303 of Student's t over the root of 3 is 2.48."""
+    assert pays._gain(np.array([[0.0, 2.0, 3.0], [2.0, 2.0, 3.0]])) == "+2.0 (-0.5 to +4.5)"
+    assert pays._gain(None) == ""
+
+
 def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() -> None:
     one = line("ditto", [70.0, 79.0, 78.5, 90.0], alone=[80.0, 80.0, 80.0, 80.0], gain=[0.0, -1.0, -1.5, 9.0])
     assert pays.losers([one, line("local", [1.0])]) == (25.0, 50.0, 4)
@@ -89,4 +95,9 @@ def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
     page = Path("docs/pays.md").read_text(encoding="utf-8")
-    assert pays.with_table(page, pays.read(Path("figures/pays.jsonl"))) == page
+    lines = pays.read(Path("figures/pays.jsonl"))
+    assert pays.with_table(page, lines) == page
+    assert "the default wins or ties on all" in page
+    for name in {line["set"] for line in lines if line["rounds"] == 40}:
+        found = pays.over_better([line for line in lines if (line["set"], line["rounds"]) == (name, 40)], pays.DEFAULT)
+        assert found is None or float(pays.ttest_1samp(found.mean(0), 0).confidence_interval().high) > 0, name
