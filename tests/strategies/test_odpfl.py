@@ -566,7 +566,7 @@ def test_a_selected_round_says_what_newcomers_may_expect(tmp_path: Path, novel: 
         assert evaluation is not None
         assert told.test[-1] == pytest.approx(evaluation.metrics()["novel_test_mean"])
     else:
-        assert told.share == 0
+        assert told.share == 0.5
 
 
 @pytest.mark.parametrize("mode", ["end-to-end", "two-phase"])
