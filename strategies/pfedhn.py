@@ -225,17 +225,23 @@ class PFedHN(Algorithm):
             replies = clip_changes(replies, options.clip_deltas)
         if options.start == "common" and not options.freeze:
             replies = self._average(replies)
-        if not self.config.asynchronous:
+        if self.config.asynchronous:
+            for update, reply in zip(updates, replies, strict=True):
+                # Correct for the replies that were applied while this client trained.
+                overlap = min(update.staleness, len(self._applied))
+                self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
+                self._applied.append(reply)
+        else:
             self.learner.update(replies, options.update)
-        for update, reply in zip(updates, replies, strict=True) if self.config.asynchronous else ():
-            # Correct for the replies that were applied while this client trained.
-            overlap = min(update.staleness, len(self._applied))
-            self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
-            self._applied.append(reply)
-        for update in updates if self.uses_trained else ():
+        if self.uses_trained:
+            self._keep_trained(updates)
+
+    def _keep_trained(self, updates: Sequence[Update]) -> None:
+        """Keep d_i = theta_i~ - w of each client, after w has moved."""
+        for update in updates:
             assert update.sent is not None and update.returned is not None
-            trained = update.sent + update.returned
-            self._trained[update.client.row] = trained - self.learner.hypernetwork.start(self.head_of(update.client))
+            start = self.learner.hypernetwork.start(self.head_of(update.client))
+            self._trained[update.client.row] = update.sent + update.returned - start
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
         """Move the network for all by every client's n-th part of its change; return what is left to learn."""
