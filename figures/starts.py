@@ -23,6 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "scaled": {"strategy": "figures.scaled:PFedHNScaled"},
     "one network for all": {"personal": "written"},
     "the default": {},
+    "changes clipped": {"clip_deltas": "median"},
     "a fifth of the local rate": {"local.learning_rate": 1e-3},
     "four times the local rate": {"local.learning_rate": 2e-2},
 }
