@@ -68,14 +68,14 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
 def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]:
     """Yield the models that can be compared, by their names in `MODELS`."""
     network, as_sent = load(client, order.scope, order.target, order.weights), replace(order, refinement=None)
-    ends: dict[str, _Trial] = {}
+    tuning, ends = min(order.rounds, TUNING_ROUNDS), dict[str, _Trial]()
 
     def score(asked: CompareOrder) -> _Trial:
         module, (_, val, test) = personal_model(client, asked, network)
         return _Trial(network, module, val, test, order.metrics)
 
     def tune() -> _Trial:
-        return _trained(client, as_sent, network, Course(), min(order.rounds, TUNING_ROUNDS), "tune")
+        return _trained(client, as_sent, network, Course(), tuning, "tune")
 
     refinement, copied = order.refinement, order.target.private == "copy"
     distilled = refinement is not None and refinement.part not in REFINED
@@ -95,8 +95,9 @@ def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]
     for name, (first, second, share) in MIXTURES.items():
         if {first, second} <= ends.keys():
             yield name, _mixed(client, order, network, ends[first], ends[second], share)
+    rounds = order.rounds + (0 if distilled else tuning)  # no fewer steps than the others
     alone = load_alone(client, order.scope, order.target)
-    yield "alone", _trained(client, as_sent, alone, _lone(client, order), order.rounds)
+    yield "alone", _trained(client, as_sent, alone, _lone(client, order, rounds), rounds)
 
 
 @torch.no_grad()
@@ -110,11 +111,11 @@ def _mixed(client: Client, order: CompareOrder, network: Loaded, first: _Trial, 
     return _Trial(network, module, data[1], data[2], order.metrics)
 
 
-def _lone(client: Client, order: CompareOrder) -> Course:
+def _lone(client: Client, order: CompareOrder, rounds: int) -> Course:
     """Return how far the model that the client trains alone is; runs and baselines that agree on it share it."""
     target = replace(order.target, private="all", hypernetwork=None)
     key = order.scope.seed, order.sgd, target, order.metrics[0]
-    if client.lone is None or client.lone[0] != key or client.lone[1].rounds > order.rounds:
+    if client.lone is None or client.lone[0] != key or client.lone[1].rounds > rounds:
         client.lone = key, Course()
     return client.lone[1]
 

@@ -348,7 +348,7 @@ class CompareOrder(EvaluateOrder, message_type="evaluate.compare", answer=Compar
 
     Attributes:
         sgd: one round of training alone.
-        rounds: of training alone: as often as a client trains in the run.
+        rounds: as often as a client trains in the run; alone it trains as often, and as long as models are fine-tuned.
         common: the model for all, if it is not what `weights` are.
     """
 

@@ -19,7 +19,7 @@ PATIENCE = 10  # training alone takes as long as all rounds of a client; in unit
 def ask_gains(run: Run, number: int, done: int) -> None:
     """Let every client that may train compare its model of round `number`, and tell the listeners what they gain.
 
-    Alone, a client trains as often as in the `done` rounds of the run. Only some disclose what they gain.
+    Each has trained as often as in the `done` rounds of the run. Only some disclose what they gain.
     """
     config, sgd, gains = run.config, run.turn(1).sgd, dict[str, Gain]()
     clients = [client for client in run.federation.idle if not config.is_novel(client.row)]

@@ -48,7 +48,7 @@ def test_alone_is_what_the_strategy_local_trains_to_the_bit(make_worker: Callabl
     values, facts = worker.state.load_scored("run-1")
     target = dataclasses.replace(asked.target, private="all")
     trained = []
-    for number in range(1, 31):
+    for number in range(1, 30 + 10 + 1):  # as often as in the run, and as long as a model is fine-tuned
         scope = dataclasses.replace(asked.scope, run_id="local", round=number)
         local.answer(TrainOrder(scope, target, asked.sgd, "nothing"))
         trained.append(local.state.load_personal(scope, FULL)[0])  # type: ignore[index]
@@ -92,15 +92,15 @@ def test_the_best_on_validation_examples_is_kept_and_its_gain_is_on_test_example
 def test_training_alone_goes_on_where_it_stood(
     make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds 1 to 9, then to 11, then none: every answer is that of a process that trains in one go."""
+    """For a run of 9 rounds, then of 11, then no more: every answer is that of a process that trains in one go."""
     worker, trained, train = disclosing(make_worker("ward-7")), list[int](), comparison.train
     monkeypatch.setattr(comparison, "train", lambda *args: trained.append(args[3]) or train(*args))
-    for rounds, more in ((9, 9), (11, 2), (11, 0)):
+    for rounds, tuned, alone in ((9, 9, range(1, 19)), (11, 10, range(19, 22)), (11, 10, range(0))):
         asked = order(rounds=rounds)
         trained.clear()
         found = worker.answer(asked)
-        assert len(trained) == min(10, rounds) + more
-        assert trained[min(10, rounds) :] == [worker.seed(asked.scope, n) for n in range(rounds - more + 1, rounds + 1)]
+        assert len(trained) == tuned + len(alone)  # alone, no fewer steps in all than the model that is fine-tuned
+        assert trained[tuned:] == [worker.seed(asked.scope, number) for number in alone]
         assert found == disclosing(make_worker("ward-7")).answer(asked)
 
 
