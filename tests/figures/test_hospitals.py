@@ -1,10 +1,15 @@
 """Ten seeds on the patients of four hospitals: each splits them anew, and only whole comparisons count."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from figures import hospitals
 from hyperbloom.common.data.load import load_client_data
@@ -45,5 +50,33 @@ def test_the_table_pairs_seeds_that_all_strategies_have(
         return lines[0]
 
     monkeypatch.setattr(hospitals, "measure", measure)
+    regressions = mock.Mock(return_value=[])
+    monkeypatch.setattr(hospitals, "measure_regressions", regressions)
     hospitals.main(["--results", str(results), "--seeds", "1", "2", "--settings", "defaults"])
     assert ran == [("defaults", "local", 2), ("defaults", "fedavg", 2)]
+    assert regressions.mock_calls == [mock.call(1), mock.call(2)]
+
+
+def test_regressions_with_deviations_tell_hospitals_apart_that_contradict_each_other() -> None:
+    """The sign of a number says who is ill, in one hospital the other way round; a third says it with an offset."""
+    rng = np.random.default_rng(0)
+
+    def parts(says: Callable[[np.ndarray], np.ndarray]) -> list[hospitals.Part]:
+        return [(x, says(x[:, 0]).astype(int)) for x in (rng.normal(size=(count, 2)) for count in (40, 20, 50))]
+
+    three = [parts(lambda x: x > 0), parts(lambda x: x < 0), parts(lambda x: x > 1)]
+    alone, one, own = (hospitals.regress(three, name) for name in hospitals.REGRESSIONS)
+    assert min(alone) > 0.9 and min(own) > 0.9 and min(one) < 0.6
+
+
+def test_alone_is_the_regression_with_the_least_mean_loss_on_validation_patients() -> None:
+    rng = np.random.default_rng(1)
+    two = [
+        [(x, (x[:, 0] + rng.normal(size=len(x)) > 0).astype(int)) for x in rng.normal(size=(3, 30, 4))] for _ in "ab"
+    ]
+    losses, tests = [], []
+    for penalty in hospitals.PENALTIES:
+        fitted = [LogisticRegression(C=penalty, max_iter=5000).fit(*train) for train, _, _ in two]
+        losses.append(np.mean([log_loss(y, m.predict_proba(x)) for m, (_, (x, y), _) in zip(fitted, two, strict=True)]))
+        tests.append([m.score(*test) for m, (_, _, test) in zip(fitted, two, strict=True)])
+    assert hospitals.regress(two, hospitals.ALONE) == tests[int(np.argmin(losses))]
