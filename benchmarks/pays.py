@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace, name: str, rounds: int, strategy: str, see
         "clients": federation.clients,
         "cohort": federation.cohort,
         "seed": seed,
-        "gains": strategy == DEFAULT,
+        "gains": strategy == DEFAULT and not args.without_gains,
         "data": federation.data(args.data_dir, args.shared, args.work),
     }
     done = play(make_run_config(values, STRATEGIES[strategy][1], "benchmarks.pays"), run_dir=folder)
@@ -184,6 +184,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--without-gains", action="store_true", help="do not ask clients for their choice: half the time")
     parser.add_argument("--table", action="store_true", help="print the table of what there is")
     parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
