@@ -1,10 +1,10 @@
 """Every number of the papers' tables beside ours: which were reached, which were not, and which were not run.
 
-A cell is one number of a paper. Ours is the mean over seeds at the round that validation selected, of the runs without
-settings of their own and with the most rounds. Its verdict compares the two means: `above` or `below` if they differ
-by more than the paper's deviation, or by two points where it gives none, else `within`. A cell is `reached` if it is
-within or above with three seeds and the paper's rounds. Where all runs have settings of their own (fewer steps, smaller
-networks, other data), it is `not comparable`.
+A cell is one number of a paper. Ours is the mean over seeds at the round that validation selected (the last of equal
+ones), of the runs without settings of their own and with the most rounds. Its verdict compares the two means: `above`
+or `below` if they differ by more than the paper's deviation, or by two points where it gives none, else `within`. A
+cell is `reached` if it is within or above with three seeds and the paper's rounds. Where all runs have settings of
+their own (fewer steps, smaller networks, other data), it is `not comparable`.
 
     python -m figures.cells           # writes figures/cells.json, docs/cells.md and the README's sentence
     python -m figures.cells --check   # exit code 1 if they are not what the results say
@@ -35,7 +35,7 @@ Line = dict[str, Any]
 def lines() -> Iterator[Line]:
     """Yield each run of a cell: table, column, method, seed, rounds, our number, and its own settings."""
     for line in read(TOP / "figures" / "reproduced.jsonl"):
-        _, _, test = max(line["round_val_test"], key=lambda point: point[1])
+        _, _, test = max(line["round_val_test"], key=lambda point: (point[1], point[0]))
         own = [f"{key}={line[key]}" for key in ("pixels", "size") if key in line]
         yield {**line, "ours": test, "set": [*line.get("set", []), *own]}
     for line in read(TOP / "figures" / "odpfl.jsonl"):

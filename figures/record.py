@@ -42,7 +42,7 @@ def lines_of(out: Path) -> Iterator[Line]:
 def _line(table: PaperTable, folder: Path, about: Mapping[str, Any]) -> Iterator[Line]:
     found = list(read_lines(folder / METRICS))
     points = [
-        [line["round"], round(line["val_mean"], 2), round(line[table.metric], 2)]
+        [line["round"], round(line["val_mean"], 4), round(line[table.metric], 2)]  # 2 digits would make ties
         for line in found
         if line.get("val_mean") is not None
     ]
