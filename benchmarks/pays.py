@@ -44,6 +44,8 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By the names of the columns: strategies and their options."""
 DEFAULT = "pfedhn"
 """What a run without `--strategy` takes; only its clients are asked for their choice."""
+DECIDING = ("local", "fedavg", DEFAULT)
+"""A row of the table has the seeds that all of these have."""
 BUDGETS = (40, 200)
 BEGIN, END = "<!-- benchmarks.pays: begin -->", "<!-- benchmarks.pays: end -->"
 POINT = 1.0
@@ -123,11 +125,10 @@ def table(lines: Sequence[Line]) -> str:
             here = {
                 strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
             }
-            counts = {len(runs) for runs in here.values() if runs}
-            if counts:
-                seeds = "-".join(str(count) for count in sorted({min(counts), max(counts)}))
+            seeds = set.intersection(*({line["seed"] for line in here[each]} for each in DECIDING))
+            if seeds:
                 gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
-                parts.append(_row([name, seeds, *(_mean(runs) for runs in here.values()), gain]))
+                parts.append(_row([name, str(len(seeds)), *(_mean(runs, seeds) for runs in here.values()), gain]))
         heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
         parts += ["", _row([f"{rounds} rounds", *heads]), _row(["---"] * 6)]
         parts += [_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"] + [""]
@@ -159,8 +160,11 @@ def _gain(found: np.ndarray | None) -> str:
     return f"{sites.mean():+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _mean(runs: Sequence[Line]) -> str:
-    return f"{statistics.mean(statistics.mean(line['test']) for line in runs):.1f}" if runs else ""
+def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
+    """Return the mean over these seeds; with a remark over those that there are, and nothing if there are none."""
+    found = [statistics.mean(line["test"]) for line in runs if line["seed"] in seeds]
+    few = f" ({len(found)} of {len(seeds)})" if len(found) < len(seeds) else ""
+    return f"{statistics.mean(found):.1f}{few}" if found else ""
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -184,7 +188,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
-    parser.add_argument("--without-gains", action="store_true", help="do not ask clients for their choice: half the time")
+    parser.add_argument(
+        "--without-gains", action="store_true", help="do not ask clients for their choice: half the time"
+    )
     parser.add_argument("--table", action="store_true", help="print the table of what there is")
     parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
