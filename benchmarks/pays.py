@@ -45,7 +45,7 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
 DEFAULT = "pfedhn"
 """What a run without `--strategy` takes; only its clients are asked for their choice."""
 DECIDING = ("local", "fedavg", DEFAULT)
-"""A row of the table has the seeds that all of these have."""
+"""A row of the table has the seeds that all of these have, as far as they were run."""
 BUDGETS = (40, 200)
 BEGIN, END = "<!-- benchmarks.pays: begin -->", "<!-- benchmarks.pays: end -->"
 POINT = 1.0
@@ -125,7 +125,8 @@ def table(lines: Sequence[Line]) -> str:
             here = {
                 strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
             }
-            seeds = set.intersection(*({line["seed"] for line in here[each]} for each in DECIDING))
+            there = [runs for each, runs in here.items() if runs and each in DECIDING] or [*filter(None, here.values())]
+            seeds = set.intersection(*({line["seed"] for line in runs} for runs in there or [[]]))
             if seeds:
                 gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
                 parts.append(_row([name, str(len(seeds)), *(_mean(runs, seeds) for runs in here.values()), gain]))
