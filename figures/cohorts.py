@@ -79,7 +79,7 @@ class Study:
         self.shared.load(sent)
         seed = derive(self.seed, f"client-{row}", number)
         train(self.network, self.clients[row].train, sgd_of(LocalConfig()), seed)
-        return Reply(row, "M", sent.clone(), self.shared.values - sent)
+        return Reply(row, "M", self.shared.values - sent)
 
     def asynchronous(self, places: int, corrected: bool) -> Iterator[float]:
         """Train `places` clients at any time, the first of all ten times slower; yield the time of each reply.
@@ -186,7 +186,7 @@ def figure(results: list[dict[str, Any]], path: Path) -> None:
     canvas, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), sharey=True, constrained_layout=True)
     cohorts = sorted({result["cohort"] for result in shown})
     colours = dict(zip(cohorts, ("black", "tab:blue", "tab:green", "tab:red", "tab:purple"), strict=False))
-    styles = {"proximal": "-", "mean": "--", "target": ":", "sequential": "-."}
+    styles = {"proximal": "-", "mean": "--", "sequential": "-."}
     for result in shown:
         rounds = [steps / result["cohort"] for steps in result["client_steps"]]
         label = "the paper, C = 1" if result["cohort"] == 1 else f"{result['rule']}, C = {result['cohort']}"

@@ -19,7 +19,11 @@ A client is scored with, and uses, what it made of theta_i in its last training.
 
     w + d_i with d_i = theta_i~ - w after that round
 
-`options.personal=written` takes theta_i, as the paper does, and so does a client that has not trained yet.
+Where a client has many examples, others help it less. Then its training begins between the two, with n_i examples at
+
+    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i, a_i = max(0, 1 - FEW / n_i)
+
+`options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has not trained yet.
 
 Secure aggregation is impossible, because the server needs each client's own delta.
 """
@@ -49,6 +53,10 @@ OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
 
+FEW = 1000
+"""Training examples with which a client's training begins at what is written alone."""
+
+
 class PFedHNOptions(Section):
     """Options of pFedHN; the defaults are the values of the authors' code."""
 
@@ -57,9 +65,7 @@ class PFedHNOptions(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
     weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
     clip: Rate = Field(50.0, description="total norm to which the server's gradient is clipped")
-    update: UpdateRule = Field(
-        "proximal", description="how a cohort's replies are applied: proximal, mean, sequential, target"
-    )
+    update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal, mean, sequential")
     embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
     embeddings: Literal["dense", "sparse"] = Field(
         "dense", description="dense: momentum and decay move absent clients' rows too, as in the paper's code"
@@ -129,7 +135,7 @@ class PFedHN(Algorithm):
             )
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
-        self.keeps_sent = options.update == "target" or self.uses_trained
+        self.keeps_sent = self.uses_trained
         self._known_rows = 0  # number of rows that came with a frozen hypernetwork; they stay fixed
 
     @property
@@ -192,18 +198,29 @@ class PFedHN(Algorithm):
         return client.row >= self._known_rows
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
-        """Return theta_i = h(v_i; phi), with one forward pass for all clients of a head."""
-        return self.by_head(clients, self.learner.generate)
+        """Return theta_i, with one forward pass for all clients of a head."""
+        written, own = self.by_head(clients, self.learner.generate), self._own(clients)
+        shares = [max(0.0, 1 - FEW / client.about.train_examples) for client in clients]
+        return [
+            new if row is None else replace(new, values=torch.lerp(new.values, row, share))
+            for new, row, share in zip(written, own, shares, strict=True)
+        ]
 
     def personal(self, clients: Sequence[Client]) -> list[Weights]:
         """Return w + d_i, or theta_i where a client has not trained with a network of its present size."""
-        known = {client.row: self._trained.get(client.row, torch.empty(0)) for client in clients}
-        known = {c.row: known[c.row] for c in clients if len(known[c.row]) == self.layout(c).numel}
-        written = iter(self.weights([client for client in clients if client.row not in known]))
+        own = self._own(clients)
+        written = iter(self.weights([c for c, row in zip(clients, own, strict=True) if row is None]))
+        return [
+            next(written) if row is None else Weights(self.layout(c), row) for c, row in zip(clients, own, strict=True)
+        ]
+
+    def _own(self, clients: Sequence[Client]) -> list[Tensor | None]:
+        """Return w + d_i `(P,)` of each client that has trained with a network of its present size, else None."""
+        known = [self._trained.get(client.row, torch.empty(0)) for client in clients]
         start = self.learner.hypernetwork.start
         return [
-            Weights(self.layout(c), start(self.head_of(c)) + known[c.row]) if c.row in known else next(written)
-            for c in clients
+            start(self.head_of(c)) + row if len(row) == self.layout(c).numel else None
+            for c, row in zip(clients, known, strict=True)
         ]
 
     def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Weights]:
@@ -220,7 +237,7 @@ class PFedHN(Algorithm):
         options, replies = self.options, []
         for update in updates:
             assert update.returned is not None
-            replies.append(Reply(update.client.row, self.head_of(update.client), update.sent, update.returned))
+            replies.append(Reply(update.client.row, self.head_of(update.client), update.returned))
         if options.clip_deltas is not None:
             replies = clip_changes(replies, options.clip_deltas)
         if options.start == "common" and not options.freeze:
@@ -249,10 +266,7 @@ class PFedHN(Algorithm):
         for head, group in by_size(replies):
             step = torch.stack([reply.delta for reply in group]).sum(0) / len(self._rows_of(head))
             self.learner.hypernetwork.move_start(head, step)
-            left += [
-                replace(reply, delta=reply.delta - step, sent=None if reply.sent is None else reply.sent + step)
-                for reply in group
-            ]
+            left += [replace(reply, delta=reply.delta - step) for reply in group]
         return sorted(left, key=lambda reply: reply.row)
 
     def _rows_of(self, head: str) -> list[int]:

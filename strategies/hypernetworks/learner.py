@@ -21,7 +21,7 @@ Hypernetwork = MLPHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
 
-UpdateRule = Literal["proximal", "mean", "sequential", "target"]
+UpdateRule = Literal["proximal", "mean", "sequential"]
 
 TRUNK_LIMIT = 10
 """Most replies whose trunk gradients are summed in full. A sum of 50 diverged where one of 10 trained well."""
@@ -32,14 +32,10 @@ BYTES_AT_ONCE = 32 * 2**20
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer: `delta = trained - sent` is `(P,)` for a target network of `size`.
-
-    Only the rule `target` needs `sent`, also `(P,)`.
-    """
+    """One client's answer: `delta = trained - sent` is `(P,)` for a target network of `size`."""
 
     row: int
     size: str
-    sent: Tensor | None
     delta: Tensor
 
 
@@ -121,8 +117,7 @@ class HypernetworkLearner:
         * `proximal` takes one step on the sum, after removing what the replies have in common. Its rate and momentum
           make each reply count as much as with one client per round (see `_proximal`);
         * `mean` takes one step on the mean gradient;
-        * `sequential` takes one step per reply, in order, with the deltas as sent;
-        * `target` takes one step per reply towards the trained weights, measured from the present `h(v)`.
+        * `sequential` takes one step per reply, in order, with the deltas as sent.
         """
         if not replies:
             return
@@ -137,11 +132,7 @@ class HypernetworkLearner:
             self._step([reply.row for reply in replies])
         else:
             for reply in replies:
-                gradient = -reply.delta
-                if rule == "target":
-                    assert reply.sent is not None, "the rule `target` needs what was sent"
-                    gradient += self.generate([reply.row], reply.size)[0] - reply.sent
-                self._backward(reply, gradient)
+                self._backward(reply, -reply.delta)
                 self._step([reply.row])
 
     def update_asynchronously(self, reply: Reply, overlap: Sequence[Reply]) -> None:

@@ -92,7 +92,7 @@ def test_the_textbook_takes_the_same_server_step_as_the_learner() -> None:
         generated = server.generate(cohort)
         for row, weights in zip(sent, generated, strict=True):
             torch.testing.assert_close(row, layout.flatten(weights))
-        learner.update([Reply(c, "M", s, d) for c, s, d in zip(cohort, sent, deltas, strict=True)], "mean")
+        learner.update([Reply(c, "M", d) for c, d in zip(cohort, deltas, strict=True)], "mean")
         server.update(generated, [layout.views(delta) for delta in deltas])
     torch.testing.assert_close(learner.table.weight, textbook.embeddings.weight)
 

@@ -371,7 +371,7 @@ def test_what_does_not_go_with_secure_aggregation_is_refused(overrides: dict[str
         {"local.learning_rate": 1e-5, "local.weight_decay": 0.0, "seed": 2**63 - 1},
         {"sizes": ["S", "L"], "input_shape": [3, 32, 32], "num_classes": 10, "baselines": ["local", "fedavg"]},
         {"data.root": "/data/with spaces: and # signs", "data.alpha": 1e-7, "data.max_train": 3},
-        {"hidden_dim": 7, "update": "target", "nested": {"a": [1, 2.5, "x", None, True]}, "init_from": "runs/1"},
+        {"hidden_dim": 7, "update": "mean", "nested": {"a": [1, 2.5, "x", None, True]}, "init_from": "runs/1"},
         {"data.name": "yes", "model": "null", "data.split": "1"},
         {"join_timeout_s": 1, "round_timeout_s": 1e300},
     ],

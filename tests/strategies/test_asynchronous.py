@@ -49,7 +49,7 @@ def mlp(clients: int = 5, **options: Any) -> HypernetworkLearner:
 def reply(made: HypernetworkLearner, row: int, size: str = "M", seed: int = 0) -> Reply:
     sent = made.generate([row], size)[0]
     generator = torch.Generator().manual_seed(100 * seed + row)
-    return Reply(row, size, sent, torch.randn(sent.shape, generator=generator, dtype=torch.float64))
+    return Reply(row, size, torch.randn(sent.shape, generator=generator, dtype=torch.float64))
 
 
 # ---------------------------------------------------------------------- the learner
@@ -92,9 +92,9 @@ def test_a_linear_head_goes_its_replys_part_of_the_implicit_step_of_the_cohort(r
     head: Any = network.heads["M"].weight
     before, descriptors = head.detach().clone(), table.weight.detach()
     cohort = [reply(made, row) for row in range(5)]
+    targets = made.generate(range(5), "M") + torch.stack([each.delta for each in cohort])
     made.update_asynchronously(cohort[-1], cohort[:-1])
 
-    targets = torch.stack([each.sent + each.delta for each in cohort])
     optimum = ridge(descriptors, targets, before, rate)
     left = targets[-1] - optimum @ descriptors[-1]
     expected = before + rate * torch.outer(left, descriptors[-1])
@@ -162,7 +162,7 @@ def test_the_strategy_gives_the_learner_the_replies_since_the_order_and_the_late
         sent = made.weights([client])[0].values
         delta = 0.01 * torch.randn(sent.shape, generator=generator)
         made.learn([update_of(client, delta, sent=sent, staleness=staleness)])
-        one = Reply(client.row, client.about.size, sent, delta)
+        one = Reply(client.row, client.about.size, delta)
         since = applied[number - staleness :] if staleness else []
         twin.update_asynchronously(one, since[-OVERLAP:])
         applied.append(one)
@@ -242,7 +242,7 @@ def test_clients_at_the_same_time_are_applied_with_their_overlap(tmp_path: Path)
     assert [order.scope.round for order in orders] == [1] * 3 + [2] * 3 + [3] * 3
     for cohort in range(3):
         pairs = list(zip(orders, answers, strict=True))[3 * cohort : 3 * cohort + 3]
-        replies = [Reply(row, "S", order.weights.values, a.weights.values) for row, (order, a) in enumerate(pairs)]
+        replies = [Reply(row, "S", a.weights.values) for row, (order, a) in enumerate(pairs)]
         for row in range(3):
             twin.algorithm.learner.update_asynchronously(replies[row], replies[:row])
     assert_same(federation.state(), twin.state())

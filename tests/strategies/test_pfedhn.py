@@ -5,6 +5,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -250,6 +251,26 @@ def test_a_client_uses_what_it_trained_last_moved_by_what_has_moved_for_all_sinc
     assert_same({str(i): x.values for i, x in enumerate(another.personal([c, a]))}, dict(zip("01", found, strict=True)))
 
 
+@pytest.mark.parametrize(("examples", "share"), [(400, 0.0), (1000, 0.0), (1250, 0.2), (4000, 0.75)])
+def test_training_begins_the_nearer_to_a_clients_last_training_the_more_examples_it_has(
+    examples: int, share: float
+) -> None:
+    algorithm = built(clients=2, options={"hidden_dim": 8})
+    client, other = (Client(name, row, replace(DIGITS, train_examples=examples)) for row, name in enumerate("ab"))
+    algorithm.join(other, first=True)
+    numel = algorithm.layout(client).numel
+    first, second = torch.randn(2, numel, generator=torch.Generator().manual_seed(0))
+    algorithm.learn([reply_of(algorithm, client, first), reply_of(algorithm, other, torch.zeros(numel))])
+    own = algorithm.personal([client])[0].values
+    written = algorithm.learner.generate([0], algorithm.head_of(client))[0]
+    assert not torch.allclose(own, written)
+    for sent in (algorithm.weights([other, client])[1], algorithm.weights([client])[0]):
+        torch.testing.assert_close(sent.values, (1 - share) * written + share * own)
+    sent_values = algorithm.weights([client])[0].values
+    algorithm.learn([reply_of(algorithm, client, second)])
+    torch.testing.assert_close(algorithm.personal([client])[0].values, sent_values + second)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -262,7 +283,7 @@ def test_a_client_uses_what_is_written_if_asked_or_where_noise_would_cover_its_t
     changes: dict[str, Any],
 ) -> None:
     algorithm = built(**changes)
-    client = algorithm.clients[0]
+    client = Client("a", 0, replace(DIGITS, train_examples=4000))
     algorithm.learn([reply_of(algorithm, client, torch.ones(algorithm.layout(client).numel))])
     assert torch.equal(algorithm.personal([client])[0].values, algorithm.weights([client])[0].values)
     assert not [name for name in algorithm.state() if name.startswith("trained.")]

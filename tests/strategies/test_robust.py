@@ -26,7 +26,7 @@ def test_norms_by_hand() -> None:
 
 def test_sizes_are_compared_among_themselves_and_the_order_is_kept() -> None:
     replies = [
-        Reply(row, size, None, torch.full((length,), value))
+        Reply(row, size, torch.full((length,), value))
         for row, (size, length, value) in enumerate(
             [("M", 4, 1.0), ("S", 1, 9.0), ("M", 4, 2.0), ("M", 4, 90.0), ("S", 1, 1.0)]
         )
