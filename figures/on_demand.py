@@ -10,7 +10,8 @@ draws them.
 
 `privacy` wants a run with `encoder=private`. A novel client describes |D| images, drawn from those on which nobody
 trained and its accuracy is not measured, in the proportions of its own classes; noise is drawn anew for each model.
-`shift` changes all images of novel clients, those described and those of the test alike, and nobody else's.
+`shift` changes all images of novel clients, those described and those of the test alike, and nobody else's. *Within
+reach* moves their descriptors towards the mean of the clients that trained, until 95 % of these are further away.
 `space` also says how well the classes of a client can be told from its descriptor.
 """
 
@@ -87,6 +88,15 @@ class Study:
         strategy = self.trained.strategy
         assert isinstance(strategy, ODPFL)
         return torch.cat([strategy.learner.write(some, self.size) for some in descriptors.split(32)])
+
+    def within_reach(self, descriptors: Tensor) -> Tensor:
+        """Return descriptors `(n, k)`, none further from the mean of the training clients than 95 % of these are."""
+        strategy = self.trained.strategy
+        assert isinstance(strategy, ODPFL)
+        known = strategy.descriptors_of_trained()
+        mean, away = known.mean(0), descriptors - known.mean(0)
+        reach = (known - mean).norm(dim=1).quantile(0.95)
+        return mean + away * (reach / away.norm(dim=1, keepdim=True)).clamp_max(1.0)
 
     def shared(self) -> Tensor:
         """Return the weights `(P,)` of a run that has one model for all."""
@@ -226,6 +236,7 @@ def shift(study: Study, other: Study) -> list[dict[str, Any]]:
             for method, rows in (
                 ("odpfl", study.write(after)),
                 ("odpfl, described before", study.write(before)),
+                ("odpfl, within reach", study.write(study.within_reach(after))),
                 ("fedavg", shared.expand(len(clients), -1)),
             ):
                 found = [study.accuracy(weights, test) for weights, test in zip(rows, tests, strict=True)]
@@ -234,7 +245,7 @@ def shift(study: Study, other: Study) -> list[dict[str, Any]]:
                     told = statistics.fmean(generator.unlike(list(after)))
                     line |= {"moved": round(float(moved), 2), "unlike": round(100 * told)}
                 results.append(line)
-            print(*map(json.dumps, results[-3:]), sep="\n", flush=True)
+            print(*map(json.dumps, results[-4:]), sep="\n", flush=True)
     return results
 
 

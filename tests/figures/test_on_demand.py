@@ -56,6 +56,19 @@ def test_unchanged_images_score_as_in_the_runs_and_others_do_not(
     assert (tmp_path / "on-demand-shift.png").stat().st_size > 5000
 
 
+def test_a_descriptor_within_reach_is_in_the_same_direction_and_no_further_than_those_that_trained(
+    study: figures.Study,
+) -> None:
+    known = study.trained.strategy.descriptors_of_trained()  # type: ignore[attr-defined]
+    mean = known.mean(0)
+    radius = (known - mean).norm(dim=1).sort().values
+    inside, far = mean + 0.1 * (known[0] - mean), mean + 100 * (known[0] - mean)
+    found = study.within_reach(torch.stack([inside, far]))
+    torch.testing.assert_close(found[0], inside)
+    assert radius[-2] * 0.99 <= (found[1] - mean).norm() <= radius[-1] * 1.01
+    assert float(torch.cosine_similarity(found[1] - mean, known[0] - mean, dim=0)) > 0.999
+
+
 def test_blur_and_rotation_are_of_the_size_that_they_say() -> None:
     image = torch.zeros(1, 1, 21, 21)
     image[0, 0, 10, 16] = 1.0
