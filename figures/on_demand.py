@@ -58,8 +58,8 @@ PROBED = 0.1
 class Study:
     """A trained run with its clients' data, as they were dealt to it."""
 
-    def __init__(self, run: Path) -> None:
-        self.trained: Trained = read_trained(run, lambda strategy: None)
+    def __init__(self, run: Path, own_code: bool = False) -> None:
+        self.trained: Trained = read_trained(run, lambda strategy: None, own_code)
         strategy, config = self.trained.strategy, self.trained.config
         spec = strategy.setting.spec
         specs = [client_settings(config, index, run).data for index in range(config.clients)]
@@ -386,11 +386,12 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20, help="privacy: noises for each client and number of examples")
     parser.add_argument("--results", type=Path, default=Path("figures/on-demand.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="by default beside the results")
+    parser.add_argument("--own-code", action="store_true", help="trust the code that the runs name")
     args = parser.parse_args()
     if (args.part == "shift") != (args.other is not None):
         parser.error("expected a second run for shift, and for shift only")
     torch.set_num_threads(1)
-    study = Study(args.run)
+    study = Study(args.run, args.own_code)
     config = study.trained.config
     title = (
         f"{config.data.name}, {config.clients} clients of which {len(study.novel)} novel, "
@@ -400,7 +401,7 @@ def main() -> None:
         results = privacy(study, args.draws)
         count, fill = 1, partial(draw_privacy, results)
     elif args.part == "shift":
-        results = shift(study, Study(args.other))
+        results = shift(study, Study(args.other, args.own_code))
         count, fill = 2, partial(draw_shift, results)
     else:
         results, found = space(study)
