@@ -11,7 +11,7 @@ draws them.
 `privacy` wants a run with `encoder=private`. A novel client describes |D| images, drawn from those on which nobody
 trained and its accuracy is not measured, in the proportions of its own classes; noise is drawn anew for each model.
 `shift` changes all images of novel clients, those described and those of the test alike, and nobody else's. *Within
-reach* moves their descriptors towards the mean of the clients that trained, until 95 % of these are further away.
+reach* moves a descriptor towards the mean of the clients that trained, until it is as near as 95 % of these are.
 `space` also says how well the classes of a client can be told from its descriptor.
 """
 
@@ -90,7 +90,7 @@ class Study:
         return torch.cat([strategy.learner.write(some, self.size) for some in descriptors.split(32)])
 
     def within_reach(self, descriptors: Tensor) -> Tensor:
-        """Return descriptors `(n, k)`, none further from the mean of the training clients than 95 % of these are."""
+        """Return descriptors `(n, k)` moved into the ball around the training clients' mean that holds 95 % of these."""
         strategy = self.trained.strategy
         assert isinstance(strategy, ODPFL)
         known = strategy.descriptors_of_trained()
