@@ -1,7 +1,7 @@
 """ODPFL-HN whose fresh encoder is scaled by one factor for all dimensions of the descriptor.
 
 `--strategy figures.one_factor:ODPFLOneFactor` runs it. By default each dimension is divided by its own deviation over
-clients, which also enlarges directions in which clients hardly differ, and blurred images do.
+clients. That also enlarges directions in which clients hardly differ, but blurred images do.
 """
 
 from torch import Tensor

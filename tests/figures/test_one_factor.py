@@ -20,10 +20,10 @@ def test_the_descriptors_keep_their_proportions() -> None:
     made.scale(before)
     after = described()
     assert made.version != version
-    torch.testing.assert_close(after.std(0) / after.std(0)[0], before.std(0) / before.std(0)[0], rtol=1e-3, atol=0)
-    assert abs(float(after.std(0).square().mean()) - 1) < 1e-3 and after.mean(0).abs().max() < 1e-2
+    torch.testing.assert_close(after.std(0) / after.std(0)[0], before.std(0) / before.std(0)[0], rtol=1e-4, atol=0)
+    assert abs(float(after.std(0).square().mean()) - 1) < 1e-4 and after.mean(0).abs().max() < 1e-4
     made.scale(after)  # a second time changes nothing
-    torch.testing.assert_close(described(), after, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(described(), after, rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_a_strategy() -> None:
