@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
-FEW = frozenset(SMALL) - {"airline tweets, users"}
+UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
 """Those whose clients have at most `pfedhn.FEW` examples, so that training begins as written by default."""
 LARGE = tuple(SETS)[6:]
 BEGIN, END = "<!-- figures.starts: begin -->", "<!-- figures.starts: end -->"
@@ -60,7 +60,7 @@ def variants(name: str) -> list[str]:
     """Return the variants to run of a data set."""
     if name in LARGE:
         return [AS_WRITTEN, "the default"]
-    return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in FEW]
+    return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 
 def read(path: Path) -> list[Line]:
@@ -76,7 +76,7 @@ def table(lines: Sequence[Line]) -> str:
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
             runs = [[line["selected"] for line in here if line["variant"] == variant] for variant in VARIANTS]
             if any(runs):
-                if name in FEW:
+                if name in UNCHANGED:
                     runs[list(VARIANTS).index(AS_WRITTEN)] = runs[list(VARIANTS).index("the default")]
                 seeds = "-".join(map(str, sorted({len(some) for some in runs if some})))
                 cells = (f"{statistics.fmean(some):.1f}" if some else "" for some in runs)
