@@ -90,7 +90,7 @@ class Study:
         return torch.cat([strategy.learner.write(some, self.size) for some in descriptors.split(32)])
 
     def within_reach(self, descriptors: Tensor) -> Tensor:
-        """Return descriptors `(n, k)` moved into the ball around the training clients' mean that holds 95 % of these."""
+        """Return descriptors `(n, k)` moved into the ball around the training clients' mean that holds 95 % of them."""
         strategy = self.trained.strategy
         assert isinstance(strategy, ODPFL)
         known = strategy.descriptors_of_trained()

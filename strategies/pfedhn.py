@@ -19,7 +19,7 @@ A client is scored with, and uses, what it made of theta_i in its last training.
 
     w + d_i with d_i = theta_i~ - w after that round
 
-Where a client has many examples, others help it less. Then its training begins between the two, with n_i examples at
+A client with n_i examples, more than FEW, begins its training between the two:
 
     theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i, a_i = max(0, 1 - FEW / n_i)
 
@@ -54,7 +54,7 @@ OVERLAP = 32
 
 
 FEW = 1000
-"""Training examples with which a client's training begins at what is written alone."""
+"""Most training examples with which a client begins its training at what the hypernetwork writes."""
 
 
 class PFedHNOptions(Section):
